@@ -1,0 +1,99 @@
+"""The ClientApp: a node's data and trainer, answering train, evaluate and query.
+
+A client keeps no run config of its own. Every message carries the whole of it,
+so one federation can serve run after run, and a site only says where its data
+are (``--node-config 'data-dir="/data/digits"'``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fairflower import models
+from fairflower.clients import (
+    ClientData,
+    Trainer,
+    build_trainer,
+    choose_device,
+    limit_threads,
+    make_client_app,
+)
+from fairflower.config import RunConfig, keys
+from fairflower.data import Federation, prepare
+
+
+def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
+    """Build the node's trainer for a message that carries ``config``.
+
+    Raises
+    ------
+    ValueError
+        If the node was started without a ``partition-id``.
+    """
+    run = _run_config(tuple((key, config[key]) for key in keys() if key in config))
+    limit_threads(run.client_cpus)
+    client_id = _client_id(context)
+    data = run.data
+    if "data-dir" in context.node_config:
+        data = dataclasses.replace(data, dir=str(context.node_config["data-dir"]))
+    federation = prepare(data)
+    trainer = build_trainer(
+        run.client.name,
+        _model(run.model.name, federation.num_classes, federation.shape),
+        _client_data(federation, client_id),
+        run.train,
+        client_id=client_id,
+        seed=run.seed,
+        device=choose_device(run.train.device),
+    )
+    trainer.eval_batch_size = run.evaluate.batch_size
+    return trainer
+
+
+app = make_client_app(trainer_of)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say which client this node is."""
+    answer = ConfigRecord({"partition-id": _client_id(context)})
+    if "num-partitions" in context.node_config:
+        answer["num-partitions"] = int(context.node_config["num-partitions"])
+    return Message(RecordDict({"node": answer}), reply_to=message)
+
+
+def _client_id(context: Context) -> int:
+    if "partition-id" not in context.node_config:
+        raise ValueError(
+            f"Node {context.node_id} has no partition-id. Start its SuperNode with "
+            '--node-config "partition-id=<client> num-partitions=<clients>".'
+        )
+    return int(context.node_config["partition-id"])
+
+
+# A worker serves many clients in turn: what they share is made once. A trainer
+# overwrites every array of the model with the received ones, so sharing it is safe.
+@lru_cache(maxsize=4)
+def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    return RunConfig.from_flat(dict(items))
+
+
+@lru_cache(maxsize=2)
+def _model(name: str, num_classes: int, shape: tuple[int, int, int]) -> models.Classifier:
+    return models.build(name, num_classes, shape, seed=0)
+
+
+def _client_data(federation: Federation, client_id: int) -> ClientData:
+    return ClientData(
+        train=federation.train(client_id),
+        test=federation.client_test(client_id),
+        mean=federation.mean,
+        std=federation.std,
+        augment=federation.augment,
+        num_classes=federation.num_classes,
+    )

@@ -1,0 +1,51 @@
+"""How a client trains: one file per method."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import nn
+
+from fairflower.clients.app import make_client_app
+from fairflower.clients.base import Trainer
+from fairflower.clients.batches import ClientData, Images
+from fairflower.clients.device import choose_device, limit_threads
+from fairflower.clients.sgd import SGD
+from fairflower.config import ConfigError, TrainConfig, unknown
+from fairflower.names import CLIENTS
+
+__all__ = [
+    "SGD",
+    "ClientData",
+    "Images",
+    "Trainer",
+    "build_trainer",
+    "choose_device",
+    "limit_threads",
+    "make_client_app",
+]
+
+
+def build_trainer(
+    name: str,
+    model: nn.Module,
+    data: ClientData,
+    settings: TrainConfig,
+    *,
+    client_id: int,
+    seed: int,
+    device: str | torch.device = "cpu",
+) -> Trainer:
+    """Make the trainer that ``client.name`` names; see `Trainer` for the arguments.
+
+    Raises
+    ------
+    ConfigError
+        On an unknown name.
+    """
+    if name not in CLIENTS:
+        raise ConfigError(unknown("client", name, CLIENTS))
+    module, attribute, _ = CLIENTS[name]
+    trainer: type[Trainer] = getattr(importlib.import_module(module), attribute)
+    return trainer(model, data, settings, client_id=client_id, seed=seed, device=device)

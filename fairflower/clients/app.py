@@ -1,0 +1,73 @@
+"""Trainers behind Flower's message API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairflower.clients.base import NDArray, Trainer, server_round
+
+
+def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> ClientApp:
+    """Answer Flower's train and evaluate messages with trainers.
+
+    Parameters
+    ----------
+    trainer_fn
+        Called for every message with the node's context and the message's config;
+        gives the node's trainer.
+
+    Returns
+    -------
+    ClientApp
+        It expects an ArrayRecord ``arrays`` (the global model, by name) and, to
+        train, a ConfigRecord ``config`` with ``server-round``. It replies with a
+        MetricRecord ``metrics`` (``num-examples``, ``client-id``, and ``train_loss``
+        or ``eval_loss`` and ``accuracy``) and, after training, with ``arrays``.
+    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays, config = _unpack(message)
+        trainer = trainer_fn(context, config)
+        trainer.receive(arrays)
+        metrics = trainer.train(server_round(config))
+        reply = RecordDict(
+            {
+                "arrays": ArrayRecord(
+                    {name: Array(array) for name, array in trainer.send().items()}
+                ),
+                "metrics": _metrics(trainer, len(trainer.data.train.y), metrics),
+            }
+        )
+        return Message(reply, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        arrays, config = _unpack(message)
+        trainer = trainer_fn(context, config)
+        trainer.receive(arrays)
+        loss, accuracy = trainer.measure(trainer.test_images)
+        metrics = {"eval_loss": loss, "accuracy": accuracy}
+        reply = RecordDict({"metrics": _metrics(trainer, len(trainer.data.test.y), metrics)})
+        return Message(reply, reply_to=message)
+
+    return app
+
+
+def _unpack(message: Message) -> tuple[dict[str, NDArray], ConfigRecord]:
+    content = message.content
+    if "arrays" not in content.array_records:
+        raise ValueError(
+            f"The {message.metadata.message_type} message has no ArrayRecord 'arrays', only "
+            f"{', '.join(content) or 'nothing'}. Leave the strategy's arrayrecord_key as it is."
+        )
+    arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+    return arrays, content.config_records.get("config", ConfigRecord())
+
+
+def _metrics(trainer: Trainer, num_examples: int, metrics: dict[str, float]) -> MetricRecord:
+    return MetricRecord({"num-examples": num_examples, "client-id": trainer.client_id, **metrics})

@@ -1,0 +1,276 @@
+"""Trainer: what a client does in a round, whatever its method of local training."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fairflower.clients.batches import ClientData, Images
+from fairflower.config import TrainConfig
+from fairflower.data import Split
+from fairflower.seeds import derive_seed
+
+NDArray = np.ndarray[Any, np.dtype[Any]]
+
+
+class Trainer(NumPyClient):
+    """One client's local training; a method is a subclass that varies a step of it.
+
+    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. What comes
+    out depends on the received arrays, the data, the settings, the seed, the client
+    id and the round, and on nothing else: not on the worker, nor on what the same
+    object did before. ``fit`` and ``evaluate`` do it for a Flower app with
+    ``client_fn`` (``trainer.to_client()``), `make_client_app` for one with messages.
+
+    A subclass defines ``make_optimizer``, and may redefine ``loss`` or ``step``.
+
+    Parameters
+    ----------
+    model
+        Moved to ``device``. Its state dict names the arrays that travel: parameters
+        and buffers, in that order, float32 as float32 and int64 as int64.
+    data
+        The client's images.
+    settings
+        Epochs, batch size, learning rate, momentum and weight decay.
+    client_id
+        The partition id; sent with every reply as ``client-id``.
+    seed
+        The run's seed, from which the seeds of a client's rounds are derived.
+    device
+        See `fairflower.clients.choose_device`.
+    """
+
+    #: Images per forward pass when nothing is trained; no result depends on it.
+    eval_batch_size = 500
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: ClientData,
+        settings: TrainConfig,
+        *,
+        client_id: int,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.data = data
+        self.settings = settings
+        self.client_id = client_id
+        self.seed = seed
+
+    # --- what a method varies ----------------------------------------------------------
+
+    @abstractmethod
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Make the round's optimiser; its state does not outlive the round."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss of a batch, images [B, C, H, W] and labels [B]: the cross entropy."""
+        return F.cross_entropy(self.model(x), y)
+
+    def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        """Take one optimiser step on a batch; return the batch's mean loss before it."""
+        optimizer.zero_grad()
+        loss = self.loss(x, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    # --- a round -----------------------------------------------------------------------
+
+    def receive(self, arrays: Mapping[str, NDArray]) -> None:
+        """Copy named arrays into the model.
+
+        Raises
+        ------
+        ValueError
+            When the arrays are not exactly the model's: their names, shapes and dtypes.
+        """
+        state = self.model.state_dict()
+        missing = [name for name in state if name not in arrays]
+        unknown = [name for name in arrays if name not in state]
+        if missing or unknown:
+            raise ValueError(
+                f"{self}: expected the {len(state)} arrays of the model, got {len(arrays)}. "
+                f"Missing: {_some(missing) or 'none'}. Unknown: {_some(unknown) or 'none'}."
+            )
+        for name, tensor in state.items():
+            got = (arrays[name].dtype, arrays[name].shape)
+            expected = (torch.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape))
+            if got != expected:
+                raise ValueError(
+                    f"{self}: array {name!r} should be {expected[0]} {expected[1]}, "
+                    f"got {got[0]} {got[1]}."
+                )
+        for name, tensor in state.items():
+            # from_numpy shares memory, which has to be contiguous and writable for that.
+            tensor.copy_(torch.from_numpy(np.require(arrays[name], requirements=["C", "W"])))
+
+    def train(self, server_round: int) -> dict[str, float]:
+        """Train the model on the local data for ``local_epochs``.
+
+        Returns
+        -------
+        dict
+            ``train_loss``: the mean loss over all images seen, each before the step
+            that it took part in (Flower's convention). With no local epochs, the
+            received model's loss on the training images as they are.
+
+        Raises
+        ------
+        FloatingPointError
+            When the loss is no longer finite.
+        """
+        epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
+        if epochs == 0:
+            return {"train_loss": self.measure(self.train_images)[0]}
+        draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        with _reproducible(self.derive_seed(server_round, "torch"), self.device):
+            self.model.train()
+            optimizer = self.make_optimizer()
+            for epoch in range(1, epochs + 1):
+                for x, y in self.train_images.epoch_batches(batch_size, draws):
+                    with _running_statistics(self.model) if len(y) == 1 else nullcontext():
+                        total += self.step(optimizer, x, y) * len(y)
+                # Once an epoch: asking a GPU after every batch would wait for it.
+                if not math.isfinite(total.item()):
+                    raise FloatingPointError(
+                        f"{self}: the training loss became {total.item()} in epoch {epoch} of "
+                        f"round {server_round}. Lower train.lr (now {self.settings.lr})."
+                    )
+        return {"train_loss": total.item() / (epochs * len(self.train_images))}
+
+    def send(self) -> dict[str, NDArray]:
+        """Copies of the model's arrays, by name."""
+        return {
+            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+            for name, tensor in self.model.state_dict().items()
+        }
+
+    def measure(self, images: Images) -> tuple[float, float]:
+        """Mean cross entropy and accuracy (0 to 1) of the model on images as they are."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.model.eval()
+        with torch.inference_mode():
+            for x, y in images.eval_batches(self.eval_batch_size):
+                logits = self.model(x)
+                loss += F.cross_entropy(logits, y, reduction="sum")
+                correct += (logits.argmax(1) == y).sum()
+        return loss.item() / len(images), correct.item() / len(images)
+
+    def derive_seed(self, server_round: int, purpose: str) -> int:
+        """Derive the seed of this client's draws for one purpose in one round."""
+        return derive_seed(self.seed, self.client_id, server_round, purpose)
+
+    @cached_property
+    def train_images(self) -> Images:
+        """The training images on the device."""
+        return self._images(self.data.train, "training")
+
+    @cached_property
+    def test_images(self) -> Images:
+        """The test images on the device."""
+        return self._images(self.data.test, "test")
+
+    def _images(self, split: Split, kind: str) -> Images:
+        if not len(split.y):
+            raise ValueError(f"{self} has no {kind} images. Give it some, or leave it out.")
+        data = self.data
+        return Images(split, data.mean, data.std, data.augment, self.device)
+
+    def __str__(self) -> str:
+        """Name the client, for error messages."""
+        return f"Client {self.client_id}"
+
+    # --- Flower's NumPyClient ----------------------------------------------------------
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray]:
+        """Copies of the model's arrays, in the order of its state dict."""
+        return list(self.send().values())
+
+    def set_parameters(self, parameters: Sequence[NDArray] | Mapping[str, NDArray]) -> None:
+        """Like ``receive``; a list is taken in the order of the state dict."""
+        if not isinstance(parameters, Mapping):
+            names = list(self.model.state_dict())
+            if len(parameters) != len(names):
+                raise ValueError(
+                    f"{self}: expected the {len(names)} arrays of the model ({_some(names)}), "
+                    f"got {len(parameters)}."
+                )
+            parameters = dict(zip(names, parameters, strict=True))
+        self.receive(parameters)
+
+    def fit(
+        self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray], int, dict[str, Any]]:
+        """Train the given parameters; ``config`` has to hold ``server-round``."""
+        self.set_parameters(parameters)
+        metrics = self.train(server_round(config)) | {"client-id": self.client_id}
+        return self.get_parameters(config), len(self.data.train.y), metrics
+
+    def evaluate(
+        self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Test the given parameters on the client's own test images."""
+        self.set_parameters(parameters)
+        loss, accuracy = self.measure(self.test_images)
+        metrics = {"accuracy": accuracy, "client-id": self.client_id}
+        return loss, len(self.data.test.y), metrics
+
+
+def server_round(config: Mapping[str, Any]) -> int:
+    """Read the round from a message's config, where Flower's strategies put it."""
+    if "server-round" not in config:
+        raise ValueError(
+            "The config sent for training has no 'server-round', from which the client's seeds "
+            "are derived. Flower's message strategies send it; give a classic strategy "
+            "on_fit_config_fn=lambda r: {'server-round': r}."
+        )
+    return int(config["server-round"])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+@contextmanager
+def _running_statistics(model: nn.Module) -> Iterator[None]:
+    """Let batch norm normalise by, and leave alone, its running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    try:
+        for norm in norms:
+            norm.eval()
+        yield
+    finally:
+        for norm in norms:
+            norm.train()
+
+
+@contextmanager
+def _reproducible(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators (dropout), pick repeatable kernels; undo both after."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            cudnn.deterministic, cudnn.benchmark = True, False
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

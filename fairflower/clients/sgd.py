@@ -1,0 +1,30 @@
+"""Plain local SGD."""
+
+from __future__ import annotations
+
+import torch
+
+from fairflower.clients.base import Trainer
+
+
+class SGD(Trainer):
+    """ClientUpdate of Federated Averaging (McMahan et al. 2017, Algorithm 1).
+
+    Epochs of mini-batch gradient steps ``w <- w - lr * grad`` from the received
+    model, here with momentum and weight decay as in FedHEAL's experiments (Chen et
+    al. 2024, section 4.1: lr 0.001, momentum 0.9, weight decay 1e-5, 10 epochs,
+    batches of 64 on Digits and 16 on Office-Caltech). The momentum buffer starts at
+    zero every round; weight decay adds ``weight_decay * w`` to the gradient.
+
+    Uses ``train.lr``, ``train.momentum`` and ``train.weight-decay``.
+    """
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Make a new torch SGD."""
+        return torch.optim.SGD(
+            self.model.parameters(),
+            lr=self.settings.lr,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )

@@ -1,0 +1,373 @@
+"""The run config: every key, its default and what it allows.
+
+This is the only place that knows the keys. A run config is a flat mapping of
+dotted kebab-case keys to scalars (``"data.clients-per-domain": 5``), which is
+what TOML tables, Flower's run config and Flower's ``ConfigRecord`` all carry;
+``RunConfig`` is the same thing typed and checked.
+
+>>> config = RunConfig.from_flat({"strategy.name": "fedheal", "seed": 3})
+>>> config.seed, config.data.clients_per_domain
+(3, 5)
+>>> RunConfig.from_flat({"train.learning-rate": 0.1})
+Traceback (most recent call last):
+    ...
+fairflower.config.ConfigError: Unknown run config key 'train.learning-rate'. Did you mean 'train.lr'?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+Scalar = bool | int | float | str
+
+#: The value of a strategy argument that was left to the strategy.
+DEFAULT = "default"
+
+
+class ConfigError(ValueError):
+    """A run config that cannot be run; the message names the key and the remedy."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Declare one key of the run config: its default, meaning and bounds."""
+    return field(
+        default=default, metadata={"help": help, "min": min, "max": max, "choices": choices}
+    )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which benchmark, and how it is divided among the clients."""
+
+    name: str = setting("uci-digits", "Data set; `fairflower list data` shows all.")
+    dir: str = setting("", "Folder of local data; empty: $FAIRFLOWER_DATA, else the Hub.")
+    domains: str = setting("", "Comma-separated domains to keep; empty: all of the data set.")
+    clients_per_domain: int = setting(5, "Clients in each domain (papers: 5).", min=1)
+    fraction: float = setting(
+        0.0, "Share of a domain's training images per client; 0: the data set's own.", min=0, max=1
+    )
+    examples_per_client: int = setting(
+        0, "Training images per client, instead of a fraction; 0: off.", min=0
+    )
+    seed: int = setting(0, "Seed of the partition; nothing else moves it.", min=0)
+    image_size: int = setting(0, "Side in pixels; 0: the data set's own.", min=0, max=1024)
+    augment: bool = setting(True, "The data set's training augmentation.")
+    test_examples: int = setting(
+        0, "Test images per domain (a fixed random subset); 0: all of them.", min=0
+    )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network."""
+
+    name: str = setting("cnn", "Model; `fairflower list models` shows all.")
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """How a client trains."""
+
+    name: str = setting("sgd", "Local training method; `fairflower list clients` shows all.")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Local training, the same for every method."""
+
+    local_epochs: int = setting(2, "Passes over a client's data per round.", min=0)
+    batch_size: int = setting(64, "Images per step (FedHEAL, Digits: 64).", min=1)
+    lr: float = setting(0.01, "Learning rate of SGD.", min=0)
+    momentum: float = setting(0.9, "Momentum of SGD; the buffer is new every round.", min=0, max=1)
+    weight_decay: float = setting(1e-5, "Weight decay of SGD (coupled L2).", min=0)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Where and how often the global model is tested."""
+
+    by: str = setting(
+        "server",
+        "server: on every domain's test set, as the papers do; clients: on their own data.",
+        choices=("server", "clients", "both"),
+    )
+    every: int = setting(1, "Test after every n-th round (and after the last).", min=1)
+    batch_size: int = setting(500, "Images per forward pass.", min=1)
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """Which aggregation rule, with the arguments that differ from its own defaults."""
+
+    name: str = "fedheal"
+    args: Mapping[str, Scalar | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes."""
+
+    seed: int = setting(0, "Seed of the model, the sampling and the clients.", min=0)
+    num_server_rounds: int = setting(20, "Rounds of training.", min=0)
+    fraction_train: float = setting(1.0, "Share of the clients asked in a round.", min=0, max=1)
+    min_clients: int = setting(
+        0, "Fewest valid replies a round may have; 0: half of those asked.", min=0
+    )
+    round_timeout: float = setting(3600.0, "Seconds to wait for a round's replies.", min=0)
+    output_dir: str = setting("", "Where run folders go; empty: $FAIRFLOWER_HOME/runs.")
+    run_name: str = setting("", "Name of the run folder; empty: time, method, data and seed.")
+    engine: str = setting(
+        "ray",
+        "`fairflower run` only. ray: Flower's simulation engine; inline: one process.",
+        choices=("ray", "inline"),
+    )
+    workers: int = setting(0, "Clients at a time on the ray engine; 0: as many as fit.", min=0)
+    client_cpus: int = setting(1, "CPUs, and torch threads, per client.", min=1)
+    client_gpus: float = setting(0.0, "Share of a GPU per client on the ray engine.", min=0)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
+        """Check a flat mapping and fill what it leaves out with the defaults.
+
+        Raises
+        ------
+        ConfigError
+            On an unknown key, a value of the wrong type or out of range, or an
+            unknown name of a strategy, client, data set or model.
+        """
+        known = keys()
+        for key in flat:
+            if key not in known:
+                raise ConfigError(unknown("run config key", key, known))
+        config = _build(cls, {key: _checked(key, value) for key, value in flat.items()})
+        _check_names(config)
+        return config
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """Every key with its value, as Flower's run config and messages carry it."""
+        flat = {key: _lookup(self, key) for key in _schema() if not key.startswith("strategy.")}
+        flat["strategy.name"] = self.strategy.name
+        for arg in strategy_arguments():
+            value = self.strategy.args.get(arg, DEFAULT)
+            flat[f"strategy.{_kebab(arg)}"] = "none" if value is None else value
+        return flat
+
+    def to_toml(self) -> str:
+        """The config as TOML tables that ``--config`` and ``flwr run`` read back."""
+        tables: dict[str, list[str]] = {"": []}
+        for key, value in self.to_flat().items():
+            table, _, leaf = key.rpartition(".")
+            tables.setdefault(table, []).append(f"{leaf} = {_toml_value(value)}")
+        parts = ["\n".join(tables.pop(""))]
+        parts += [f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items()]
+        return "\n\n".join(parts) + "\n"
+
+
+def keys() -> dict[str, Scalar]:
+    """Every key of the run config with its default (``[tool.flwr.app.config]``)."""
+    return RunConfig().to_flat()
+
+
+def describe() -> dict[str, str]:
+    """The meaning of every key, for help texts."""
+    texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
+    texts["strategy.name"] = "Aggregation rule; `fairflower list strategies` shows all."
+    for arg, owners in strategy_arguments().items():
+        texts[f"strategy.{_kebab(arg)}"] = f"Argument of {', '.join(owners)}."
+    return texts
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file of run config tables into a flat mapping (not yet checked)."""
+    path = Path(path).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
+    try:
+        return flatten(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables to dotted keys.
+
+    >>> flatten({"seed": 1, "train": {"lr": 0.1}})
+    {'seed': 1, 'train.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Parse ``key=value`` as typed on a command line; the value may be any TOML scalar.
+
+    >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
+    (('train.lr', 0.1), ('model.name', 'cnn'))
+    """
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"Expected key=value, got {text!r}.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def strategy_arguments() -> dict[str, list[str]]:
+    """Own arguments of the registered strategies, each with the strategies that take it."""
+    from fairflower.strategies import STRATEGIES  # late: strategies are heavier than a config
+
+    arguments: dict[str, list[str]] = {}
+    for name, strategy in STRATEGIES.items():
+        for arg in strategy.arguments():
+            arguments.setdefault(arg, []).append(name)
+    return arguments
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """The error text for a name that does not exist: the nearest match, or all names.
+
+    >>> unknown("strategy", "fedhael", ["fedavg", "fedheal"])
+    "Unknown strategy 'fedhael'. Did you mean 'fedheal'? Valid: fedavg, fedheal."
+    """
+    valid = sorted(valid)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 or not near else ""
+    return f"Unknown {kind} {name!r}.{hint}{listing}"
+
+
+# --- the schema, read from the dataclasses above ---------------------------------------
+
+_T = TypeVar("_T")
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _schema() -> dict[str, dataclasses.Field[Any]]:
+    """Dotted key -> dataclass field, without the strategies' own arguments."""
+    schema: dict[str, dataclasses.Field[Any]] = {}
+    for top in dataclasses.fields(RunConfig):
+        if "help" in top.metadata:
+            schema[_kebab(top.name)] = top
+        elif top.name != "strategy":
+            for leaf in dataclasses.fields(top.default_factory):  # type: ignore[arg-type]
+                schema[f"{top.name}.{_kebab(leaf.name)}"] = leaf
+    return schema
+
+
+def _lookup(config: RunConfig, key: str) -> Scalar:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part.replace("-", "_"))
+    return value  # type: ignore[no-any-return]
+
+
+def _checked(key: str, value: Any) -> Scalar | None:
+    """The value as the key's type, or one clear error."""
+    if key == "strategy.name":
+        return str(value)
+    if key.startswith("strategy."):
+        if isinstance(value, (bool, int, float, str)):
+            return None if value == "none" else value
+        raise ConfigError(f"{key} = {value!r}: expected a number, a word, 'none' or 'default'.")
+    spec = _schema()[key]
+    kind = type(spec.default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{key} = {value!r}: expected {_NAMES[kind]}, got {type(value).__name__}.")
+    low, high, choices = (spec.metadata[name] for name in ("min", "max", "choices"))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {value!r}: expected a finite number.")
+    if low is not None and value < low or high is not None and value > high:
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{key} = {value!r}: expected {allowed}.")
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{key} = {value!r}: expected one of {', '.join(choices)}.")
+    return value  # type: ignore[no-any-return]
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _build(cls: type[RunConfig], flat: Mapping[str, Any]) -> RunConfig:
+    """Nested dataclasses from checked dotted keys."""
+    nested: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, _, leaf = key.rpartition(".")
+        (nested.setdefault(table, {}) if table else top)[leaf.replace("-", "_")] = value
+    strategy = nested.pop("strategy", {})
+    name = strategy.pop("name", StrategyConfig.name)
+    args = {arg: value for arg, value in strategy.items() if value != DEFAULT}
+    factories = {f.name: f.default_factory for f in dataclasses.fields(cls)}
+    for table, values in nested.items():
+        top[table] = factories[table](**values)  # type: ignore[operator, misc]
+    return cls(**top, strategy=StrategyConfig(name=name, args=args))
+
+
+def _check_names(config: RunConfig) -> None:
+    """Refuse names that nobody registered and arguments that nobody takes."""
+    from fairflower import names
+    from fairflower.strategies import STRATEGIES
+
+    for kind, name, valid in (
+        ("strategy", config.strategy.name, STRATEGIES),
+        ("client", config.client.name, names.CLIENTS),
+        ("data set", config.data.name, names.DATA_SETS),
+        ("model", config.model.name, names.MODELS),
+    ):
+        if name not in valid:
+            raise ConfigError(unknown(kind, name, valid))
+    taken = STRATEGIES[config.strategy.name].arguments()
+    for arg in config.strategy.args:
+        if arg not in taken:
+            owners = ", ".join(strategy_arguments()[arg])
+            raise ConfigError(
+                f"strategy.{_kebab(arg)} is an argument of {owners}, not of "
+                f"{config.strategy.name}. Remove it, or choose another strategy.name."
+            )
+    if config.data.fraction and config.data.examples_per_client:
+        raise ConfigError(
+            "data.fraction and data.examples-per-client are both set; set one of them to 0."
+        )
+
+
+def _toml_value(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(value)

@@ -1,0 +1,106 @@
+"""What a benchmark is: domains that share their classes and differ in their images."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflower.config import DataConfig, unknown
+from fairflower.data.federation import Augment, DataError
+
+
+class DataSet(ABC):
+    """A benchmark before it is divided: subclass it, and name it in `fairflower.names`.
+
+    Making one must be cheap, since every client does it; images are read by the methods.
+
+    Attributes
+    ----------
+    num_classes
+        None: the largest label of all domains plus one.
+    image_size
+        Side in pixels that images are resized to unless ``data.image-size`` says
+        otherwise. None: as they are, the same in all domains.
+    channels
+        3, 1, or None: 3 if any domain has colour.
+    augment
+        For training images.
+    mean, std
+        Per channel, of images scaled to [0, 1].
+    fraction
+        Share of a domain that one client gets by default. None: the whole domain is
+        divided equally.
+    published_sizes
+        Training images of a domain as published, of which ``fraction`` is a share. A
+        domain that is not here counts as many as it has.
+    folder
+        Where local files are read from, absolute; None if none are.
+    """
+
+    num_classes: ClassVar[int | None] = None
+    image_size: ClassVar[int | None] = None
+    channels: ClassVar[int | None] = None
+    augment: ClassVar[Augment] = Augment()
+    mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
+    std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
+    fraction: ClassVar[float | None] = None
+    published_sizes: ClassVar[Mapping[str, int]] = {}
+    folder: Path | None = None
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.domains = choose(config.domains, self.all_domains())
+
+    @abstractmethod
+    def all_domains(self) -> Sequence[str]:
+        """Every domain there is, in the default order."""
+
+    @abstractmethod
+    def labels(self, domain: str, split: str) -> npt.NDArray[np.int64]:
+        """Labels of a domain's "train" or "test" images, int64 [N]."""
+
+    @abstractmethod
+    def images(
+        self, domain: str, split: str, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """These rows' images, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
+
+    @abstractmethod
+    def fingerprint(self) -> Any:
+        """A JSON value that changes whenever the images could: files' sizes and times."""
+
+    @abstractmethod
+    def source(self, domain: str) -> str:
+        """Where a domain's images come from, in words."""
+
+    def examples_per_client(self, domain: str, available: int) -> int:
+        """How many of a domain's ``available`` training images each client gets."""
+        if self.config.examples_per_client:
+            return self.config.examples_per_client
+        fraction = self.config.fraction or self.fraction
+        if fraction is None:
+            return available // self.config.clients_per_domain
+        # A product like 0.29 * 100 = 28.999999999999996 means 29.
+        return int(fraction * self.published_sizes.get(domain, available) + 1e-9)
+
+
+def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
+    """The domains that ``data.domains`` names, in its order; all of them if it is empty.
+
+    >>> choose("b, a", ["a", "b", "c"]), choose("", ["a", "b"])
+    (('b', 'a'), ('a', 'b'))
+    """
+    if not wanted.strip():
+        return tuple(domains)
+    chosen = [name.strip() for name in wanted.split(",")]
+    for name in chosen:
+        if name not in domains:
+            raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
+    if len(set(chosen)) < len(chosen):
+        raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
+    return tuple(chosen)

@@ -1,0 +1,168 @@
+"""A prepared benchmark on disk, and what is read from it: numpy and nothing heavier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+META = "meta.json"
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file or key and the remedy."""
+
+
+class Split(NamedTuple):
+    """Images and labels.
+
+    Attributes
+    ----------
+    x
+        uint8 [N, C, H, W].
+    y
+        int64 [N], in ``0 .. num_classes - 1``.
+    """
+
+    x: npt.NDArray[np.uint8]
+    y: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is done to a training image at random, after McMahan-style crop and flip.
+
+    Attributes
+    ----------
+    crop_padding
+        Pixels of black border from which a crop of the original size is taken.
+    horizontal_flip
+        Mirror every other image.
+    """
+
+    crop_padding: int = 0
+    horizontal_flip: bool = False
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """One client's place in the federation; ``class_counts`` are of its training images."""
+
+    client_id: int
+    domain: str
+    num_examples: int
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A benchmark divided among clients, read from its folder.
+
+    Opening reads one small JSON file; ``train`` and ``client_test`` read one client's own
+    file and no other. Every call reads afresh, so the arrays are the caller's to change.
+
+    Attributes
+    ----------
+    name, folder
+        The data set and where it was prepared.
+    domains
+        In the order of the clients.
+    sources
+        For each domain, where its images came from.
+    shape
+        (C, H, W), the same for every image.
+    mean, std
+        Per channel, of images scaled to [0, 1].
+    augment
+        For training; ``Augment()`` when ``data.augment`` is false.
+    test_sizes
+        Test images of each domain.
+    clients
+        ``client_id`` is the index here and Flower's partition id; domain after domain.
+    """
+
+    name: str
+    folder: Path
+    domains: tuple[str, ...]
+    sources: tuple[str, ...]
+    num_classes: int
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment
+    test_sizes: tuple[int, ...]
+    clients: tuple[ClientInfo, ...]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Federation:
+        """Open a prepared folder.
+
+        Raises
+        ------
+        DataError
+            If the folder was not written by `fairflower.data.prepare`.
+        """
+        folder = Path(folder)
+        try:
+            meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{folder} is not a prepared federation ({error}). Delete it and run again."
+            ) from error
+        augment = Augment(**meta.pop("augment"))
+        clients = tuple(
+            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
+            for client in meta.pop("clients")
+        )
+        shared = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
+        return cls(folder=folder, augment=augment, clients=clients, **shared)
+
+    def to_json(self) -> str:
+        """The text of ``meta.json``."""
+        meta = asdict(self)
+        del meta["folder"]
+        return json.dumps(meta, indent=1)
+
+    def train(self, client_id: int) -> Split:
+        """One client's training data."""
+        return self._read(client_id, "train")
+
+    def client_test(self, client_id: int) -> Split:
+        """One client's share of its domain's test set; the k shares are disjoint."""
+        return self._read(client_id, "test")
+
+    def test(self, domain: str) -> Split:
+        """A domain's whole test set: the shares of its clients, one after the other."""
+        if domain not in self.domains:
+            raise DataError(f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}.")
+        shares = [self.client_test(client_id) for client_id in self.clients_of(domain)]
+        return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
+
+    def clients_of(self, domain: str) -> list[int]:
+        """Ids of a domain's clients, ascending."""
+        return [client.client_id for client in self.clients if client.domain == domain]
+
+    def _read(self, client_id: int, split: str) -> Split:
+        if not 0 <= client_id < len(self.clients):
+            raise DataError(
+                f"{self.name} was divided among {len(self.clients)} clients; there is no "
+                f"client {client_id}. Run as many SuperNodes as there are clients."
+            )
+        path = client_file(self.folder, client_id)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return Split(arrays[f"x_{split}"], arrays[f"y_{split}"])
+        except OSError as error:
+            raise DataError(
+                f"Cannot read {path} ({error}). Delete the folder {self.folder} and run again."
+            ) from error
+
+
+def client_file(folder: Path, client_id: int) -> Path:
+    """A client's own file: ``x_train, y_train, x_test, y_test``, uncompressed."""
+    return folder / f"client-{client_id:03d}.npz"

@@ -1,0 +1,128 @@
+"""The inline engine: a ``Grid`` that runs the clients one after another, in this process.
+
+For breakpoints, notebooks, profilers, fast tests and machines without Ray. The
+same ServerApp and ClientApp exchange the same messages as on any other grid.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fairflower.flower import identify, set_message_id
+
+CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+RUN_ID = 1
+SERVER_NODE = 1
+FIRST_NODE = 1000  # node ids that cannot be mistaken for client ids
+
+
+class InlineGrid(Grid):
+    """Flower's grid without network, threads or other processes.
+
+    A message is handled when its reply is first asked for, so a caller that
+    polls can stop between two clients.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Answers the messages; called as Flower's simulation engine calls it.
+    num_supernodes : int
+        How many nodes to offer; node k has ``partition-id`` k.
+    raise_errors : bool
+        Let a client's exception through instead of turning it into an error
+        reply: what a debugger wants.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, num_supernodes: int, *, raise_errors: bool = False
+    ) -> None:
+        identify(RUN_ID, SERVER_NODE)
+        self.client_app = client_app
+        self.raise_errors = raise_errors
+        self.contexts = {
+            FIRST_NODE + k: Context(
+                run_id=RUN_ID,
+                node_id=FIRST_NODE + k,
+                node_config={"partition-id": k, "num-partitions": num_supernodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for k in range(num_supernodes)
+        }
+        self._pending: OrderedDict[str, Message] = OrderedDict()
+        self._count = 0
+
+    def set_run(self, run: object) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> object:  # type: ignore[override]
+        """There is no record of the run to give."""
+        raise NotImplementedError("The inline engine keeps no record of its run.")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Flower's deprecated way to make a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; they are there from the beginning."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; ``pull_messages`` runs them."""
+        ids = []
+        for message in messages:
+            self._count += 1
+            set_message_id(message, f"message-{self._count}")
+            self._pending[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Run the first queued message among ``message_ids`` and return its reply."""
+        wanted = set(message_ids)
+        for message_id in self._pending:
+            if message_id in wanted:
+                return [self._deliver(self._pending.pop(message_id))]
+        return []
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Run all messages; ``timeout`` has no meaning where nothing waits."""
+        ids = self.push_messages(messages)
+        return [reply for message_id in ids for reply in self.pull_messages([message_id])]
+
+    def _deliver(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        # A client works on records of its own, as if they had come over a network;
+        # the arrays' bytes are immutable and shared.
+        request = copy.copy(message)
+        request.__dict__["_content"] = RecordDict(
+            {name: copy.copy(record) for name, record in message.content.items()}
+        )
+        try:
+            reply = self.client_app(request, self.contexts[node])
+        except Exception as error:
+            if self.raise_errors:
+                raise
+            reason = f"{type(error)}:<'{error}'>\n{traceback.format_exc()}"
+            reply = Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)
+        self._count += 1
+        set_message_id(reply, f"message-{self._count}")
+        return reply

@@ -1,0 +1,259 @@
+"""Fairness metrics: how evenly is a model's quality spread?
+
+Every function takes one value per domain or per client, ``a_1 .. a_K`` with any
+``K >= 1`` (a sequence or a 1-d array), and returns one float. Accuracies may be
+fractions or percentages: ``mean``, ``std``, ``worst``, ``best``, ``gap``,
+``worst_fraction`` and ``cvar`` come in the unit of the input and also accept losses;
+``jain``, ``gini``, ``entropy`` and ``kl_to_uniform`` have no unit and need values
+that are not negative.
+
+Three habits keep such numbers honest. Say the level (domains or clients), the unit
+and the ``ddof``: papers differ in all three. Evaluate all clients, not the sampled
+ones. And never show a spread or a relative index (Jain, Gini, entropy) without the
+mean and the worst: they are perfect when everyone is served equally badly.
+
+All raise ``ValueError`` when the values are empty, not one-dimensional, NaN or
+infinite, or negative where that has no meaning.
+
+>>> digits = [0.9027, 0.9569, 0.7994, 0.4645]  # FedHEAL on Digits (CVPR 2024, Table 2)
+>>> round(mean(digits), 4), round(std(digits, ddof=1), 4), worst(digits)
+(0.7809, 0.2208, 0.4645)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Vector = NDArray[np.float64]
+
+
+def mean(a: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Plain mean, or ``sum(n_k a_k) / sum(n_k)`` with weights ``n_k``; say which.
+
+    Over domains the papers use the plain mean. ``weights`` are not negative and do
+    not all vanish.
+
+    >>> mean([0.9, 0.5])
+    0.7
+    >>> round(mean([0.9, 0.5], weights=[300, 100]), 6)
+    0.8
+    """
+    values = _values(a)
+    if weights is None:
+        return float(values.mean())
+    share = _not_negative(weights, "weights")
+    if share.shape != values.shape:
+        raise ValueError(f"Got {share.size} weights for {values.size} values.")
+    if not share.any():
+        raise ValueError("All weights are zero; at least one must be positive.")
+    share = share / share.max()
+    return float(values @ (share / share.sum()))
+
+
+def std(a: ArrayLike, ddof: int) -> float:
+    """Standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
+
+    ``ddof`` has no default because the papers disagree: 1 in FedHEAL's tables (15 %
+    larger at K = 4), 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains
+    either is a noisy figure: give several seeds. NaN when ``K <= ddof``.
+
+    >>> round(std([0.2, 0.4], ddof=0), 6), round(std([0.2, 0.4], ddof=1), 6)
+    (0.1, 0.141421)
+    >>> std([0.7], ddof=1)
+    nan
+    """
+    values = _values(a)
+    if values.size <= ddof:
+        return math.nan
+    return float(values.std(ddof=ddof))
+
+
+def worst(a: ArrayLike) -> float:
+    """The smallest value: MIN of FedEquilibria and FedGCR, the objective of AFL.
+
+    >>> worst([0.9, 0.5, 0.7])
+    0.5
+    """
+    return float(_values(a).min())
+
+
+def best(a: ArrayLike) -> float:
+    """The largest value.
+
+    >>> best([0.9, 0.5, 0.7])
+    0.9
+    """
+    return float(_values(a).max())
+
+
+def gap(a: ArrayLike) -> float:
+    """Best minus worst; at least 0. Decided by two values alone.
+
+    >>> gap([0.9, 0.5, 0.7])
+    0.4
+    """
+    return best(a) - worst(a)
+
+
+def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
+    """Mean of the ``floor(fraction K)`` smallest values, and of at least one.
+
+    "Worst 10 %" of q-FFL and Ditto. Their figure does not exist for fewer than ten
+    values; here it is then the worst one. See `cvar` for the form without that jump.
+
+    >>> worst_fraction([0.1, 0.3] + 18 * [0.9])
+    0.2
+    >>> worst_fraction([0.4, 0.9, 0.8])
+    0.4
+    """
+    values = np.sort(_values(a))
+    # The small term undoes the rounding of products such as 0.29 * 100 = 28.999...
+    count = max(1, math.floor(_fraction(fraction) * values.size + 1e-9))
+    return float(values[:count].mean())
+
+
+def cvar(a: ArrayLike, fraction: float = 0.1) -> float:
+    """Mean of the worst ``fraction`` of the values, the last of them counted in part.
+
+    Conditional value at risk of Rockafellar & Uryasev (2000) for low values being
+    bad: of ``m = fraction K`` values the ``floor(m)`` smallest count fully and the
+    next one counts ``m - floor(m)``. Continuous in ``fraction``, the worst value for
+    ``m <= 1`` and the mean for ``fraction = 1``.
+
+    >>> round(cvar([0.2, 0.4, 0.9, 0.9, 0.9], fraction=0.3), 6)  # (0.2 + 0.4/2) / 1.5
+    0.266667
+    """
+    values = np.sort(_values(a))
+    amount = _fraction(fraction) * values.size
+    counted = np.clip(amount - np.arange(values.size), 0.0, 1.0)
+    return float(values @ (counted / counted.sum()))
+
+
+def jain(a: ArrayLike) -> float:
+    """Jain's index, ``(sum a)^2 / (K sum a^2)``, in ``[1/K, 1]``; 1 means all equal.
+
+    Jain, Chiu & Hawe (1984). The same information as the coefficient of variation
+    (``J = 1 / (1 + CV^2)``, ddof 0) and as q-FFL's cosine to the vector of ones
+    (``cos = sqrt(J)``). Relative: the scale of ``a`` cancels. All zeros are equal
+    values, so the index is 1 there.
+
+    >>> jain([0.5, 0.5, 0.5, 0.5]), jain([1.0, 0.0, 0.0, 0.0])
+    (1.0, 0.25)
+    """
+    values = _relative(a)
+    return float(values.sum() ** 2 / (values.size * (values @ values)))
+
+
+def gini(a: ArrayLike) -> float:
+    """Gini coefficient, ``sum_ij |a_i - a_j| / (2 K^2 mean)``, in ``[0, 1 - 1/K]``.
+
+    0 means all equal; 1 - 1/K that one has everything. Computed on sorted values in
+    O(K log K). Relative, like `jain`; 0 when all values are zero. FedGini and FedGA
+    use it.
+
+    >>> gini([0.5, 0.5, 0.5, 0.5]), gini([1.0, 0.0, 0.0, 0.0])
+    (0.0, 0.75)
+    """
+    values = np.sort(_relative(a))
+    k = values.size
+    rank = 2.0 * np.arange(1, k + 1) - k - 1
+    # Rounding may leave -1e-17 where all values are equal.
+    return max(0.0, float(rank @ values / (k * values.sum())))
+
+
+def entropy(a: ArrayLike) -> float:
+    """Entropy of the shares ``p = a / sum(a)``, in nats, in ``[0, ln K]``.
+
+    ``H = -sum p ln p`` with ``0 ln 0 = 0``; ``ln K`` means all equal (appendix of
+    q-FFL). Comparable only between vectors of the same length. Relative, like
+    `jain`; ``ln K`` when all values are zero.
+
+    >>> round(entropy([0.5, 0.5, 0.5, 0.5]), 6), entropy([1.0, 0.0, 0.0, 0.0])
+    (1.386294, 0.0)
+    """
+    values = _relative(a)
+    share = values / values.sum()
+    share = share[share > 0]
+    # Adding 0.0 turns the -0.0 of a single share into 0.0.
+    return float(-(share @ np.log(share))) + 0.0
+
+
+def kl_to_uniform(a: ArrayLike) -> float:
+    """Divergence of the shares from equal shares, ``ln K - H``, in nats, in ``[0, ln K]``.
+
+    0 means all equal. The entropy with its dependence on K taken off.
+
+    >>> kl_to_uniform([0.5, 0.5]), round(kl_to_uniform([1.0, 0.0]), 6)
+    (0.0, 0.693147)
+    """
+    return max(0.0, math.log(_values(a).size) - entropy(a))
+
+
+def summary(a: ArrayLike) -> dict[str, float]:
+    """The figures of a fairness table, each with its convention in its key.
+
+    ``std_ddof1`` is NaN for a single value; ``worst10`` is `worst_fraction`.
+
+    >>> for name, value in summary([0.9027, 0.9569, 0.7994, 0.4645]).items():
+    ...     print(f"{name:9} {value:.4f}")
+    mean      0.7809
+    std_ddof0 0.1912
+    std_ddof1 0.2208
+    worst     0.4645
+    best      0.9569
+    gap       0.4924
+    worst10   0.4645
+    jain      0.9434
+    gini      0.1265
+    entropy   1.3534
+    """
+    return {
+        "mean": mean(a),
+        "std_ddof0": std(a, ddof=0),
+        "std_ddof1": std(a, ddof=1),
+        "worst": worst(a),
+        "best": best(a),
+        "gap": gap(a),
+        "worst10": worst_fraction(a, 0.1),
+        "jain": jain(a),
+        "gini": gini(a),
+        "entropy": entropy(a),
+    }
+
+
+def _values(a: ArrayLike, name: str = "values") -> Vector:
+    values = np.asarray(a, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"Expected {name} in one dimension, got the shape {values.shape}.")
+    if values.size == 0:
+        raise ValueError(f"Expected at least one of the {name}, got none.")
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        raise ValueError(f"Expected finite {name}, got {values[wrong[0]]} at index {wrong[0]}.")
+    return values
+
+
+def _not_negative(a: ArrayLike, name: str = "values") -> Vector:
+    values = _values(a, name)
+    wrong = np.flatnonzero(values < 0)
+    if wrong.size:
+        raise ValueError(
+            f"Expected {name} that are not negative, got {values[wrong[0]]} at index {wrong[0]}."
+        )
+    return values
+
+
+def _relative(a: ArrayLike) -> Vector:
+    """Values scaled to a maximum of 1, so that squares neither overflow nor vanish."""
+    values = _not_negative(a)
+    top = values.max()
+    return values / top if top > 0 else np.ones_like(values)
+
+
+def _fraction(fraction: float) -> float:
+    if not 0 < fraction <= 1:
+        raise ValueError(f"Expected a fraction in (0, 1], got {fraction}.")
+    return fraction

@@ -1,0 +1,96 @@
+"""What a person sees while a run goes on: a live table, or a line a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fairflower import metrics
+
+RECENT = 6  # rounds shown while a run goes on
+
+
+class RunProgress:
+    """Shows one run: rounds, time left, accuracy per domain, average, worst, spread.
+
+    Parameters
+    ----------
+    console : Console
+        A live display if it is a terminal, plain lines if not.
+    title : str
+        The method's name, e.g. ``"fedheal (2 of 6)"``.
+    num_rounds : int
+        Rounds to come.
+    """
+
+    def __init__(self, console: Console, title: str, num_rounds: int) -> None:
+        self.console = console
+        self.title = title
+        self.num_rounds = num_rounds
+        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._begin = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+        )
+        self._task = self._bar.add_task(title, total=num_rounds)
+        self._live: Live | None = None
+
+    def start(self, folder: Path) -> None:
+        """Name the run folder and begin."""
+        self.console.print(f"[bold]{self.title}[/] → {folder}", soft_wrap=True, highlight=False)
+        if self.console.is_terminal:
+            self._live = Live(self._view(), console=self.console, refresh_per_second=4)
+            self._live.start()
+
+    def round(self, server_round: int, accuracies: Mapping[str, float]) -> None:
+        """Show a round; ``accuracies`` per domain, empty where it was not tested."""
+        if accuracies:
+            self._rows.append((server_round, dict(accuracies)))
+        self._bar.update(self._task, completed=server_round)
+        if self._live is not None:
+            self._live.update(self._view())
+        elif accuracies:
+            self.console.print(self._line(server_round, accuracies), soft_wrap=True, highlight=False)
+
+    def stop(self) -> None:
+        """Leave the last view standing."""
+        if self._live is not None:
+            self._live.update(self._view())
+            self._live.stop()
+            self._live = None
+
+    def _line(self, server_round: int, accuracies: Mapping[str, float]) -> str:
+        values = list(accuracies.values())
+        domains = "  ".join(f"{name} {100 * value:5.1f}" for name, value in accuracies.items())
+        passed = time.monotonic() - self._begin
+        left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
+        eta = f"  {left:.0f} s left" if server_round and server_round < self.num_rounds else ""
+        return (
+            f"round {server_round:>3}/{self.num_rounds}  {domains}  |  "
+            f"avg {100 * metrics.mean(values):5.1f}  worst {100 * metrics.worst(values):5.1f}  "
+            f"std {100 * metrics.std(values, ddof=0):4.1f}{eta}"
+        )
+
+    def _view(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("round", justify="right")
+        domains = list(self._rows[-1][1]) if self._rows else []
+        for name in [*domains, "avg", "worst", "std"]:
+            table.add_column(name, justify="right")
+        for server_round, accuracies in self._rows[-RECENT:]:
+            values = list(accuracies.values())
+            shown = [*values, metrics.mean(values), metrics.worst(values), metrics.std(values, 0)]
+            table.add_row(str(server_round), *(f"{100 * value:.1f}" for value in shown))
+        return Group(self._bar, table) if self._rows else Group(self._bar)

@@ -1,0 +1,280 @@
+"""Runs grouped into methods, and methods into what may be compared.
+
+Runs that differ in nothing but the seed are one *method*; everything said about it is
+a mean and a standard deviation over seeds. Methods are *comparable* when only the
+method itself (``strategy.*``, ``client.*``) differs and they reached the same round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.report.reading import Run
+
+BASELINES = ("fedavg", "uniform")
+
+#: Tested rounds that the papers' tables average (FedHEAL §4.1).
+WINDOW = 5
+
+#: Where and how a run was executed, which changes nothing in its result.
+_EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers"})
+_METHOD_TABLES = ("strategy.", "client.")
+
+#: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
+#: serves for more, where it is slightly too strict.
+_STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+#: Seeds below which nothing is concluded.
+FEWEST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure over ``n`` seeds: mean and sample standard deviation (NaN for one seed)."""
+
+    mean: float
+    std: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from one value per seed.
+
+        >>> Estimate.of([1.0, 3.0])
+        Estimate(mean=2.0, std=1.4142135623730951, n=2)
+        """
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        return cls(float(np.mean(values)), spread, len(values))
+
+    @property
+    def sign(self) -> int:
+        """Sign of a difference whose 95 % t interval excludes 0, else 0.
+
+        The interval is ``mean ± t(n - 1) std / sqrt(n)``; it needs three seeds.
+        """
+        if self.n < FEWEST_SEEDS:
+            return 0
+        t = _STUDENT[min(self.n - 3, len(_STUDENT) - 1)]
+        return int(np.sign(self.mean)) if abs(self.mean) > t * self.std / math.sqrt(self.n) else 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs of one method under one setting, one per seed.
+
+    Attributes
+    ----------
+    name : str
+        The runs' label, with the settings that tell it from a namesake if need be.
+    runs : tuple of Run
+        Ordered by seed; all reached the same round.
+    left_out : tuple of (Run, str)
+        Runs of the method that its figures leave out, and why.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    left_out: tuple[tuple[Run, str], ...] = ()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The run config (of the first seed)."""
+        return self.runs[0].config
+
+    @property
+    def strategy(self) -> str:
+        """Name of the aggregation rule."""
+        return str(self.config.get("strategy.name", self.runs[0].label))
+
+    @property
+    def setting(self) -> frozenset[tuple[str, str]]:
+        """All that must be equal for a comparison: data, model, training, rounds."""
+        return _setting(self.config)
+
+    @property
+    def comparable(self) -> tuple[Any, ...]:
+        """Equal for methods whose figures may be compared."""
+        return self.setting, self.runs[0].last_round, self.runs[0].accuracy_of
+
+    def over_seeds(self, figure: Callable[[Run], float]) -> Estimate:
+        """The estimate of a figure that each run has."""
+        return Estimate.of([figure(run) for run in self.runs])
+
+    def curve(
+        self, figure: Callable[[NDArray[np.float64]], float]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Rounds, mean and std over seeds of a figure of the accuracies per domain."""
+        rounds = self.runs[0].rounds
+        for run in self.runs[1:]:
+            rounds = np.intersect1d(rounds, run.rounds)
+        values = np.array(
+            [
+                [figure(row) for row in run.accuracy[np.isin(run.rounds, rounds)]]
+                for run in self.runs
+            ]
+        )
+        spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+        return rounds, values.mean(axis=0), spread
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods that were tested on the same domains.
+
+    Attributes
+    ----------
+    domains : tuple of str
+    methods : tuple of Method
+        Baselines first, then in the order of the runs.
+    differing : mapping
+        Setting -> {method name: value} for every setting that is not common to all.
+    """
+
+    domains: tuple[str, ...]
+    methods: tuple[Method, ...]
+    differing: Mapping[str, Mapping[str, str]]
+
+    @property
+    def runs(self) -> list[tuple[Method, Run]]:
+        """Every run with its method, those left out included."""
+        return [
+            (method, run)
+            for method in self.methods
+            for run in (*method.runs, *(run for run, _ in method.left_out))
+        ]
+
+    def baseline(self, method: Method, name: str) -> Method | None:
+        """The FedAvg or Uniform method that ``method`` may be compared with, if any."""
+        client = _table(method.config, "client.")
+        found = [
+            other
+            for other in self.methods
+            if other.strategy == name
+            and other is not method
+            and other.comparable == method.comparable
+            and _table(other.config, "client.") == client
+        ]
+        return min(found, key=lambda other: other.name != name, default=None)
+
+
+def compare(runs: Iterable[Run]) -> list[Comparison]:
+    """Group runs by their domains, then by method."""
+    by_domains: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        by_domains.setdefault(run.domains, []).append(run)
+    comparisons = []
+    for domains, members in by_domains.items():
+        methods = _methods(members)
+        comparisons.append(Comparison(domains, tuple(methods), _differing(methods)))
+    return comparisons
+
+
+def paired(method: Method, baseline: Method, figure: Callable[[Run], float]) -> Estimate | None:
+    """The estimate of ``figure(method) - figure(baseline)`` over the seeds of both."""
+    others = {run.seed: run for run in baseline.runs}
+    differences = [
+        figure(run) - figure(others[run.seed]) for run in method.runs if run.seed in others
+    ]
+    return Estimate.of(differences) if differences else None
+
+
+def _methods(runs: Sequence[Run]) -> list[Method]:
+    groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.label, _identity(run.config)), []).append(run)
+    members = [_one_per_seed(group) for group in groups.values()]
+    names = _names([kept for kept, _ in members])
+    methods = [
+        Method(name, kept, left_out) for name, (kept, left_out) in zip(names, members, strict=True)
+    ]
+    rank = {name: place for place, name in enumerate(BASELINES)}
+    return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
+
+
+def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
+    """Keep the furthest runs, the newest for each seed; say why the others are left out."""
+    furthest = max(run.last_round for run in runs)
+    kept: dict[Any, Run] = {}
+    left_out = []
+    for run in sorted(runs, key=lambda run: str(run.info.get("started", "")), reverse=True):
+        if run.last_round < furthest:
+            left_out.append((run, f"other seeds reached round {furthest}"))
+        elif run.seed in kept:
+            left_out.append((run, "a newer run has the same seed and settings"))
+        else:
+            kept[run.seed] = run
+    return tuple(kept[seed] for seed in sorted(kept)), tuple(left_out)
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Labels, with the settings that tell one from its namesakes."""
+    labels = [group[0].label for group in groups]
+    names = []
+    for label, group in zip(labels, groups, strict=True):
+        namesakes = [
+            _identity(other[0].config)
+            for name, other in zip(labels, groups, strict=True)
+            if name == label
+        ]
+        own = dict(_identity(group[0].config) - frozenset.intersection(*namesakes))
+        detail = ", ".join(f"{key}={value}" for key, value in sorted(own.items()))
+        names.append(f"{label} ({detail})" if len(namesakes) > 1 and detail else label)
+    return names
+
+
+def _differing(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
+    settings = [dict(method.setting) for method in methods]
+    keys = sorted({key for setting in settings for key in setting})
+    return {
+        key: {m.name: s.get(key, "not set") for m, s in zip(methods, settings, strict=True)}
+        for key in keys
+        if len({setting.get(key) for setting in settings}) > 1
+    }
+
+
+def _identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """What makes runs the same method: everything but the seed and the execution."""
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key != "seed"
+        and key not in _EXECUTION
+        # A strategy's argument left to the strategy is the same as one not listed.
+        and not (key.startswith("strategy.") and value == "default")
+    )
+
+
+def _setting(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in _identity(config) if not item[0].startswith(_METHOD_TABLES))
+
+
+def _table(config: Mapping[str, Any], prefix: str) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in _identity(config) if item[0].startswith(prefix))
+
+
+def shown(value: Any) -> str:
+    """A config value as TOML writes it.
+
+    >>> shown(True), shown(0.5), shown("cnn"), shown("")
+    ('true', '0.5', 'cnn', '""')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value != "" else '""'
+
+
+def number(value: float, digits: int = 2, *, signed: bool = False) -> str:
+    """A figure as text, with a true minus sign; a dash where it is not defined.
+
+    >>> number(0.126, signed=True), number(2 / 3, digits=4)
+    ('+0.13', '0.6667')
+    """
+    if math.isnan(value):
+        return "\N{EN DASH}"
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")

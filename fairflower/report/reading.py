@@ -1,0 +1,288 @@
+"""Read a run folder back: what was asked for, what happened and what came out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.config import flatten
+
+HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
+
+
+class RunError(ValueError):
+    """A folder that cannot be reported on; the message names it and says why."""
+
+
+class Client(NamedTuple):
+    """One client of the federation, as ``run.json`` lists it."""
+
+    client_id: int
+    domain: str
+    num_examples: int
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    label : str
+        Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
+    status : str
+        ``"completed"``, ``"stopped"``, ``"failed"`` or ``"running"`` (also left by a
+        process that was killed).
+    domains : tuple of str
+        Domain names, D of them.
+    clients : tuple of Client
+        Every client of the federation.
+    config : mapping
+        The resolved run config with dotted keys.
+    rounds : int array [R]
+        Rounds whose global model was tested on every domain; 0 is before training.
+    accuracy : float array [R, D]
+        Test accuracy as a fraction, one row for each of ``rounds``.
+    accuracy_of : str
+        ``"test sets"`` of the domains, or ``"client means"`` where only the clients
+        tested: then a domain's accuracy is the plain mean of its clients'.
+    client_rounds, client_accuracy : int array [S], float array [S, K]
+        The same by client, in the order of ``clients``; NaN where one did not test.
+        S is 0 when clients tested nothing.
+    diagnostics : tuple of mappings
+        What the strategy recorded, one mapping a round.
+    info : mapping
+        All of ``run.json``.
+    """
+
+    path: Path
+    label: str
+    status: str
+    domains: tuple[str, ...]
+    clients: tuple[Client, ...]
+    config: Mapping[str, Any]
+    rounds: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    accuracy_of: str
+    client_rounds: NDArray[np.int64]
+    client_accuracy: NDArray[np.float64]
+    diagnostics: tuple[Mapping[str, Any], ...] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> Any:
+        """The run's seed."""
+        return self.config.get("seed", 0)
+
+    @property
+    def last_round(self) -> int:
+        """The last tested round."""
+        return int(self.rounds[-1])
+
+    @property
+    def progress(self) -> str:
+        """For example ``"stopped after round 7 of 20"``."""
+        planned = self.config.get("num-server-rounds", self.last_round)
+        return f"{self.status} after round {self.last_round} of {planned}"
+
+    def final(self, window: int) -> NDArray[np.float64]:
+        """Accuracy per domain [D], the mean over the last ``window`` tested rounds.
+
+        Round 0 does not count unless it is the only one.
+        """
+        return np.asarray(self.accuracy[_last(self.rounds, window)].mean(axis=0))
+
+    def final_rounds(self, window: int) -> tuple[int, ...]:
+        """The rounds that `final` averages."""
+        return tuple(self.rounds[_last(self.rounds, window)].tolist())
+
+    def final_clients(self, window: int) -> NDArray[np.float64]:
+        """Accuracy per client [K], like `final`; NaN for a client that never tested."""
+        if not self.client_rounds.size:
+            return np.full(len(self.clients), np.nan)
+        values = self.client_accuracy[_last(self.client_rounds, window)]
+        counts = np.isfinite(values).sum(axis=0)
+        return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run folder, of a run that is finished, was stopped or still goes on.
+
+    Rounds that are not written in full yet are left out.
+
+    Raises
+    ------
+    RunError
+        When the folder does not exist, is no run folder, has a malformed file, or
+        no round was finished.
+    """
+    path = Path(path).expanduser().absolute()
+    if not path.is_dir():
+        raise RunError(f"There is no run folder {path}.")
+    for name in ("run.json", "config.toml", "history.csv"):
+        if not (path / name).is_file():
+            raise RunError(f"{path} is not a run folder: it has no {name}.")
+    info, domains, clients = _read_info(path / "run.json")
+    config = _read_config(path / "config.toml")
+    domain_history, client_history = _read_history(path / "history.csv")
+
+    client_rounds, client_accuracy = _matrix(client_history, [str(c.client_id) for c in clients])
+    rounds, accuracy = _matrix(domain_history, domains)
+    accuracy_of = "test sets"
+    if not rounds.size and client_rounds.size:
+        accuracy_of = "client means"
+        rounds, accuracy = client_rounds, _domain_means(client_accuracy, clients, domains)
+    whole = np.isfinite(accuracy).all(axis=1)
+    rounds, accuracy = rounds[whole], accuracy[whole]
+
+    status = str(info["status"])
+    if not rounds.size or (status != "completed" and not rounds[-1]):
+        reason = f" Its error: {info['error']}" if info.get("error") else ""
+        raise RunError(f"{path} has no finished round yet (status: {status}).{reason}")
+    return Run(
+        path=path,
+        label=str(info["label"]),
+        status=status,
+        domains=domains,
+        clients=clients,
+        config=config,
+        rounds=rounds,
+        accuracy=accuracy,
+        accuracy_of=accuracy_of,
+        client_rounds=client_rounds,
+        client_accuracy=client_accuracy,
+        diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
+        info=info,
+    )
+
+
+def _last(rounds: NDArray[np.int64], window: int) -> NDArray[np.intp]:
+    trained = np.flatnonzero(rounds > 0)
+    return (trained if trained.size else np.arange(rounds.size))[-window:]
+
+
+def _domain_means(
+    client_accuracy: NDArray[np.float64], clients: Sequence[Client], domains: Sequence[str]
+) -> NDArray[np.float64]:
+    means = np.full((len(client_accuracy), len(domains)), np.nan)
+    for d, domain in enumerate(domains):
+        values = client_accuracy[:, [client.domain == domain for client in clients]]
+        counts = np.isfinite(values).sum(axis=1)
+        tested = counts > 0
+        means[tested, d] = np.nansum(values[tested], axis=1) / counts[tested]
+    return means
+
+
+# --- files -------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"Cannot read {path}: {error}.") from error
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines without a last one that is still being written."""
+    lines = _text(path).splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Client, ...]]:
+    try:
+        info = json.loads(_text(path))
+        domains = tuple(str(domain) for domain in info["domains"])
+        clients = tuple(
+            Client(
+                int(client["client_id"]),
+                str(client["domain"]),
+                int(client["num_examples"]),
+                tuple(int(count) for count in client["class_counts"]),
+            )
+            for client in info["clients"]
+        )
+        missing = {"label", "status"} - set(info)
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is not valid JSON: {error}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} does not describe a run: {error!r}.") from error
+    if missing:
+        raise RunError(f"{path} does not describe a run: it has no {sorted(missing)[0]!r}.")
+    if not domains:
+        raise RunError(f"{path} does not describe a run: its list of domains is empty.")
+    return info, domains, clients
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return flatten(tomllib.loads(_text(path)))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path} is not valid TOML: {error}.") from error
+
+
+_History = dict[int, dict[str, float]]
+
+
+def _read_history(path: Path) -> tuple[_History, _History]:
+    """Accuracy by round and name, of domains and of clients."""
+    reader = csv.reader(_whole_lines(path))
+    header = next(reader, [])
+    if header != HISTORY_COLUMNS:
+        raise RunError(
+            f"{path} has the columns {','.join(header)!r}; expected {','.join(HISTORY_COLUMNS)!r}."
+        )
+    history: dict[str, _History] = {"domain": {}, "client": {}}
+    for row in reader:
+        try:
+            number, level, name, metric, text = row
+            if metric != "accuracy" or level not in history:
+                continue
+            index, value = int(number), float(text)
+        except ValueError as error:
+            raise RunError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
+        unmeasured = level == "client" and np.isnan(value)
+        if not (unmeasured or 0 <= value <= 1):
+            raise RunError(
+                f"{path}, line {reader.line_num}: accuracy {text} of {level} {name}; "
+                "expected a fraction between 0 and 1."
+            )
+        history[level].setdefault(index, {})[name] = value
+    return history["domain"], history["client"]
+
+
+def _matrix(
+    history: _History, names: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rounds [R] and values [R, len(names)], NaN where the history has none."""
+    rounds = sorted(history)
+    values = [[history[r].get(name, np.nan) for name in names] for r in rounds]
+    return np.array(rounds, dtype=np.int64), np.array(values, dtype=float).reshape(
+        len(rounds), len(names)
+    )
+
+
+def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.is_file():
+        return ()
+    records = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path}, line {number} is not valid JSON: {error}.") from error
+        if not isinstance(record, dict) or "round" not in record:
+            raise RunError(f"{path}, line {number}: expected an object with a 'round'.")
+        records.append(record)
+    return tuple(records)

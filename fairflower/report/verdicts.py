@@ -1,0 +1,204 @@
+"""One honest sentence per method, and the notes that a reader must not miss.
+
+A difference counts when the 95 % Student-t interval of the differences paired by seed
+excludes zero, with at least three seeds. A method is *fairer* than a baseline when its
+worst domain is higher or its STD lower by that rule, and neither is worse by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fairflower import metrics
+from fairflower.report.methods import (
+    BASELINES,
+    FEWEST_SEEDS,
+    WINDOW,
+    Comparison,
+    Estimate,
+    Method,
+    number,
+    paired,
+)
+from fairflower.report.reading import Run
+
+RULE = (
+    "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
+    "One counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, with at "
+    f"least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the worst domain "
+    "is higher or STD is lower by this rule, and neither is worse by it."
+)
+
+TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus a baseline, in percentage points, paired by seed."""
+
+    average: Estimate
+    std: Estimate
+    worst: Estimate
+
+    @property
+    def judgement(self) -> str:
+        """``fairer than``, ``less fair than``, ``mixed against`` or why none of them."""
+        if self.worst.n < FEWEST_SEEDS:
+            return f"too few seeds to tell ({FEWEST_SEEDS} needed) against"
+        signs = {self.worst.sign, -self.std.sign} - {0}
+        if not signs:
+            return "not distinguishable from"
+        if len(signs) > 1:
+            return "mixed against"
+        return "fairer than" if signs == {1} else "less fair than"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be said of one method: ``"<name>: <numbers>: <conclusion>."``."""
+
+    name: str
+    numbers: str
+    conclusion: str
+
+    def __str__(self) -> str:
+        numbers = f"{self.numbers}: " if self.numbers else ""
+        return f"{self.name}: {numbers}{self.conclusion}."
+
+
+def figures(window: int) -> dict[str, Callable[[Run], float]]:
+    """AVG, STD (ddof 1) and MIN of a run over its domains, in percent."""
+    return {
+        "average": lambda run: 100 * metrics.mean(run.final(window)),
+        "std": lambda run: 100 * metrics.std(run.final(window), ddof=1),
+        "worst": lambda run: 100 * metrics.worst(run.final(window)),
+    }
+
+
+def difference(method: Method, baseline: Method, window: int) -> Difference | None:
+    """The paired difference, or None where the two have no seed in common."""
+    found = {name: paired(method, baseline, f) for name, f in figures(window).items()}
+    if any(estimate is None for estimate in found.values()):
+        return None
+    return Difference(**found)  # type: ignore[arg-type]
+
+
+def differences(
+    comparison: Comparison, method: Method, window: int = WINDOW
+) -> dict[str, Difference]:
+    """Against each baseline that is there: name -> difference."""
+    found = {}
+    for name in BASELINES:
+        baseline = comparison.baseline(method, name) if method.strategy != name else None
+        against = difference(method, baseline, window) if baseline else None
+        if against:
+            found[name] = against
+    return found
+
+
+def verdict(comparison: Comparison, method: Method) -> Verdict:
+    """The sentence on one method, on the mean of the last five tested rounds."""
+    against = differences(comparison, method)
+    if not against:
+        wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
+        conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
+        return Verdict(method.name, "", f"{conclusion} to compare with")
+    worst = [f"{signed(d.worst)} points against {TITLES[name]}" for name, d in against.items()]
+    spread = [signed(d.std) for d in against.values()]
+    counts = {d.worst.n for d in against.values()}
+    seeds = f"{' and '.join(map(str, sorted(counts)))} seed{'s' if counts != {1} else ''}"
+    numbers = f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} ({seeds})"
+    return Verdict(method.name, numbers, _conclusion(against))
+
+
+def _conclusion(against: Mapping[str, Difference]) -> str:
+    by_judgement: dict[str, list[str]] = {}
+    for name, d in against.items():
+        by_judgement.setdefault(d.judgement, []).append(TITLES[name])
+    parts = [
+        f"{judgement} {(' or ' if judgement.startswith('not') else ' and ').join(names)}"
+        for judgement, names in by_judgement.items()
+    ]
+    lower = [f"{TITLES[name]}'s" for name, d in against.items() if d.average.sign < 0]
+    if lower:
+        parts.append(f"with an average below {' and '.join(lower)}")
+    return ", ".join(parts)
+
+
+def signed(estimate: Estimate) -> str:
+    """A difference with its sign and spread.
+
+    >>> signed(Estimate(0.5, 0.25, 3)), signed(Estimate(0.5, float("nan"), 1))
+    ('+0.50 ± 0.25', '+0.50')
+    """
+    text = number(estimate.mean, signed=True)
+    return f"{text} ± {number(estimate.std)}" if estimate.n > 1 else text
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know before comparing the rows of the table."""
+    found = [
+        f"The runs differ in {key}: {_values(values)}. "
+        "Only methods with equal settings are compared."
+        for key, values in comparison.differing.items()
+    ]
+    if len({m.runs[0].last_round for m in comparison.methods}) > 1:
+        reached = {m.name: str(m.runs[0].last_round) for m in comparison.methods}
+        found.append(
+            f"The runs reached different rounds: {_values(reached)}. "
+            "Only methods at the same round are compared."
+        )
+    if all(method.strategy != "uniform" for method in comparison.methods):
+        found.append(
+            "Uniform averaging is not among the runs. Much of the published gain over FedAvg "
+            "is already there with uniform weights, so a gain over FedAvg alone says little."
+        )
+    for method in comparison.methods:
+        for run in method.runs:
+            if run.status != "completed":
+                error = f" ({run.info['error']})" if run.info.get("error") else ""
+                found.append(f"{method.name}, seed {run.seed}: {run.progress}{error}.")
+        for run, reason in method.left_out:
+            found.append(
+                f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
+                f"figures: {reason} ({run.path})."
+            )
+    if any(m.runs[0].accuracy_of == "client means" for m in comparison.methods):
+        found.append(
+            "Only clients tested: a domain's accuracy is the plain mean of its clients' accuracies."
+        )
+    return [*found, *_unequal(comparison)]
+
+
+def _unequal(comparison: Comparison) -> list[str]:
+    """Things outside the config that should be equal and are not."""
+    found = []
+    by_data: dict[object, set[object]] = {}
+    for method in comparison.methods:
+        data = frozenset(item for item in method.setting if item[0].startswith("data."))
+        by_data.setdefault(data, set()).update(run.clients for run in method.runs)
+    if any(len(partitions) > 1 for partitions in by_data.values()):
+        found.append("Runs with the same data settings have different clients: the data changed.")
+    versions: dict[str, dict[str, str]] = {}
+    for method in comparison.methods:
+        for run in method.runs:
+            for package, version in dict(run.info.get("versions") or {}).items():
+                versions.setdefault(package, {}).setdefault(str(version), method.name)
+    for package, first in sorted(versions.items()):
+        if len(first) > 1:
+            found.append(f"The runs used several versions of {package}: {', '.join(first)}.")
+    return found
+
+
+def _values(values: Mapping[str, str]) -> str:
+    """``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
+    owners: dict[str, list[str]] = {}
+    for name, value in values.items():
+        owners.setdefault(value, []).append(name)
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
+
+
+def verdicts(comparison: Comparison) -> Sequence[Verdict]:
+    """The sentences on all methods."""
+    return [verdict(comparison, method) for method in comparison.methods]

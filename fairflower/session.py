@@ -1,0 +1,247 @@
+"""One run at the server: rounds of training and testing, written as they happen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from rich.console import Console
+
+from fairflower.config import ConfigError, RunConfig
+from fairflower.data import prepare
+from fairflower.evaluation import Arrays, Evaluator
+from fairflower.progress import RunProgress
+from fairflower.roster import Stopped, call_the_roll, send_and_receive
+from fairflower.runfolder import RunFolder
+from fairflower.strategies import STRATEGIES, FairStrategy
+from fairflower.strategies.base import short
+
+logger = logging.getLogger("flwr").getChild("fairflower")
+
+
+def make_strategy(config: RunConfig, **options: Any) -> FairStrategy:
+    """The strategy that ``config`` names, with the arguments that it gives.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is out of its range.
+    """
+    strategy: Any = STRATEGIES[config.strategy.name]
+    try:
+        made: FairStrategy = strategy(**config.strategy.args, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"strategy.{error}") from error
+    return made
+
+
+class Session:
+    """A federation, a strategy and a run folder, from the first round to the last.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's link to the nodes, of whatever engine.
+    config : RunConfig
+        What to run.
+    console : Console
+        Where progress is shown.
+    label, title : str
+        The method's name in reports, and on the screen; default ``strategy.name``.
+    stop : threading.Event
+        Set it to end the run early, with a readable run folder.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: RunConfig,
+        console: Console,
+        *,
+        label: str = "",
+        title: str = "",
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.grid = grid
+        self.config = config
+        self.console = console
+        self.label = label or config.strategy.name
+        self.title = title or self.label
+        self.stop = stop or threading.Event()
+
+    def run(self) -> Path:
+        """Train, and return the run folder.
+
+        Raises
+        ------
+        ConfigError, DataError
+            If the run cannot begin.
+        RoundFailed
+            If too few clients sent a usable update.
+        Stopped
+            If ``stop`` was set.
+        """
+        config = self.config
+        self.federation = prepare(config.data)
+        self.evaluator = Evaluator(config, self.federation)
+        self.strategy = make_strategy(
+            config,
+            fraction_train=config.fraction_train,
+            min_train_nodes=1,
+            min_evaluate_nodes=1,
+            min_available_nodes=1,
+            min_clients=config.min_clients or None,
+            buffers=self.evaluator.buffers,
+        )
+        num_clients = len(self.federation.clients)
+        nodes = call_the_roll(self.grid, num_clients, config.round_timeout, self.stop)
+        self.strategy.enroll(nodes, config.seed)
+        self.folder = RunFolder(config, self.label, self._facts())
+        self.progress = RunProgress(self.console, self.title, config.num_server_rounds)
+        with _logged(self.folder):
+            self.progress.start(self.folder.path)
+            try:
+                self._rounds()
+            except Stopped:
+                self.folder.finish("stopped")
+                raise
+            except BaseException as error:
+                self.folder.finish("failed", f"{type(error).__name__}: {error}")
+                raise
+            else:
+                self.folder.finish("completed")
+            finally:
+                self.progress.stop()
+                self.console.print(f"run folder: {self.folder.path}", soft_wrap=True, style="dim")
+        return self.folder.path
+
+    def _rounds(self) -> None:
+        arrays = _record(self.evaluator.arrays())
+        last = self.config.num_server_rounds
+        for server_round in range(last + 1):
+            seconds: dict[str, float] = {}
+            accuracies: dict[str, float] = {}
+            with _timed(seconds, "seconds"):
+                if server_round > 0:
+                    arrays = self._train(server_round, arrays, seconds)
+                if server_round % self.config.evaluate.every == 0 or server_round == last:
+                    with _timed(seconds, "evaluate_seconds"):
+                        accuracies = self._evaluate(server_round, arrays)
+            self.folder.history(server_round, "run", "", seconds)
+            self.progress.round(server_round, accuracies)
+
+    def _train(
+        self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
+    ) -> ArrayRecord:
+        strategy, folder = self.strategy, self.folder
+        settings = ConfigRecord(self.config.to_flat())
+        with _timed(seconds, "train_seconds"):
+            messages = strategy.configure_train(server_round, arrays, settings, self.grid)
+            replies = send_and_receive(
+                self.grid, messages, self.config.round_timeout, self.stop
+            )
+        with _timed(seconds, "merge_seconds"):
+            merged, _ = strategy.aggregate_train(server_round, replies)
+        assert merged is not None
+        for k, client in enumerate(strategy.client_ids):
+            scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
+            folder.history(server_round, "client", str(client), scalars)
+        folder.model(_values(merged))
+        folder.diagnostics(
+            server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
+        )
+        return merged
+
+    def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Each domain's accuracy, as the server or the clients find it."""
+        by = self.config.evaluate.by
+        accuracies: dict[str, float] = {}
+        if by in ("clients", "both") and server_round > 0:
+            accuracies = self._ask_clients(server_round, arrays)
+            results = {domain: {"accuracy": value} for domain, value in accuracies.items()}
+        if by in ("server", "both"):
+            results = self.evaluator(_values(arrays))
+            accuracies = {domain: values["accuracy"] for domain, values in results.items()}
+        if accuracies:
+            for domain, values in results.items():
+                self.folder.history(server_round, "domain", domain, values)
+        return accuracies
+
+    def _ask_clients(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """The clients' own accuracies; each domain's is their mean by test images."""
+        settings = ConfigRecord(self.config.to_flat())
+        messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
+        replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+        answers: dict[int, MetricRecord] = {}
+        for reply in replies:
+            if reply.has_error():
+                reason = short(reply.error.reason or "")
+                logger.warning("Round %d: a client could not evaluate: %s", server_round, reason)
+            else:
+                answer = reply.content.metric_records["metrics"]
+                answers[int(answer["client-id"])] = answer  # type: ignore[arg-type]
+        correct: dict[str, float] = {}
+        tested: dict[str, float] = {}
+        for client, answer in sorted(answers.items()):
+            domain = self.federation.clients[client].domain
+            values = {"accuracy": answer["accuracy"], "loss": answer["eval_loss"]}
+            self.folder.history(server_round, "client", str(client), values)  # type: ignore[arg-type]
+            n = answer["num-examples"]
+            correct[domain] = correct.get(domain, 0.0) + answer["accuracy"] * n  # type: ignore[operator]
+            tested[domain] = tested.get(domain, 0.0) + n  # type: ignore[operator]
+        return {d: correct[d] / tested[d] for d in self.federation.domains if d in tested}
+
+    def _facts(self) -> dict[str, Any]:
+        federation = self.federation
+        return {
+            "num_parameters": self.evaluator.num_parameters,
+            "num_classes": federation.num_classes,
+            "shape": list(federation.shape),
+            "domains": list(federation.domains),
+            "sources": list(federation.sources),
+            "clients": [
+                {
+                    "client_id": client.client_id,
+                    "domain": client.domain,
+                    "num_examples": client.num_examples,
+                    "class_counts": list(client.class_counts),
+                }
+                for client in federation.clients
+            ],
+        }
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _values(arrays: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - begin
+
+
+@contextmanager
+def _logged(folder: RunFolder) -> Iterator[None]:
+    """Copy Flower's log, and fairflower's, into the run folder."""
+    handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("flwr")
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,297 @@
+"""FairStrategy: Flower's FedAvg whose merge is a cohort in, a model out."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from numpy.typing import NDArray
+
+from fairflower.strategies.cohort import (
+    Arrays,
+    Cohort,
+    InvalidReply,
+    check_arrays,
+    decode_record,
+    is_buffer,
+    scalar_metrics,
+)
+
+# A child of Flower's logger: shown and streamed wherever Flower's own lines are.
+logger = logging.getLogger("flwr").getChild("fairflower")
+
+Diagnostic = NDArray[np.float64] | float
+
+
+class Options(TypedDict, total=False):
+    """What every strategy accepts beside its paper's own arguments.
+
+    The first ten are those of ``flwr.serverapp.strategy.FedAvg``, unchanged.
+    """
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    buffers: Collection[str] | None
+    min_clients: int | None
+
+
+class RoundFailed(RuntimeError):
+    """Too few usable replies to go on; the message names who is missing and why."""
+
+
+class FairStrategy(flower.FedAvg):
+    """Base of all aggregation rules of fairflower.
+
+    A subclass says how to merge a cohort: either by weights (``weigh``) or
+    altogether (``merge``). Messages, checks, ordering and diagnostics are here.
+
+    Parameters
+    ----------
+    buffers : collection of str, optional
+        Names of the arrays that are not trained. By default integer arrays and
+        names ending in ``running_mean``, ``running_var``, ``num_batches_tracked``.
+    min_clients : int, optional
+        Fewest usable replies a round may have; fewer raise ``RoundFailed``. By
+        default half of the clients that were asked, rounded up.
+    **options
+        Any keyword argument of ``flwr.serverapp.strategy.FedAvg``.
+
+    Attributes
+    ----------
+    diagnostics : dict
+        What the last merge decided: numbers, arrays of shape (K,) per client
+        (``weights`` is always there), or (K, K) per pair of clients.
+    client_ids : tuple of int
+        The clients of the last cohort, in the order of ``diagnostics``.
+    client_metrics : dict of str -> ndarray of shape (K,)
+        The scalar metrics that all of them sent.
+    dropped : dict of int -> str
+        Clients that were asked in the last round and not merged, with the reason.
+    """
+
+    #: Where the rule comes from, for ``fairflower list`` and the report.
+    paper: ClassVar[str] = ""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        buffers = options.pop("buffers", None)
+        self.buffers = None if buffers is None else frozenset(buffers)
+        self.min_clients = options.pop("min_clients", None)
+        if self.min_clients is not None and self.min_clients < 1:
+            raise ValueError(f"min_clients = {self.min_clients}: expected at least 1.")
+        super().__init__(**options)  # type: ignore[misc]
+        self.diagnostics: dict[str, Diagnostic] = {}
+        self.client_ids: tuple[int, ...] = ()
+        self.client_metrics: dict[str, NDArray[np.float64]] = {}
+        self.dropped: dict[int, str] = {}
+        self._roster: dict[int, int] | None = None
+        self._seed = 0
+        self._sent: ArrayRecord | None = None
+        self._asked: list[Message] = []
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        """The rule's own arguments with their defaults: the paper's hyper-parameters."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    # --- what a subclass defines ---------------------------------------------------
+
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+        """The clients' weights, shape (K,): non-negative, summing to 1."""
+        raise NotImplementedError
+
+    def merge(self, cohort: Cohort) -> Arrays:
+        """The next global model. By default the mean weighted by ``weigh``."""
+        weights = self.weigh(cohort)
+        self.diagnostics["weights"] = weights
+        return cohort.average(weights)
+
+    # --- Flower's side ---------------------------------------------------------------
+
+    def enroll(self, nodes: Mapping[int, int], seed: int) -> None:
+        """Sample by client id from now on, so that the choice depends on ``seed`` alone.
+
+        Flower's node ids differ from run to run; without this, so do its samples.
+
+        Parameters
+        ----------
+        nodes : mapping of int -> int
+            Client id -> node id, for all clients of the federation.
+        seed : int
+            Seed of the sampling.
+        """
+        self._roster = dict(sorted(nodes.items()))
+        self._seed = seed
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages for this round's clients (see Flower's ``FedAvg``)."""
+        if self._roster is None:
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+        else:
+            config["server-round"] = server_round
+            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            nodes = self._sample(server_round, self.fraction_train, self.min_train_nodes)
+            messages = list(self._construct_messages(record, nodes, MessageType.TRAIN))
+        self._sent, self._asked = arrays, messages
+        return messages
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages for this round's evaluation (see Flower's ``FedAvg``)."""
+        if self._roster is None or self.fraction_evaluate == 0.0:
+            return super().configure_evaluate(server_round, arrays, config, grid)
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        nodes = self._sample(server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        return self._construct_messages(record, nodes, MessageType.EVALUATE)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merge the usable replies into the next global model.
+
+        Raises
+        ------
+        RoundFailed
+            If fewer than ``min_clients`` replies are usable.
+        """
+        if self._sent is None:
+            raise RuntimeError("aggregate_train was called before configure_train.")
+        if not self._asked:
+            return None, None
+        cohort, contents = self._collect(server_round, list(replies), self._sent)
+        self.client_ids = cohort.client_ids
+        self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+        self.diagnostics = {}
+        merged = self.merge(cohort)
+        record = ArrayRecord({name: Array(np.ascontiguousarray(a)) for name, a in merged.items()})
+        return record, self._mean_metrics(cohort, contents)
+
+    # --- a round's replies -------------------------------------------------------------
+
+    def _sample(self, server_round: int, fraction: float, at_least: int) -> list[int]:
+        assert self._roster is not None
+        clients = list(self._roster)
+        size = min(len(clients), max(int(len(clients) * fraction), at_least))
+        random = np.random.default_rng([self._seed, server_round])
+        chosen = sorted(random.choice(len(clients), size, replace=False))
+        return [self._roster[clients[i]] for i in chosen]
+
+    def _collect(
+        self, server_round: int, replies: list[Message], sent: ArrayRecord
+    ) -> tuple[Cohort, list[RecordDict]]:
+        """Sort out the usable replies, by client id, and say what became of the rest."""
+        received = decode_record(sent)
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
+        waiting = {m.metadata.dst_node_id for m in self._asked}
+        names = {node: client for client, node in (self._roster or {}).items()}
+        members: dict[int, tuple[RecordDict, MetricRecord, Arrays]] = {}
+        self.dropped = {}
+        for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
+            # An error reply for a dead node comes from the SuperLink, not from the node.
+            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            waiting.discard(node)
+            client = names.get(node, node)
+            try:
+                if reply.has_error():
+                    raise InvalidReply(short(reply.error.reason or "failed without a reason"))
+                metrics = scalar_metrics(reply.content)
+                client = int(metrics.get("client-id", client))  # type: ignore[arg-type]
+                if client in members:
+                    raise InvalidReply(f"client id {client} has already replied in this round")
+                self._check_examples(metrics)
+                record = self._arrays_of(reply.content)
+                arrays = check_arrays(decode_record(record), received)
+            except InvalidReply as problem:
+                self.dropped[client] = str(problem)
+            else:
+                members[client] = (reply.content, metrics, arrays)
+        for node in waiting:
+            self.dropped[names.get(node, node)] = "no reply before the timeout"
+        for client, reason in self.dropped.items():
+            logger.warning("Round %d goes on without client %d: %s", server_round, client, reason)
+        self._check_enough(server_round, len(members))
+
+        ids = sorted(members)
+        records = [members[i][1] for i in ids]
+        common = [key for key in records[0] if all(key in record for record in records)]
+        scalars = {key: np.array([record[key] for record in records], float) for key in common}
+        buffers = self.buffers
+        if buffers is None:
+            buffers = frozenset(name for name, array in received.items() if is_buffer(name, array))
+        cohort = Cohort(
+            server_round=server_round,
+            client_ids=tuple(ids),
+            num_examples=scalars[self.weighted_by_key],
+            received=received,
+            returned=tuple(members[i][2] for i in ids),
+            metrics=scalars,
+            buffers=buffers,
+        )
+        return cohort, [members[i][0] for i in ids]
+
+    def _check_examples(self, metrics: MetricRecord) -> None:
+        key = self.weighted_by_key
+        if key not in metrics:
+            raise InvalidReply(f"its metrics lack {key!r}; the client must report it")
+        value = float(metrics[key])  # type: ignore[arg-type]
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidReply(f"{key} = {value}: expected a positive finite number")
+
+    def _arrays_of(self, content: RecordDict) -> ArrayRecord:
+        records = content.array_records
+        if self.arrayrecord_key in records:
+            return records[self.arrayrecord_key]
+        if len(records) == 1:
+            return next(iter(records.values()))
+        raise InvalidReply(
+            f"it carries no ArrayRecord {self.arrayrecord_key!r}, only {sorted(records)}"
+        )
+
+    def _check_enough(self, server_round: int, usable: int) -> None:
+        asked = len(self._asked)
+        needed = math.ceil(asked / 2) if self.min_clients is None else self.min_clients
+        if usable >= max(1, needed):
+            return
+        reasons = "".join(f"\n  client {i}: {why}" for i, why in sorted(self.dropped.items()))
+        raise RoundFailed(
+            f"Round {server_round}: {usable} of {asked} clients sent a usable update, fewer than "
+            f"the {max(1, needed)} that min-clients asks for.{reasons}"
+        )
+
+    def _mean_metrics(self, cohort: Cohort, contents: list[RecordDict]) -> MetricRecord:
+        """The clients' metrics averaged by sample weight, ids left out."""
+        if self.train_metrics_aggr_fn is not flower.strategy_utils.aggregate_metricrecords:
+            return self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        skip = {self.weighted_by_key, "client-id"}
+        return MetricRecord(
+            {
+                name: float(cohort.sample_weights @ values)
+                for name, values in cohort.metrics.items()
+                if name not in skip
+            }
+        )
+
+
+def short(reason: str, limit: int = 300) -> str:
+    """The end of a reason, where a traceback says what happened."""
+    text = " ".join(reason.split())
+    return text if len(text) <= limit else "... " + text[-limit:]

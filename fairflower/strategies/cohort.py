@@ -1,0 +1,274 @@
+"""One round's replies as arrays: what every aggregation rule works on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+#: Coordinates handled at a time: small enough that a block of every temporary
+#: stays in the processor's cache, large enough that Python's cost disappears.
+BLOCK = 32_768
+
+BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+
+Arrays = dict[str, NDArray[Any]]
+Floats = NDArray[Any]  # of real numbers, as a rule float32
+
+
+class InvalidReply(ValueError):
+    """A reply that cannot enter a cohort; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Up to ``BLOCK`` consecutive coordinates of one array, for the whole cohort.
+
+    Attributes
+    ----------
+    name : str
+        The array that the coordinates belong to.
+    part : slice
+        Their place in that array, flattened.
+    received : ndarray of shape (b,)
+        The global model that the clients started from.
+    returned : list of K ndarrays of shape (b,)
+        The clients' models, in the order of ``Cohort.client_ids``.
+    """
+
+    name: str
+    part: slice
+    received: Floats
+    returned: list[Floats]
+
+    def update(self, k: int) -> Floats:
+        """Delta_k = theta_k - theta of client ``k``, shape (b,), a new array."""
+        return self.returned[k] - self.received
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The valid replies of one round, ordered by client id.
+
+    Everything is indexed by position ``k`` in ``client_ids``, so a result never
+    depends on who answered first.
+
+    Attributes
+    ----------
+    server_round : int
+        The round, counted from 1.
+    client_ids : tuple of K ints
+        Ascending; the ``client-id`` metric, or the node id where there is none.
+    num_examples : ndarray of shape (K,), float64
+        Training examples n_k, all positive.
+    received : dict of name -> ndarray
+        The global model theta that the clients started from.
+    returned : tuple of K dicts
+        The clients' models theta_k: read-only views of the replies, not copies.
+    metrics : dict of name -> ndarray of shape (K,)
+        Every scalar metric that all K clients sent.
+    buffers : frozenset of str
+        Arrays that are not trained (BatchNorm statistics and counters).
+    """
+
+    server_round: int
+    client_ids: tuple[int, ...]
+    num_examples: NDArray[np.float64]
+    received: Arrays
+    returned: tuple[Arrays, ...]
+    metrics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+    @property
+    def sample_weights(self) -> NDArray[np.float64]:
+        """n_k / sum_j n_j, shape (K,)."""
+        return np.asarray(self.num_examples / self.num_examples.sum())
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the trainable arrays, in the model's order."""
+        return [name for name in self.received if name not in self.buffers]
+
+    @property
+    def floats(self) -> list[str]:
+        """Names of all arrays of real numbers: parameters and BatchNorm statistics."""
+        return [name for name, array in self.received.items() if array.dtype.kind == "f"]
+
+    def blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        """Walk the coordinates of ``names``, a cache-sized block at a time."""
+        for name in names:
+            received = self.received[name].reshape(-1)
+            returned = [arrays[name].reshape(-1) for arrays in self.returned]
+            for start in range(0, received.size, BLOCK):
+                part = slice(start, min(start + BLOCK, received.size))
+                yield Block(name, part, received[part], [array[part] for array in returned])
+
+    def squared_norms(self) -> NDArray[np.float64]:
+        """||Delta_k||^2 over all parameters, shape (K,)."""
+        total = np.zeros(len(self))
+        for block in self.blocks(self.parameters):
+            for k in range(len(self)):
+                total[k] += squared_norm(block.update(k))
+        return total
+
+    def average(
+        self,
+        weights: NDArray[np.float64],
+        kept: Callable[[Block, int], NDArray[np.bool_] | None] | None = None,
+    ) -> Arrays:
+        """theta + sum_k w_k Delta_k: the weighted mean of the clients' models.
+
+        Updates are averaged rather than models, so that clients which moved
+        nowhere leave every bit of the model as it was.
+
+        Parameters
+        ----------
+        weights : ndarray of shape (K,)
+            Non-negative, summing to 1.
+        kept : callable, optional
+            ``kept(block, k)`` is the boolean mask of the coordinates that client
+            ``k`` contributes to (None: all). A coordinate's weights are
+            normalised over the clients that contribute to it, and a coordinate
+            without contributors stays as it was.
+
+        Returns
+        -------
+        dict of name -> ndarray
+            Same names, shapes and dtypes as ``received``. Integer buffers (step
+            counters) become the weighted mean cut to a whole number, which is
+            what the papers' released codes get when PyTorch loads the mean.
+        """
+        merged: Arrays = {}
+        for name, received in self.received.items():
+            if received.dtype.kind == "f":
+                merged[name] = np.array(received, order="C")
+            else:
+                values = np.stack([arrays[name] for arrays in self.returned])
+                mean = np.tensordot(weights, values.astype(np.float64), axes=1)
+                # The hair keeps a mean of equal counters from being cut one below them.
+                merged[name] = np.floor(mean + 1e-6).astype(received.dtype)
+        for block in self.blocks(self.floats):
+            merged[block.name].reshape(-1)[block.part] += self._step(block, weights, kept)
+        return merged
+
+    def _step(
+        self,
+        block: Block,
+        weights: NDArray[np.float64],
+        kept: Callable[[Block, int], NDArray[np.bool_] | None] | None,
+    ) -> Floats:
+        """sum_k w_k Delta_k over one block, weights normalised per coordinate if masked.
+
+        Summed client by client rather than by a matrix product, whose order of
+        additions depends on the number of threads.
+        """
+        dtype = np.promote_types(block.received.dtype, np.float32)
+        step = np.zeros(block.received.shape, dtype)
+        mass: Floats | None = None
+        for k, weight in enumerate(weights.astype(dtype)):
+            update = block.update(k)
+            update *= weight
+            mask = kept(block, k) if kept is not None else None
+            if mask is not None:
+                update *= mask
+                mass = np.zeros_like(step) if mass is None else mass
+                mass += mask * weight
+            step += update
+        if mass is not None:
+            np.divide(step, mass, out=step, where=mass > 0)
+        return step
+
+
+def squared_norm(values: Floats) -> float:
+    """Sum of squares of a block, as a Python float (64 bits)."""
+    return float(np.einsum("i,i->", values, values))
+
+
+# --- from Flower's records -------------------------------------------------------------
+
+
+def decode(array: Array) -> NDArray[Any]:
+    """View the values of a Flower array without copying them; never unpickles.
+
+    Raises
+    ------
+    InvalidReply
+        If the bytes are not those of a plain NumPy array.
+    """
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran_order, dtype = read_header(stream)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        count = int(np.prod(shape, dtype=np.int64))
+        flat = np.frombuffer(array.data, dtype, count=count, offset=stream.tell())
+    except (ValueError, KeyError) as error:
+        raise InvalidReply(f"is not a plain NumPy array ({error})") from error
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def decode_record(record: ArrayRecord) -> Arrays:
+    """All arrays of a record by name, without copying."""
+    arrays: Arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = decode(array)
+        except InvalidReply as error:
+            raise InvalidReply(f"array {name!r} {error}") from error
+    return arrays
+
+
+def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:
+    """The arrays in the model's order, or ``InvalidReply`` naming the first misfit."""
+    missing = [name for name in received if name not in arrays]
+    extra = [name for name in arrays if name not in received]
+    if missing or extra:
+        raise InvalidReply(
+            f"its arrays are not the model's: missing {missing[:3]}, unexpected {extra[:3]}"
+        )
+    for name, expected in received.items():
+        got = arrays[name]
+        if got.shape != expected.shape:
+            raise InvalidReply(f"array {name!r} has shape {got.shape}, expected {expected.shape}")
+        if got.dtype != expected.dtype:
+            raise InvalidReply(f"array {name!r} is {got.dtype}, expected {expected.dtype}")
+        if not _finite(got):
+            raise InvalidReply(f"array {name!r} holds NaN or infinite values")
+    return {name: arrays[name] for name in received}
+
+
+def scalar_metrics(content: RecordDict) -> MetricRecord:
+    """The scalars of all of a reply's metric records together."""
+    merged = MetricRecord()
+    for record in content.metric_records.values():
+        for name, value in record.items():
+            if isinstance(value, (int, float)):
+                merged[name] = value
+    return merged
+
+
+def is_buffer(name: str, array: NDArray[Any]) -> bool:
+    """Whether an array is not trained, as far as its name and dtype tell."""
+    return array.dtype.kind != "f" or name.endswith(BUFFER_SUFFIXES)
+
+
+def _finite(array: NDArray[Any]) -> bool:
+    if array.dtype.kind != "f":
+        return True
+    # A sum is finite only if every term is, and costs a quarter of the full
+    # check; it may overflow without any term being infinite, hence the second look.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())

@@ -1,0 +1,97 @@
+"""Shared pieces of the tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from fairflower.flower import identify
+from fairflower.strategies import FairStrategy
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the home folder; prepared data is shared by one session's tests."""
+    if "FAIRFLOWER_TEST_HOME" not in os.environ:
+        os.environ["FAIRFLOWER_TEST_HOME"] = str(tmp_path_factory.mktemp("home"))
+    monkeypatch.setenv("FAIRFLOWER_HOME", os.environ["FAIRFLOWER_TEST_HOME"])
+
+
+@pytest.fixture
+def digits_dir() -> str:
+    """The folder of the papers' digits, where there is one."""
+    folder = os.environ.get("FAIRFLOWER_DATA", "")
+    if not os.path.exists(os.path.join(folder, "mnist.npz")):
+        pytest.skip("FAIRFLOWER_DATA does not name a folder with mnist.npz, usps.npz, ...")
+    return folder
+
+
+def record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def unpack(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+class Rounds:
+    """Drives a strategy through rounds with made-up replies, as a server app would."""
+
+    def __init__(self, strategy: FairStrategy, model: Arrays, clients: Sequence[int]) -> None:
+        identify()
+        self.strategy = strategy
+        self.model = {name: np.asarray(array) for name, array in model.items()}
+        strategy.enroll({client: 1000 + client for client in clients}, seed=0)
+        self.round = 0
+
+    def ask(self) -> list[Message]:
+        self.round += 1
+        messages = list(
+            self.strategy.configure_train(self.round, record(self.model), ConfigRecord(), None)  # type: ignore[arg-type]
+        )
+        for i, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"{self.round}-{i}"
+        return messages
+
+    def step(
+        self,
+        updates: Mapping[int, Arrays],
+        examples: Mapping[int, float] | None = None,
+        order: Sequence[int] | None = None,
+        metrics: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """One round in which client i returns the model plus ``updates[i]``."""
+        asked = {m.metadata.dst_node_id - 1000: m for m in self.ask()}
+        replies = []
+        for client in order if order is not None else updates:
+            arrays = {
+                name: (array + updates[client][name]).astype(array.dtype)
+                for name, array in self.model.items()
+            }
+            values = {"num-examples": 1, "client-id": client, "train_loss": 1.0}
+            values |= {"num-examples": examples[client]} if examples else {}
+            values |= dict(metrics[client]) if metrics else {}
+            replies.append(reply(asked[client], arrays, values))
+        return self.finish(replies)
+
+    def finish(self, replies: Sequence[Message]) -> dict[str, np.ndarray]:
+        merged, _ = self.strategy.aggregate_train(self.round, replies)
+        assert merged is not None
+        self.model = unpack(merged)
+        return self.model
+
+
+def reply(message: Message, arrays: Arrays, metrics: Mapping[str, Any]) -> Message:
+    content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})
+    return Message(content, reply_to=message)
+
+
+def failure(message: Message, reason: str) -> Message:
+    return Message(Error(code=2, reason=reason), reply_to=message)
