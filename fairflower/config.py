@@ -159,7 +159,7 @@ class RunConfig:
         known = keys()
         for key in flat:
             if key not in known:
-                raise ConfigError(unknown("run config key", key, known))
+                raise ConfigError(unknown("run config key", key, known, describe()))
         config = _build(cls, {key: _checked(key, value) for key, value in flat.items()})
         _check_names(config)
         return config
@@ -253,14 +253,22 @@ def strategy_arguments() -> dict[str, list[str]]:
     return arguments
 
 
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+def unknown(
+    kind: str, name: str, valid: Iterable[str], meanings: Mapping[str, str] | None = None
+) -> str:
     """The error text for a name that does not exist: the nearest match, or all names.
+
+    ``meanings`` finds what is called otherwise: ``learning-rate`` finds the key
+    whose meaning speaks of a learning rate.
 
     >>> unknown("strategy", "fedhael", ["fedavg", "fedheal"])
     "Unknown strategy 'fedhael'. Did you mean 'fedheal'? Valid: fedavg, fedheal."
     """
     valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.8)
+    words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
+    near += [key for key, text in (meanings or {}).items() if words in text.lower()]
+    near += difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 or not near else ""
     return f"Unknown {kind} {name!r}.{hint}{listing}"
@@ -339,7 +347,7 @@ def _build(cls: type[RunConfig], flat: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_names(config: RunConfig) -> None:
-    """Refuse names that nobody registered and arguments that nobody takes."""
+    """Refuse names that nobody registered and arguments that their strategy refuses."""
     from fairflower import names
     from fairflower.strategies import STRATEGIES
 
@@ -359,6 +367,10 @@ def _check_names(config: RunConfig) -> None:
                 f"strategy.{_kebab(arg)} is an argument of {owners}, not of "
                 f"{config.strategy.name}. Remove it, or choose another strategy.name."
             )
+    try:
+        STRATEGIES[config.strategy.name](**config.strategy.args)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"strategy.{error}") from error
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError(
             "data.fraction and data.examples-per-client are both set; set one of them to 0."

@@ -6,6 +6,7 @@ Tested on the oldest and the newest Flower that pyproject.toml admits.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from flwr.app import Message
@@ -52,6 +53,12 @@ def simulate(
             "This version of Flower has no run_simulation any more. Use `flwr run .`, "
             "`fairflower run --engine inline`, or a Flower that pyproject.toml was tested with."
         ) from error
+    # Ray would otherwise start its workers through the `uv run` that started us, and
+    # warn about GPUs that it hides; clients look at what Ray granted, not at that.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray  # noqa: F401  # before the server's thread meets a half-imported Ray
+
     backend: Any = {
         "client_resources": {"num_cpus": client_cpus, "num_gpus": client_gpus},
         "init_args": {

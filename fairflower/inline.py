@@ -114,7 +114,7 @@ class InlineGrid(Grid):
         # the arrays' bytes are immutable and shared.
         request = copy.copy(message)
         request.__dict__["_content"] = RecordDict(
-            {name: copy.copy(record) for name, record in message.content.items()}
+            {name: type(record)(dict(record)) for name, record in message.content.items()}
         )
         try:
             reply = self.client_app(request, self.contexts[node])

@@ -51,7 +51,9 @@ class RunProgress:
         """Name the run folder and begin."""
         self.console.print(f"[bold]{self.title}[/] → {folder}", soft_wrap=True, highlight=False)
         if self.console.is_terminal:
-            self._live = Live(self._view(), console=self.console, refresh_per_second=4)
+            self._live = Live(
+                self._view(), console=self.console, refresh_per_second=4, transient=True
+            )
             self._live.start()
 
     def round(self, server_round: int, accuracies: Mapping[str, float]) -> None:
@@ -62,26 +64,28 @@ class RunProgress:
         if self._live is not None:
             self._live.update(self._view())
         elif accuracies:
-            self.console.print(self._line(server_round, accuracies), soft_wrap=True, highlight=False)
+            self._print_line(server_round, accuracies)
 
     def stop(self) -> None:
-        """Leave the last view standing."""
+        """Take the display away and leave the last round's line."""
         if self._live is not None:
-            self._live.update(self._view())
             self._live.stop()
             self._live = None
+            if self._rows:
+                self._print_line(*self._rows[-1])
 
-    def _line(self, server_round: int, accuracies: Mapping[str, float]) -> str:
+    def _print_line(self, server_round: int, accuracies: Mapping[str, float]) -> None:
         values = list(accuracies.values())
         domains = "  ".join(f"{name} {100 * value:5.1f}" for name, value in accuracies.items())
         passed = time.monotonic() - self._begin
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
         eta = f"  {left:.0f} s left" if server_round and server_round < self.num_rounds else ""
-        return (
+        line = (
             f"round {server_round:>3}/{self.num_rounds}  {domains}  |  "
             f"avg {100 * metrics.mean(values):5.1f}  worst {100 * metrics.worst(values):5.1f}  "
             f"std {100 * metrics.std(values, ddof=0):4.1f}{eta}"
         )
+        self.console.print(line, soft_wrap=True, highlight=False)
 
     def _view(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="dim")

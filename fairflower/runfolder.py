@@ -95,7 +95,7 @@ class RunFolder:
 
     def model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, replacing an earlier one at once."""
-        dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         _replace(self.path / "model.safetensors", save(dense))
 
     def finish(self, status: str, error: str | None = None) -> None:

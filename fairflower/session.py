@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from fairflower.config import ConfigError, RunConfig
+from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.progress import RunProgress
@@ -24,22 +24,6 @@ from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.strategies.base import short
 
 logger = logging.getLogger("flwr").getChild("fairflower")
-
-
-def make_strategy(config: RunConfig, **options: Any) -> FairStrategy:
-    """The strategy that ``config`` names, with the arguments that it gives.
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of its range.
-    """
-    strategy: Any = STRATEGIES[config.strategy.name]
-    try:
-        made: FairStrategy = strategy(**config.strategy.args, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"strategy.{error}") from error
-    return made
 
 
 class Session:
@@ -75,6 +59,8 @@ class Session:
         self.label = label or config.strategy.name
         self.title = title or self.label
         self.stop = stop or threading.Event()
+        #: Made when the first round begins.
+        self.folder: RunFolder | None = None
 
     def run(self) -> Path:
         """Train, and return the run folder.
@@ -91,8 +77,9 @@ class Session:
         config = self.config
         self.federation = prepare(config.data)
         self.evaluator = Evaluator(config, self.federation)
-        self.strategy = make_strategy(
-            config,
+        strategy: Any = STRATEGIES[config.strategy.name]
+        self.strategy: FairStrategy = strategy(
+            **config.strategy.args,
             fraction_train=config.fraction_train,
             min_train_nodes=1,
             min_evaluate_nodes=1,
@@ -103,26 +90,26 @@ class Session:
         num_clients = len(self.federation.clients)
         nodes = call_the_roll(self.grid, num_clients, config.round_timeout, self.stop)
         self.strategy.enroll(nodes, config.seed)
-        self.folder = RunFolder(config, self.label, self._facts())
-        self.progress = RunProgress(self.console, self.title, config.num_server_rounds)
-        with _logged(self.folder):
-            self.progress.start(self.folder.path)
+        folder = self.folder = RunFolder(config, self.label, self._facts())
+        progress = RunProgress(self.console, self.title, config.num_server_rounds)
+        with _logged(folder):
+            progress.start(folder.path)
             try:
-                self._rounds()
+                self._rounds(folder, progress)
             except Stopped:
-                self.folder.finish("stopped")
+                folder.finish("stopped")
                 raise
             except BaseException as error:
-                self.folder.finish("failed", f"{type(error).__name__}: {error}")
+                folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             else:
-                self.folder.finish("completed")
+                folder.finish("completed")
             finally:
-                self.progress.stop()
-                self.console.print(f"run folder: {self.folder.path}", soft_wrap=True, style="dim")
-        return self.folder.path
+                progress.stop()
+                self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
+        return folder.path
 
-    def _rounds(self) -> None:
+    def _rounds(self, folder: RunFolder, progress: RunProgress) -> None:
         arrays = _record(self.evaluator.arrays())
         last = self.config.num_server_rounds
         for server_round in range(last + 1):
@@ -130,18 +117,22 @@ class Session:
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
                 if server_round > 0:
-                    arrays = self._train(server_round, arrays, seconds)
+                    arrays = self._train(folder, server_round, arrays, seconds)
                 if server_round % self.config.evaluate.every == 0 or server_round == last:
                     with _timed(seconds, "evaluate_seconds"):
-                        accuracies = self._evaluate(server_round, arrays)
-            self.folder.history(server_round, "run", "", seconds)
-            self.progress.round(server_round, accuracies)
+                        accuracies = self._evaluate(folder, server_round, arrays)
+            folder.history(server_round, "run", "", seconds)
+            progress.round(server_round, accuracies)
 
     def _train(
-        self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
+        self,
+        folder: RunFolder,
+        server_round: int,
+        arrays: ArrayRecord,
+        seconds: dict[str, float],
     ) -> ArrayRecord:
-        strategy, folder = self.strategy, self.folder
-        settings = ConfigRecord(self.config.to_flat())
+        strategy = self.strategy
+        settings = self._settings()
         with _timed(seconds, "train_seconds"):
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = send_and_receive(
@@ -159,24 +150,28 @@ class Session:
         )
         return merged
 
-    def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+    def _evaluate(
+        self, folder: RunFolder, server_round: int, arrays: ArrayRecord
+    ) -> dict[str, float]:
         """Each domain's accuracy, as the server or the clients find it."""
         by = self.config.evaluate.by
         accuracies: dict[str, float] = {}
         if by in ("clients", "both") and server_round > 0:
-            accuracies = self._ask_clients(server_round, arrays)
+            accuracies = self._ask_clients(folder, server_round, arrays)
             results = {domain: {"accuracy": value} for domain, value in accuracies.items()}
         if by in ("server", "both"):
             results = self.evaluator(_values(arrays))
             accuracies = {domain: values["accuracy"] for domain, values in results.items()}
         if accuracies:
             for domain, values in results.items():
-                self.folder.history(server_round, "domain", domain, values)
+                folder.history(server_round, "domain", domain, values)
         return accuracies
 
-    def _ask_clients(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+    def _ask_clients(
+        self, folder: RunFolder, server_round: int, arrays: ArrayRecord
+    ) -> dict[str, float]:
         """The clients' own accuracies; each domain's is their mean by test images."""
-        settings = ConfigRecord(self.config.to_flat())
+        settings = self._settings()
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
         answers: dict[int, MetricRecord] = {}
@@ -192,11 +187,16 @@ class Session:
         for client, answer in sorted(answers.items()):
             domain = self.federation.clients[client].domain
             values = {"accuracy": answer["accuracy"], "loss": answer["eval_loss"]}
-            self.folder.history(server_round, "client", str(client), values)  # type: ignore[arg-type]
+            folder.history(server_round, "client", str(client), values)  # type: ignore[arg-type]
             n = answer["num-examples"]
             correct[domain] = correct.get(domain, 0.0) + answer["accuracy"] * n  # type: ignore[operator]
             tested[domain] = tested.get(domain, 0.0) + n  # type: ignore[operator]
         return {d: correct[d] / tested[d] for d in self.federation.domains if d in tested}
+
+    def _settings(self) -> ConfigRecord:
+        """The whole run config, which travels with every message."""
+        flat: dict[str, Any] = {**self.config.to_flat()}
+        return ConfigRecord(flat)
 
     def _facts(self) -> dict[str, Any]:
         federation = self.federation

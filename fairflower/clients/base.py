@@ -52,7 +52,7 @@ class Trainer(NumPyClient):
         See `fairflower.clients.choose_device`.
     """
 
-    #: Images per forward pass when nothing is trained; no result depends on it.
+    #: Images per forward pass when nothing is trained: a matter of speed and memory.
     eval_batch_size = 500
 
     def __init__(
@@ -114,7 +114,8 @@ class Trainer(NumPyClient):
             if got != expected:
                 raise ValueError(
                     f"{self}: array {name!r} should be {expected[0]} {expected[1]}, "
-                    f"got {got[0]} {got[1]}."
+                    f"got {got[0]} {got[1]}. Send the model's own shapes and types "
+                    "(Flower's FedAvg makes integer buffers float64, fairflower's does not)."
                 )
         for name, tensor in state.items():
             # from_numpy shares memory, which has to be contiguous and writable for that.
@@ -156,7 +157,7 @@ class Trainer(NumPyClient):
         return {"train_loss": total.item() / (epochs * len(self.train_images))}
 
     def send(self) -> dict[str, NDArray]:
-        """Copies of the model's arrays, by name."""
+        """Copy the model's arrays, by name."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
             for name, tensor in self.model.state_dict().items()
@@ -201,7 +202,7 @@ class Trainer(NumPyClient):
     # --- Flower's NumPyClient ----------------------------------------------------------
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray]:
-        """Copies of the model's arrays, in the order of its state dict."""
+        """Copy the model's arrays, in the order of its state dict."""
         return list(self.send().values())
 
     def set_parameters(self, parameters: Sequence[NDArray] | Mapping[str, NDArray]) -> None:

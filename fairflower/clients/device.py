@@ -60,7 +60,8 @@ def limit_threads(n: int = 1) -> int:
 def _granted_by_ray(resource: str) -> float | None:
     """How much of "CPU" or "GPU" this Ray worker was assigned; None outside of Ray."""
     ray = sys.modules.get("ray")  # a worker has imported it; others need not
-    if ray is None or not ray.is_initialized():
+    # Another thread may be in the middle of importing it, which a worker's never is.
+    if ray is None or not getattr(ray, "is_initialized", bool)():
         return None
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:

@@ -50,7 +50,6 @@ class DataSet(ABC):
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     fraction: ClassVar[float | None] = None
     published_sizes: ClassVar[Mapping[str, int]] = {}
-    folder: Path | None = None
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -65,9 +64,7 @@ class DataSet(ABC):
         """Labels of a domain's "train" or "test" images, int64 [N]."""
 
     @abstractmethod
-    def images(
-        self, domain: str, split: str, rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint8]:
+    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """These rows' images, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
 
     @abstractmethod

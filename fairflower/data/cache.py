@@ -245,6 +245,4 @@ def _shares(
 
     pixels = to_chw(images, shape[0], shape[1:])
     ends = np.cumsum([len(part) for part in rows])[:-1]
-    return [
-        Split(x, labels[part]) for x, part in zip(np.split(pixels, ends), rows, strict=True)
-    ]
+    return [Split(x, labels[part]) for x, part in zip(np.split(pixels, ends), rows, strict=True)]

@@ -84,9 +84,7 @@ class Digits(DataSet):
         """Labels of one split of a domain, int64 [N]."""
         return self._open(domain).labels(split)
 
-    def images(
-        self, domain: str, split: str, rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint8]:
+    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """The images of these rows, in the files' own size."""
         return self._open(domain).images(split, rows)
 

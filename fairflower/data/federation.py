@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,14 +35,14 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a training image at random, after McMahan-style crop and flip.
+    """What is done at random to a training image, anew each time it is used.
 
     Attributes
     ----------
     crop_padding
-        Pixels of black border from which a crop of the original size is taken.
+        Pixels of black added on every side before a crop of the original size is taken.
     horizontal_flip
-        Mirror every other image.
+        Whether half the images are mirrored.
     """
 
     crop_padding: int = 0
@@ -110,17 +110,17 @@ class Federation:
         folder = Path(folder)
         try:
             meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            augment = Augment(**meta.pop("augment"))
+            clients = tuple(
+                ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
+                for client in meta.pop("clients")
+            )
+            rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
+            return cls(folder=folder, augment=augment, clients=clients, **rest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{folder} is not a prepared federation ({error}). Delete it and run again."
             ) from error
-        augment = Augment(**meta.pop("augment"))
-        clients = tuple(
-            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-            for client in meta.pop("clients")
-        )
-        shared = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
-        return cls(folder=folder, augment=augment, clients=clients, **shared)
 
     def to_json(self) -> str:
         """The text of ``meta.json``."""
@@ -139,7 +139,9 @@ class Federation:
     def test(self, domain: str) -> Split:
         """A domain's whole test set: the shares of its clients, one after the other."""
         if domain not in self.domains:
-            raise DataError(f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}.")
+            raise DataError(
+                f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}."
+            )
         shares = [self.client_test(client_id) for client_id in self.clients_of(domain)]
         return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
 
@@ -157,7 +159,7 @@ class Federation:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return Split(arrays[f"x_{split}"], arrays[f"y_{split}"])
-        except OSError as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"Cannot read {path} ({error}). Delete the folder {self.folder} and run again."
             ) from error

@@ -79,17 +79,16 @@ class NpzFile:
             raise DataError(f"{self.path} is missing. Expected an .npz file with {NPZ_FORMAT}.")
         # What np.load raises on a broken file is open-ended: zip, zlib, LZMA, pickle, ...
         try:
-            arrays = np.load(self.path, allow_pickle=False)
-            keys = list(arrays.files)
-            values = arrays[key] if key in keys else None
+            with np.load(self.path, allow_pickle=False) as arrays:
+                keys = list(arrays.files)
+                if key in keys:
+                    return np.asarray(arrays[key])
         except Exception as error:
             raise DataError(
                 f"{self.path}: {key} cannot be read ({type(error).__name__}: {error}). "
                 f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects."
             ) from error
-        if values is None:
-            raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
-        return np.asarray(values)
+        raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
 
     def _wrong(self, key: str, found: str, expected: str) -> DataError:
         return DataError(f"{self.path}: {key}: found {found}; expected {expected}.")
@@ -110,9 +109,7 @@ class HuggingFace:
         Labels must be below it.
     """
 
-    def __init__(
-        self, splits: DatasetDict, where: str, image_size: int, num_classes: int
-    ) -> None:
+    def __init__(self, splits: DatasetDict, where: str, image_size: int, num_classes: int) -> None:
         self.splits = splits
         self.where = where
         self.image_size = image_size

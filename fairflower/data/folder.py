@@ -28,12 +28,12 @@ class NpzFolder(DataSet):
 
     def __init__(self, config: DataConfig) -> None:
         folder = data_folder(config)
-        if folder is None:
+        if not folder:
             raise DataError(
                 "The data set 'npz' needs a folder. Set data.dir (or FAIRFLOWER_DATA) to one "
                 f"that has an .npz file per domain with {NPZ_FORMAT}."
             )
-        self.folder = folder
+        self.folder: Path = folder
         super().__init__(config)
 
     def all_domains(self) -> Sequence[str]:
@@ -49,9 +49,7 @@ class NpzFolder(DataSet):
         """Labels of one split of a domain, int64 [N]."""
         return NpzFile(self._path(domain)).labels(split)
 
-    def images(
-        self, domain: str, split: str, rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint8]:
+    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """The images of these rows, as in the file."""
         return NpzFile(self._path(domain)).images(split, rows)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
 from fairflower.data.federation import Federation, Split
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Training images of each domain on the contact sheet.
 COLUMNS = 12
@@ -22,35 +26,42 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    domains = federation.domains
-    figure = Figure(figsize=(COLUMNS * 0.75 + 0.3, len(domains) * 1.22 + 0.3), dpi=150)
+    # In inches: square cells, with room above each row for its heading and the labels.
+    cell, gap, margin, heading = 0.7, 0.05, 0.15, 0.45
+    count = len(federation.domains)
+    width = 2 * margin + COLUMNS * cell + (COLUMNS - 1) * gap
+    height = margin + count * (cell + heading)
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    rows = figure.subfigures(len(domains), 1, squeeze=False)[:, 0]
-    for row, domain, test_size in zip(rows, domains, federation.test_sizes, strict=True):
+    grid = figure.subplots(
+        count,
+        COLUMNS,
+        squeeze=False,
+        gridspec_kw={
+            "left": margin / width,
+            "right": 1 - margin / width,
+            "bottom": margin / height,
+            "top": 1 - heading / height,
+            "wspace": gap / cell,
+            "hspace": heading / cell,
+        },
+    )
+    for row, domain, test_size in zip(grid, federation.domains, federation.test_sizes, strict=True):
         clients = federation.clients_of(domain)
         train_size = sum(federation.clients[client].num_examples for client in clients)
-        row.suptitle(
-            f"$\\bf{{{_escaped(domain)}}}$    {train_size:,} training images, "
-            f"{len(clients)} clients    {test_size:,} test images",
-            x=0.02,
-            y=0.98,
-            ha="left",
-            va="top",
-            fontsize=9,
-        )
+        sizes = f"{len(clients)} clients, {train_size:,} training images, {test_size:,} test images"
+        _heading(row[0], 0, domain, weight="bold", ha="left")
+        _heading(row[-1], 1, sizes, color="0.35", ha="right")
         sample = _sample(federation, clients)
-        axes = row.subplots(1, COLUMNS, gridspec_kw={"wspace": 0.06})
-        row.subplots_adjust(left=0.02, right=0.98, bottom=0.02, top=0.68)
-        for axis in axes:
+        for axis in row:
             axis.set_axis_off()
-        for axis, image, label in zip(axes, sample.x, sample.y, strict=False):
-            axis.imshow(
-                image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=255, interpolation="nearest"
-            )
+        for axis, image, label in zip(row, sample.x, sample.y, strict=False):
+            picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
+            axis.imshow(picture, interpolation="nearest")
             axis.set_title(str(label), fontsize=8, pad=2, color="0.35")
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=150)
     return path
 
 
@@ -81,6 +92,10 @@ def table(federation: Federation) -> Table:
     return shown
 
 
+def _heading(axis: Axes, x: float, text: str, **style: Any) -> None:
+    axis.text(x, 1.3, text, transform=axis.transAxes, fontsize=9, parse_math=False, **style)
+
+
 def _sample(federation: Federation, clients: list[int]) -> Split:
     """A few training images of each of these clients, ``COLUMNS`` in all if there are."""
     each = -(-COLUMNS // len(clients))
@@ -89,8 +104,3 @@ def _sample(federation: Federation, clients: list[int]) -> Split:
         np.concatenate([part.x[:each] for part in parts])[:COLUMNS],
         np.concatenate([part.y[:each] for part in parts])[:COLUMNS],
     )
-
-
-def _escaped(text: str) -> str:
-    """A domain's name for matplotlib's math text, which sets it in bold."""
-    return "".join(character if character.isalnum() else f"\\{character}" for character in text)

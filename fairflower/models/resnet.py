@@ -59,7 +59,7 @@ def resnet18(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
 def _small_image_resnet(
     blocks: Sequence[int], num_classes: int, shape: tuple[int, int, int]
 ) -> ResNet:
-    """A 3x3 stem of stride 1 without max-pool, and PyTorch's default initial weights.
+    """Make one with a 3x3 stem of stride 1, no max-pool and PyTorch's default weights.
 
     torchvision draws convolutions from another distribution (He et al. 2015,
     fan-out); FedHEAL's released network keeps PyTorch's own.

@@ -10,7 +10,7 @@
 """
 
 from fairflower.report.html import write_report
-from fairflower.report.reading import Client, Run, RunError, read_run
+from fairflower.report.reading import Run, RunError, read_run
 from fairflower.report.terminal import terminal_table
 
-__all__ = ["Client", "Run", "RunError", "read_run", "terminal_table", "write_report"]
+__all__ = ["Run", "RunError", "read_run", "terminal_table", "write_report"]

@@ -1,97 +1,200 @@
-"""The figures of a report: PNG and SVG files, and SVG to put into the page.
+"""The figures of a report, as PNG and SVG files and as SVG for the page.
 
-The only module that imports matplotlib. Colours read on light and dark paper and stay
-apart for colour-blind readers; line styles repeat what colours say.
+This module and those it imports are the only ones that import matplotlib.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fairflower import metrics
-from fairflower.report.diagnostics import Series, matrices, scalars, series
+from fairflower.report import canvas, diagnostics
+from fairflower.report.canvas import Drawn, Look, Sketch, legend, line, panels
 from fairflower.report.methods import WINDOW, Comparison, Method
 
 Vector = NDArray[np.float64]
+Looks = Mapping[str, Look]
 
-_INK = "#24292f"
-_GREY = "#7d8590"
-_METHOD_COLOURS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
-_DOMAIN_COLOURS = ("#10705c", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
-_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-_MARKERS = "osD^vPX*"
-_WIDTH = 6.4  # inches; a column of the page
+_ZOOM = "Right: the second half of the rounds, on its own scale."
 
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": _INK,
-    "axes.grid": True,
-    "axes.labelcolor": _INK,
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": _INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 9.5,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "grid.alpha": 0.35,
-    "grid.color": _GREY,
-    "grid.linewidth": 0.5,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "legend.labelcolor": _INK,
-    "lines.linewidth": 1.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fairflower",
-    "text.color": _INK,
-    # Labels are anybody's text; a dollar sign in one is no formula.
-    "text.parse_math": False,
-    "xtick.color": _INK,
-    "xtick.labelsize": 8.5,
-    "ytick.color": _INK,
-    "ytick.labelsize": 8.5,
-}
-
-
-class Drawn(NamedTuple):
-    """A figure for the page: heading, caption, text for who cannot see it, inline SVG."""
-
-    title: str
-    caption: str
-    alt: str
-    svg: str
-    wide: bool
-
-
-class _Look(NamedTuple):
-    colour: str
-    dash: Any
-    marker: str
+#: Tested rounds from which the second half is drawn again, on its own scale.
+_LONG = 8
 
 
 def draw(comparison: Comparison, folder: Path, prefix: str = "") -> list[Drawn]:
-    """Draw all figures of a comparison and save them as ``folder/<prefix><name>.png|svg``."""
+    """Draw every figure and save it as ``folder/<prefix><name>.png`` and ``.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
-    looks = _looks([method.name for method in comparison.methods])
-    drawn = []
-    with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}):  # type: ignore[arg-type]
-        for name, figure, title, caption, alt in _figures(comparison, looks):
-            wide = figure.get_figwidth() > _WIDTH
-            svg = _save(figure, folder, prefix + name)
-            drawn.append(Drawn(title, caption, alt, svg, wide))
-    return drawn
+    fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
+    looks = canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
+    with canvas.style():
+        return [canvas.save(sketch, folder, prefix) for sketch in _sketches(comparison, looks)]
+
+
+def _sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+    over_rounds: tuple[tuple[str, str, str, Callable[[Vector], float]], ...] = (
+        ("average", "Average accuracy over rounds", "AVG over domains, %", metrics.mean),
+        ("worst", "Worst domain over rounds", "MIN over domains, %", metrics.worst),
+        ("std", "Spread over domains over rounds", "STD over domains (ddof 1), %", _std),
+    )
+    furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
+    half = furthest[-1] / 2 if len(furthest) >= _LONG else None
+    for name, title, label, figure in over_rounds:
+        if len(comparison.domains) > 1 or name == "average":
+            yield _over_rounds(comparison, looks, name, title, label, figure, half)
+    tested = [m for m in comparison.methods if m.runs[0].client_rounds.size]
+    yield _bars(comparison, looks, canvas.HALF if tested or half is None else canvas.FULL)
+    if tested:
+        yield _clients(comparison.domains, tested, looks)
+    yield _domains(comparison, looks)
+    yield from diagnostics.sketches(comparison, looks)
+
+
+def _std(accuracy: Vector) -> float:
+    return metrics.std(accuracy, ddof=1)
+
+
+def _over_rounds(
+    comparison: Comparison,
+    looks: Looks,
+    name: str,
+    title: str,
+    label: str,
+    figure: Callable[[Vector], float],
+    half: float | None,
+) -> Sketch:
+    """A figure by round; beside it the rounds from ``half`` on, on their own scale."""
+    zooms = 0 if half is None else 1
+    sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
+    said = []
+    for method in comparison.methods:
+        rounds, mean, spread = method.curve(lambda accuracy: 100 * figure(accuracy))
+        _band(axes[0, 0], rounds, mean, spread, looks[method.name], method.name)
+        late = rounds >= (half or 0)
+        if zooms and late.any():
+            _band(axes[0, 1], rounds[late], mean[late], spread[late], looks[method.name])
+        said.append(f"{method.name} {mean[-1]:.1f} at round {rounds[-1]}")
+    axes[0, 0].set_ylabel(label)
+    legend(sheet, axes[0, 0])
+    caption = " ".join([*_band_caption(comparison), *zooms * [_ZOOM]])
+    return Sketch(name, sheet, title, caption, f"{label}, by round: {'; '.join(said)}.")
+
+
+def _band_caption(comparison: Comparison) -> list[str]:
+    several = any(len(method.runs) > 1 for method in comparison.methods)
+    return ["Line: mean over seeds; band: ± their sample standard deviation."] if several else []
+
+
+def _band(
+    axes: Axes, rounds: NDArray[np.int64], mean: Vector, spread: Vector, look: Look, label: str = ""
+) -> None:
+    line(axes, rounds, mean, look, label=label or None)
+    axes.fill_between(
+        rounds, mean - spread, mean + spread, color=look.colour, alpha=0.18, linewidth=0
+    )
+
+
+def _domains(comparison: Comparison, looks: Looks) -> Sketch:
+    columns = min(4, len(comparison.domains))
+    rows = -(-len(comparison.domains) // columns)
+    width = canvas.FULL if columns > 2 else canvas.HALF
+    sheet, axes = panels(rows, columns, width, 2.7 * rows + 0.4, sharex=True, sharey=True)
+    for d, domain in enumerate(comparison.domains):
+        panel = axes.flat[d]
+        for method in comparison.methods:
+            rounds, mean, spread = method.curve(lambda accuracy, d=d: 100 * float(accuracy[d]))  # type: ignore[misc]
+            _band(panel, rounds, mean, spread, looks[method.name], method.name)
+        panel.set_title(domain)
+    for panel in axes.flat[len(comparison.domains) :]:
+        panel.set_visible(False)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("accuracy, %")
+    legend(sheet, axes[0, 0])
+    caption = " ".join(_band_caption(comparison))
+    alt = f"Accuracy over rounds in {len(comparison.domains)} panels, one per domain."
+    return Sketch("domains", sheet, "Accuracy per domain over rounds", caption, alt)
+
+
+def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
+    sheet, axes = panels(1, 1, width, 3.4)
+    panel, methods = axes[0, 0], comparison.methods
+    thick = 0.8 / len(methods)
+    said = []
+    for place, method in enumerate(methods):
+        estimates = [
+            method.over_seeds(lambda run, d=d: 100 * float(run.final(WINDOW)[d]))  # type: ignore[misc]
+            for d in range(len(comparison.domains))
+        ]
+        means = [estimate.mean for estimate in estimates]
+        panel.bar(
+            _offsets(place, methods, len(comparison.domains)),
+            means,
+            thick * 0.92,
+            color=looks[method.name].colour,
+            label=method.name,
+            yerr=[e.std for e in estimates] if len(method.runs) > 1 else None,
+            error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
+        )
+        values = zip(comparison.domains, means, strict=True)
+        said.append(f"{method.name}: {', '.join(f'{name} {mean:.1f}' for name, mean in values)}")
+    panel.set_xticks(range(len(comparison.domains)), comparison.domains)
+    panel.grid(visible=False, axis="x")
+    panel.set_xlim(-0.5, len(comparison.domains) - 0.5)
+    panel.set_ylim(0, 100)
+    panel.set_ylabel("accuracy, %")
+    legend(sheet, panel)
+    return Sketch(
+        "bars",
+        sheet,
+        "Final accuracy per domain",
+        f"Mean of the last {WINDOW} tested rounds{_over_seeds(comparison.methods)}.",
+        f"Final accuracy in percent. {'; '.join(said)}.",
+    )
+
+
+def _clients(domains: tuple[str, ...], methods: Sequence[Method], looks: Looks) -> Sketch:
+    sheet, axes = panels(1, 1, canvas.HALF, 3.4)
+    panel = axes[0, 0]
+    for place, method in enumerate(methods):
+        look = looks[method.name]
+        values = 100 * np.array([run.final_clients(WINDOW) for run in method.runs])
+        centres = _offsets(place, methods, len(domains))
+        x = [centres[domains.index(client.domain)] for client in method.runs[0].clients]
+        panel.scatter(
+            x,
+            values.mean(axis=0),
+            s=22,
+            marker=look.marker,
+            color=look.colour,
+            alpha=0.75,
+            linewidths=0,
+            label=method.name,
+        )
+    panel.set_xticks(range(len(domains)), domains)
+    panel.set_xlim(-0.5, len(domains) - 0.5)
+    panel.grid(visible=False, axis="x")
+    panel.set_ylabel("accuracy, %")
+    legend(sheet, panel)
+    return Sketch(
+        "clients",
+        sheet,
+        "Final accuracy per client",
+        f"One point per client on its own test data: mean of the last {WINDOW} tested rounds"
+        f"{' and over seeds' if any(len(method.runs) > 1 for method in methods) else ''}.",
+        "Final accuracy of every client, grouped by domain and method.",
+    )
+
+
+def _over_seeds(methods: Sequence[Method]) -> str:
+    if all(len(method.runs) == 1 for method in methods):
+        return ""
+    return " and over seeds; error bars: ± sample standard deviation over seeds"
+
+
+def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:
+    """Positions of a method's marks beside those of the others, one per group."""
+    return np.arange(groups, dtype=np.float64) + 0.8 * ((place + 0.5) / len(methods) - 0.5)

@@ -23,7 +23,7 @@ BASELINES = ("fedavg", "uniform")
 WINDOW = 5
 
 #: Where and how a run was executed, which changes nothing in its result.
-_EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers"})
+EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers"})
 _METHOD_TABLES = ("strategy.", "client.")
 
 #: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
@@ -100,7 +100,7 @@ class Method:
     @property
     def comparable(self) -> tuple[Any, ...]:
         """Equal for methods whose figures may be compared."""
-        return self.setting, self.runs[0].last_round, self.runs[0].accuracy_of
+        return self.setting, self.runs[0].last_round
 
     def over_seeds(self, figure: Callable[[Run], float]) -> Estimate:
         """The estimate of a figure that each run has."""
@@ -244,7 +244,7 @@ def _identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
         (key, shown(value))
         for key, value in config.items()
         if key != "seed"
-        and key not in _EXECUTION
+        and key not in EXECUTION
         # A strategy's argument left to the strategy is the same as one not listed.
         and not (key.startswith("strategy.") and value == "default")
     )

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import flatten
+from fairflower.config import read_toml
+from fairflower.data import ClientInfo
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
 
 class RunError(ValueError):
     """A folder that cannot be reported on; the message names it and says why."""
-
-
-class Client(NamedTuple):
-    """One client of the federation, as ``run.json`` lists it."""
-
-    client_id: int
-    domain: str
-    num_examples: int
-    class_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -46,17 +37,15 @@ class Run:
         process that was killed).
     domains : tuple of str
         Domain names, D of them.
-    clients : tuple of Client
+    clients : tuple of ClientInfo
         Every client of the federation.
     config : mapping
         The resolved run config with dotted keys.
     rounds : int array [R]
         Rounds whose global model was tested on every domain; 0 is before training.
     accuracy : float array [R, D]
-        Test accuracy as a fraction, one row for each of ``rounds``.
-    accuracy_of : str
-        ``"test sets"`` of the domains, or ``"client means"`` where only the clients
-        tested: then a domain's accuracy is the plain mean of its clients'.
+        Test accuracy as a fraction, one row for each of ``rounds``. With
+        ``evaluate.by = "clients"`` the mean of the domain's clients by test images.
     client_rounds, client_accuracy : int array [S], float array [S, K]
         The same by client, in the order of ``clients``; NaN where one did not test.
         S is 0 when clients tested nothing.
@@ -70,11 +59,10 @@ class Run:
     label: str
     status: str
     domains: tuple[str, ...]
-    clients: tuple[Client, ...]
+    clients: tuple[ClientInfo, ...]
     config: Mapping[str, Any]
     rounds: NDArray[np.int64]
     accuracy: NDArray[np.float64]
-    accuracy_of: str
     client_rounds: NDArray[np.int64]
     client_accuracy: NDArray[np.float64]
     diagnostics: tuple[Mapping[str, Any], ...] = ()
@@ -93,8 +81,10 @@ class Run:
     @property
     def progress(self) -> str:
         """For example ``"stopped after round 7 of 20"``."""
-        planned = self.config.get("num-server-rounds", self.last_round)
-        return f"{self.status} after round {self.last_round} of {planned}"
+        done = max(self.last_round, int(self.info.get("rounds") or 0))
+        planned = self.config.get("num-server-rounds", done)
+        tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
+        return f"{self.status} after round {done} of {planned}{tested}"
 
     def final(self, window: int) -> NDArray[np.float64]:
         """Accuracy per domain [D], the mean over the last ``window`` tested rounds.
@@ -125,7 +115,9 @@ def read_run(path: str | Path) -> Run:
     ------
     RunError
         When the folder does not exist, is no run folder, has a malformed file, or
-        no round was finished.
+        no round was trained and tested in full.
+    ConfigError
+        When its ``config.toml`` is no TOML.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
@@ -134,22 +126,18 @@ def read_run(path: str | Path) -> Run:
         if not (path / name).is_file():
             raise RunError(f"{path} is not a run folder: it has no {name}.")
     info, domains, clients = _read_info(path / "run.json")
-    config = _read_config(path / "config.toml")
+    config = read_toml(path / "config.toml")
     domain_history, client_history = _read_history(path / "history.csv")
 
     client_rounds, client_accuracy = _matrix(client_history, [str(c.client_id) for c in clients])
     rounds, accuracy = _matrix(domain_history, domains)
-    accuracy_of = "test sets"
-    if not rounds.size and client_rounds.size:
-        accuracy_of = "client means"
-        rounds, accuracy = client_rounds, _domain_means(client_accuracy, clients, domains)
     whole = np.isfinite(accuracy).all(axis=1)
     rounds, accuracy = rounds[whole], accuracy[whole]
 
     status = str(info["status"])
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        raise RunError(f"{path} has no finished round yet (status: {status}).{reason}")
+        raise RunError(f"{path} has no round that was trained and tested ({status}).{reason}")
     return Run(
         path=path,
         label=str(info["label"]),
@@ -159,7 +147,6 @@ def read_run(path: str | Path) -> Run:
         config=config,
         rounds=rounds,
         accuracy=accuracy,
-        accuracy_of=accuracy_of,
         client_rounds=client_rounds,
         client_accuracy=client_accuracy,
         diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
@@ -170,18 +157,6 @@ def read_run(path: str | Path) -> Run:
 def _last(rounds: NDArray[np.int64], window: int) -> NDArray[np.intp]:
     trained = np.flatnonzero(rounds > 0)
     return (trained if trained.size else np.arange(rounds.size))[-window:]
-
-
-def _domain_means(
-    client_accuracy: NDArray[np.float64], clients: Sequence[Client], domains: Sequence[str]
-) -> NDArray[np.float64]:
-    means = np.full((len(client_accuracy), len(domains)), np.nan)
-    for d, domain in enumerate(domains):
-        values = client_accuracy[:, [client.domain == domain for client in clients]]
-        counts = np.isfinite(values).sum(axis=1)
-        tested = counts > 0
-        means[tested, d] = np.nansum(values[tested], axis=1) / counts[tested]
-    return means
 
 
 # --- files -------------------------------------------------------------------------------
@@ -200,12 +175,12 @@ def _whole_lines(path: Path) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
-def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Client, ...]]:
+def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[ClientInfo, ...]]:
     try:
         info = json.loads(_text(path))
         domains = tuple(str(domain) for domain in info["domains"])
         clients = tuple(
-            Client(
+            ClientInfo(
                 int(client["client_id"]),
                 str(client["domain"]),
                 int(client["num_examples"]),
@@ -220,16 +195,11 @@ def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Clien
         raise RunError(f"{path} does not describe a run: {error!r}.") from error
     if missing:
         raise RunError(f"{path} does not describe a run: it has no {sorted(missing)[0]!r}.")
-    if not domains:
-        raise RunError(f"{path} does not describe a run: its list of domains is empty.")
+    strangers = [client for client in clients if client.domain not in domains]
+    if strangers or not domains:
+        wrong = f"client {strangers[0].client_id} is of none of the" if strangers else "it has no"
+        raise RunError(f"{path} does not describe a run: {wrong} domains.")
     return info, domains, clients
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return flatten(tomllib.loads(_text(path)))
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path} is not valid TOML: {error}.") from error
 
 
 _History = dict[int, dict[str, float]]

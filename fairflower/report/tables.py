@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,16 @@ from fairflower.report.reading import Run
 from fairflower.report.verdicts import TITLES, Difference, differences
 
 Vector = NDArray[np.float64]
+Tone = Literal["", "better", "worse"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: its mean over seeds, the spread under it, and whether to stress it."""
+    """One figure: its mean over seeds, the spread under it, and how it stands out."""
 
     text: str
     spread: str = ""
-    strong: bool = False
+    tone: Tone = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Table:
     title: str
     caption: str
     columns: Sequence[str]
-    groups: Sequence[Group] = field(default_factory=tuple)
+    groups: Sequence[Group]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,18 @@ class _Column:
     figure: Callable[[Run], float]
     better: int
     digits: int = 2
+
+
+def accuracy_tables(comparison: Comparison) -> list[Table]:
+    """Accuracy of the last five tested rounds, of the last one, and the differences."""
+    windows = [WINDOW]
+    if any(m.runs[0].final_rounds(WINDOW) != m.runs[0].final_rounds(1) for m in comparison.methods):
+        windows.append(1)
+    differences = difference_table(comparison)
+    return [
+        *(accuracy_table(comparison, window) for window in windows),
+        *([differences] if differences else []),
+    ]
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
@@ -86,7 +100,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
             "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
             "deviation over domains, of the accuracies in the row; FedHEAL's tables use ddof 1, "
             "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
-            f"{_SEEDS} {_STRONG}"
+            f"{_how_to_read(comparison)}"
         ),
         columns=[column.title for column in columns],
         groups=_groups(comparison, comparison.methods, columns),
@@ -140,6 +154,7 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
         return None
     sizes = sorted({values(run).size for m in methods for run in m.runs})
     counted = " or ".join(str(size) for size in sizes)
+    highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
     columns = [
         _Column(title, of(key, unit), better, digits)
         for key, title, unit, better, digits in _SUMMARY
@@ -150,9 +165,9 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
             f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
             "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
             "Jain's index (at most 1 = equal), Gini coefficient (at least 0 = equal) and entropy "
-            f"in nats (at most ln K = {' or '.join(f'{math.log(size):.4f}' for size in sizes)} = equal); "
+            f"in nats (at most ln K = {highest} = equal); "
             "these three are relative and look good when all are equally bad: read them with mean "
-            f"and worst. {_SEEDS} {_STRONG}"
+            f"and worst. {_how_to_read(comparison)}"
         ),
         columns=[column.title for column in columns],
         groups=_groups(comparison, methods, columns),
@@ -160,9 +175,6 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
 
 
 _DIFFERENCES = ("MIN", "STD", "AVG")
-
-_SEEDS = "Mean over seeds, and under it ± their sample standard deviation (ddof 1)."
-_STRONG = "Bold: best of the methods that may be compared, to the digits shown."
 
 # key of metrics.summary, title, unit, better, digits
 _SUMMARY = (
@@ -177,6 +189,16 @@ _SUMMARY = (
     ("gini", "Gini", 1, -1, 4),
     ("entropy", "entropy", 1, 1, 4),
 )
+
+
+def _how_to_read(comparison: Comparison) -> str:
+    """What the small print and the bold type of a table mean, if it has any."""
+    parts = []
+    if any(len(method.runs) > 1 for method in comparison.methods):
+        parts.append("Mean over seeds, and under it ± their sample standard deviation (ddof 1).")
+    if len(comparison.methods) > 1:
+        parts.append("Bold: best of the methods that may be compared, to the digits shown.")
+    return " ".join(parts)
 
 
 def _groups(
@@ -230,13 +252,16 @@ def _best(values: Sequence[float], column: _Column) -> float | None:
 
 def _cell(estimate: Estimate, digits: int, best: float | None) -> Cell:
     spread = f"± {number(estimate.std, digits)}" if estimate.n > 1 else ""
-    return Cell(number(estimate.mean, digits), spread, round(estimate.mean, digits) == best)
+    tone: Tone = "better" if round(estimate.mean, digits) == best else ""
+    return Cell(number(estimate.mean, digits), spread, tone)
 
 
 def _difference_cell(estimate: Estimate, better: int) -> Cell:
-    mark = {0: "", 1: " ▲", -1: " ▼"}[estimate.sign * better]
+    tones: dict[int, Tone] = {0: "", 1: "better", -1: "worse"}
+    tone = tones[estimate.sign * better]
+    mark = {"": "", "better": " ▲", "worse": " ▼"}[tone]
     spread = f"± {number(estimate.std)}" if estimate.n > 1 else ""
-    return Cell(number(estimate.mean, signed=True) + mark, spread, bool(mark))
+    return Cell(number(estimate.mean, signed=True) + mark, spread, tone)
 
 
 def _remark(method: Method) -> str:

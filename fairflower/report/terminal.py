@@ -9,9 +9,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fairflower.report import tables
-from fairflower.report.methods import WINDOW, compare
+from fairflower.report.methods import compare
 from fairflower.report.reading import Run, RunError
-from fairflower.report.verdicts import RULE, notes, verdicts
+from fairflower.report.verdicts import notes, rule, verdicts
 
 
 def terminal_table(runs: Sequence[Run]) -> RenderableType:
@@ -30,20 +30,15 @@ def terminal_table(runs: Sequence[Run]) -> RenderableType:
     parts: list[RenderableType] = []
     for comparison in compare(runs):
         captions: set[str] = set()
-        for table in (
-            tables.accuracy_table(comparison, WINDOW),
-            tables.accuracy_table(comparison, 1),
-            tables.difference_table(comparison),
-        ):
-            if table:
-                parts.append(_table(table))
-                if table.caption not in captions:
-                    parts.append(Text(table.caption, style="dim"))
-                captions.add(table.caption)
-                parts.append(Text())
+        for table in tables.accuracy_tables(comparison):
+            parts.append(_table(table))
+            if table.caption not in captions:
+                parts.append(Text(table.caption, style="dim"))
+            captions.add(table.caption)
+            parts.append(Text())
         parts += [Text(f"• {verdict}") for verdict in verdicts(comparison)]
         parts += [Text(f"! {note}", style="yellow") for note in notes(comparison)]
-        parts += [Text(RULE, style="dim"), Text()]
+        parts += [Text(rule(comparison), style="dim"), Text()]
     return Group(*parts)
 
 
@@ -69,4 +64,4 @@ def _table(table: tables.Table) -> RichTable:
 
 def _cell(cell: tables.Cell) -> Text:
     spread = cell.spread.replace(" ", "")
-    return Text.assemble((cell.text, "bold" if cell.strong else ""), ("\n" + spread, "dim"))
+    return Text.assemble((cell.text, "bold" if cell.tone else ""), ("\n" + spread, "dim"))

@@ -23,13 +23,6 @@ from fairflower.report.methods import (
 )
 from fairflower.report.reading import Run
 
-RULE = (
-    "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
-    "One counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, with at "
-    f"least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the worst domain "
-    "is higher or STD is lower by this rule, and neither is worse by it."
-)
-
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 
@@ -112,6 +105,18 @@ def verdict(comparison: Comparison, method: Method) -> Verdict:
     return Verdict(method.name, numbers, _conclusion(against))
 
 
+def rule(comparison: Comparison) -> str:
+    """What the words of the verdicts mean; empty where nothing was compared."""
+    if not any(differences(comparison, method) for method in comparison.methods):
+        return ""
+    return (
+        "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
+        "One counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, with at "
+        f"least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the worst "
+        "domain is higher or STD is lower by this rule, and neither is worse by it."
+    )
+
+
 def _conclusion(against: Mapping[str, Difference]) -> str:
     by_judgement: dict[str, list[str]] = {}
     for name, d in against.items():
@@ -156,17 +161,23 @@ def notes(comparison: Comparison) -> list[str]:
         )
     for method in comparison.methods:
         for run in method.runs:
+            who = f"{method.name}, seed {run.seed}"
             if run.status != "completed":
                 error = f" ({run.info['error']})" if run.info.get("error") else ""
-                found.append(f"{method.name}, seed {run.seed}: {run.progress}{error}.")
+                found.append(f"{who}: {run.progress}{error}.")
+            dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
+            if dropped:
+                clients = ", ".join(sorted(set(dropped), key=lambda client: (len(client), client)))
+                found.append(f"{who}: {len(dropped)} replies were dropped, of client {clients}.")
         for run, reason in method.left_out:
             found.append(
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
-    if any(m.runs[0].accuracy_of == "client means" for m in comparison.methods):
+    if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
         found.append(
-            "Only clients tested: a domain's accuracy is the plain mean of its clients' accuracies."
+            "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
+            "accuracies on their own test data, weighted by test images."
         )
     return [*found, *_unequal(comparison)]
 
@@ -177,9 +188,11 @@ def _unequal(comparison: Comparison) -> list[str]:
     by_data: dict[object, set[object]] = {}
     for method in comparison.methods:
         data = frozenset(item for item in method.setting if item[0].startswith("data."))
-        by_data.setdefault(data, set()).update(run.clients for run in method.runs)
+        by_data.setdefault(data, set()).update(
+            (run.clients, *run.info.get("sources", ())) for run in method.runs
+        )
     if any(len(partitions) > 1 for partitions in by_data.values()):
-        found.append("Runs with the same data settings have different clients: the data changed.")
+        found.append("Runs with the same data settings had different data or clients.")
     versions: dict[str, dict[str, str]] = {}
     for method in comparison.methods:
         for run in method.runs:

@@ -182,7 +182,7 @@ class FairStrategy(flower.FedAvg):
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics = {}
         merged = self.merge(cohort)
-        record = ArrayRecord({name: Array(np.ascontiguousarray(a)) for name, a in merged.items()})
+        record = ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in merged.items()})
         return record, self._mean_metrics(cohort, contents)
 
     # --- a round's replies -------------------------------------------------------------
@@ -271,10 +271,9 @@ class FairStrategy(flower.FedAvg):
         needed = math.ceil(asked / 2) if self.min_clients is None else self.min_clients
         if usable >= max(1, needed):
             return
-        reasons = "".join(f"\n  client {i}: {why}" for i, why in sorted(self.dropped.items()))
         raise RoundFailed(
             f"Round {server_round}: {usable} of {asked} clients sent a usable update, fewer than "
-            f"the {max(1, needed)} that min-clients asks for.{reasons}"
+            f"the {max(1, needed)} that min-clients asks for.{_listed(self.dropped)}"
         )
 
     def _mean_metrics(self, cohort: Cohort, contents: list[RecordDict]) -> MetricRecord:
@@ -292,6 +291,21 @@ class FairStrategy(flower.FedAvg):
 
 
 def short(reason: str, limit: int = 300) -> str:
-    """The end of a reason, where a traceback says what happened."""
-    text = " ".join(reason.split())
+    """What an error reply says at its heart, without the traceback around it.
+
+    >>> short("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
+    'boom'
+    """
+    text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
     return text if len(text) <= limit else "... " + text[-limit:]
+
+
+def _listed(dropped: Mapping[int, str]) -> str:
+    """The reasons, each once, with the clients that share it."""
+    sharing: dict[str, list[int]] = {}
+    for client, reason in sorted(dropped.items()):
+        sharing.setdefault(reason.removeprefix(f"Client {client}: "), []).append(client)
+    return "".join(
+        f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
+        for reason, clients in sharing.items()
+    )

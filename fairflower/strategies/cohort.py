@@ -145,7 +145,14 @@ class Cohort:
             Same names, shapes and dtypes as ``received``. Integer buffers (step
             counters) become the weighted mean cut to a whole number, which is
             what the papers' released codes get when PyTorch loads the mean.
+
+        Raises
+        ------
+        ValueError
+            If the weights are not on the simplex: better no model than a wrong one.
         """
+        if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
+            raise ValueError(f"Weights {weights} are not non-negative with sum 1.")
         merged: Arrays = {}
         for name, received in self.received.items():
             if received.dtype.kind == "f":
@@ -154,7 +161,7 @@ class Cohort:
                 values = np.stack([arrays[name] for arrays in self.returned])
                 mean = np.tensordot(weights, values.astype(np.float64), axes=1)
                 # The hair keeps a mean of equal counters from being cut one below them.
-                merged[name] = np.floor(mean + 1e-6).astype(received.dtype)
+                merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
         for block in self.blocks(self.floats):
             merged[block.name].reshape(-1)[block.part] += self._step(block, weights, kept)
         return merged
@@ -189,7 +196,10 @@ class Cohort:
 
 def squared_norm(values: Floats) -> float:
     """Sum of squares of a block, as a Python float (64 bits)."""
-    return float(np.einsum("i,i->", values, values))
+    total = float(np.einsum("i,i->", values, values))
+    if not np.isfinite(total):  # 32 bits overflow before the values do
+        total = float(np.square(values, dtype=np.float64).sum())
+    return total
 
 
 # --- from Flower's records -------------------------------------------------------------

@@ -1,0 +1,329 @@
+"""The ``fairflower`` command."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table
+
+from fairflower import config as run_config
+from fairflower import names
+from fairflower.config import ConfigError, RunConfig
+from fairflower.paths import home
+from fairflower.plan import Plan, Variant, parse_seeds, parse_variants
+
+app = typer.Typer(
+    help="Fair federated learning on Flower: one global model that works for every client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+# Warnings and errors of a run appear between its progress lines, so on one stream.
+console = Console()
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any run config key; repeatable."),
+]
+Data = Annotated[str | None, typer.Option(help="Data set (data.name).")]
+DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
+Model = Annotated[str | None, typer.Option(help="Model (model.name).")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of training (num-server-rounds).")]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs per round (train.local-epochs).")]
+LearningRate = Annotated[float | None, typer.Option(help="Learning rate (train.lr).")]
+Engine = Annotated[
+    str | None, typer.Option(help="ray: Flower's simulation engine; inline: this process.")
+]
+Workers = Annotated[int | None, typer.Option(help="Clients at a time (workers).")]
+OutputDir = Annotated[str | None, typer.Option(help="Where run folders go (output-dir).")]
+
+
+@app.command()
+def run(
+    strategy: Annotated[
+        str | None, typer.Option(help="Aggregation rule (strategy.name), e.g. fedheal:tau=0.4.")
+    ] = None,
+    client: Annotated[str | None, typer.Option(help="Local training (client.name).")] = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything but the partition.")] = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    output_dir: OutputDir = None,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Train one federation and write its run folder.
+
+    Later settings win: defaults, --config, the options, --set.
+    `fairflower list settings` shows all keys that --set takes.
+    """
+    options = {
+        "client.name": client,
+        "data.name": data,
+        "data.dir": data_dir,
+        "model.name": model,
+        "num-server-rounds": rounds,
+        "train.local-epochs": epochs,
+        "train.lr": lr,
+        "seed": seed,
+        "engine": engine,
+        "workers": workers,
+        "output-dir": output_dir,
+    }
+    with friendly_errors():
+        flat = _settings(config, options, set_)
+        variant = None
+        if strategy is not None:
+            (variant,) = parse_variants(strategy)
+            flat = {k: v for k, v in flat.items() if not k.startswith("strategy.")} | variant.flat()
+        chosen = RunConfig.from_flat(flat)
+        label = variant.label if variant else Variant.of(chosen).label
+        folders = _execute(Plan([(label, chosen)]))
+        _show_table(folders)
+        path = shlex.quote(str(folders[0]))
+        console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    strategies: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated aggregation rules; arguments after colons, as in "
+            "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added."
+        ),
+    ] = "fedavg,uniform,fedheal",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds, or a range as 0-4.")] = "0-2",
+    client: Annotated[str | None, typer.Option(help="Local training (client.name).")] = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The comparison's folder; default: a new one.")
+    ] = None,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Train every strategy with every seed on the same data; write one report."""
+    options = {
+        "client.name": client,
+        "data.name": data,
+        "data.dir": data_dir,
+        "model.name": model,
+        "num-server-rounds": rounds,
+        "train.local-epochs": epochs,
+        "train.lr": lr,
+        "engine": engine,
+        "workers": workers,
+    }
+    with friendly_errors():
+        flat = _settings(config, options, set_)
+        folder = output_dir or home() / "comparisons" / datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = folder.expanduser().absolute()
+        flat["output-dir"] = str(folder / "runs")
+        plan = Plan.grid(flat, parse_variants(strategies), parse_seeds(seeds))
+        folders: list[Path] = []
+        try:
+            _execute(plan, folders)
+        finally:
+            if folders:
+                _show_table(folders)
+                _write_report(folders, folder / "report")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Default: `report` in the first folder.")
+    ] = None,
+) -> None:
+    """Print the fairness table of runs and write one HTML page with figures."""
+    with friendly_errors():
+        folders = [folder for path in runs for folder in _run_folders(path)]
+        _show_table(folders)
+        _write_report(folders, out or runs[0] / "report")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="strategies, clients, data, models, settings or all.")
+    ] = "all",
+) -> None:
+    """Show what can be named in a run config, with papers and arguments."""
+    with friendly_errors():
+        tables = {
+            "strategies": _strategies,
+            "clients": lambda: _named("Clients (client.name)", names.CLIENTS),
+            "data": lambda: _named("Data sets (data.name)", names.DATA_SETS),
+            "models": lambda: _named("Models (model.name)", names.MODELS),
+            "settings": _settings_table,
+        }
+        if what not in {"all", *tables}:
+            raise ConfigError(run_config.unknown("list", what, {"all", *tables}))
+        for name, table in tables.items():
+            if what == name or what == "all" and name != "settings":
+                console.print(table())
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="Data set; `fairflower list data` shows all.")],
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="PNG; default: <data set>.png here.")
+    ] = None,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Print domains, clients and class counts, and draw a contact sheet."""
+    with friendly_errors():
+        flat = _settings(config, {"data.dir": data_dir, "data.name": name}, set_)
+        chosen = RunConfig.from_flat(flat)
+        from fairflower.data import prepare
+        from fairflower.data.show import contact_sheet, table
+
+        federation = prepare(chosen.data)
+        console.print(table(federation))
+        path = (out or Path(f"{name}.png")).absolute()
+        contact_sheet(federation, path)
+        console.print(f"contact sheet: {path}", soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point of the ``fairflower`` command."""
+    app()
+
+
+# --- pieces of the commands -----------------------------------------------------------
+
+
+@contextmanager
+def friendly_errors() -> Iterator[None]:
+    """Say what is wrong instead of showing where it was noticed."""
+    from fairflower.errors import USER_ERRORS
+
+    try:
+        yield
+    except USER_ERRORS as error:
+        console.print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _settings(config: Path | None, options: dict[str, Any], set_: list[str] | None) -> dict[str, Any]:
+    flat = run_config.read_toml(config) if config else {}
+    flat |= {key: value for key, value in options.items() if value is not None}
+    return flat | dict(run_config.parse_assignment(text) for text in set_ or [])
+
+
+def _execute(plan: Plan, folders: list[Path] | None = None) -> list[Path]:
+    """Run a plan; ``folders`` grows as runs end, whatever happens to the rest."""
+    from fairflower.data import prepare
+    from fairflower.engine import launch, quiet_flower, stop_on_interrupt
+    from fairflower.roster import Stopped
+
+    folders = [] if folders is None else folders
+    first = plan.runs[0][1]
+    num_clients = len(prepare(first.data).clients)
+    handler = RichHandler(
+        logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
+    )
+    with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
+        try:
+            launch(lambda grid: plan.execute(grid, console, stop, folders), first, num_clients)
+        except Stopped:
+            console.print("Stopped. What was done so far is in the run folder.")
+            raise KeyboardInterrupt from None
+    return folders
+
+
+def _show_table(folders: list[Path]) -> None:
+    from fairflower.report import read_run, terminal_table
+
+    console.print(terminal_table([read_run(folder) for folder in folders]))
+
+
+def _write_report(folders: list[Path], out: Path) -> None:
+    from fairflower.report import read_run, write_report
+
+    page = write_report([read_run(folder) for folder in folders], out)
+    console.print(f"report: {page.absolute()}", soft_wrap=True, highlight=False)
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """The path itself if it is a run folder, else the run folders below it."""
+    if (path / "run.json").exists() or not path.is_dir():
+        return [path]
+    found = sorted(found.parent for found in path.rglob("run.json"))
+    if not found:
+        raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
+    return found
+
+
+def _strategies() -> Table:
+    from fairflower.strategies import STRATEGIES
+
+    table = Table(title="Strategies (strategy.name)", title_justify="left")
+    for column in ("name", "what it does", "from", "arguments (strategy.*)"):
+        table.add_column(column)
+    for name, strategy in STRATEGIES.items():
+        summary = (strategy.__doc__ or "").strip().splitlines()[0]
+        arguments = ", ".join(
+            f"{arg.replace('_', '-')}={'none' if default is None else default}"
+            for arg, default in strategy.arguments().items()
+        )
+        table.add_row(name, summary, strategy.paper, arguments or "none")
+    return table
+
+
+def _named(title: str, entries: dict[str, tuple[str, str, str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("name")
+    table.add_column("what it is")
+    for name, (_, _, text) in entries.items():
+        table.add_row(name, text)
+    return table
+
+
+def _settings_table() -> Table:
+    table = Table(title="Settings (run config keys)", title_justify="left")
+    for column in ("key", "default", "meaning"):
+        table.add_column(column)
+    texts = run_config.describe()
+    for key, default in run_config.keys().items():
+        shown = repr(default) if isinstance(default, str) else str(default).lower()
+        table.add_row(key, shown, texts[key])
+    return table
+
+
+if __name__ == "__main__":
+    main()

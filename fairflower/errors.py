@@ -1,0 +1,9 @@
+"""The errors that tell a user what to change, as opposed to defects of fairflower."""
+
+from fairflower.config import ConfigError
+from fairflower.data import DataError
+from fairflower.strategies import RoundFailed
+
+USER_ERRORS = (ConfigError, DataError, RoundFailed)
+
+__all__ = ["USER_ERRORS", "ConfigError", "DataError", "RoundFailed"]

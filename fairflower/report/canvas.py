@@ -1,0 +1,172 @@
+"""How figures look, and how they are saved: the style, colours, PNG and SVG.
+
+Colours read on light and on dark paper and stay apart for colour-blind readers; dashes
+and markers repeat what they say. Inline SVG takes its ink from the page's text colour.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+HALF, FULL = 6.4, 13.0  # inches; half of the page and all of it
+INK = "#24292f"
+GREY = "#7d8590"
+
+#: FedAvg is grey wherever it appears.
+METHOD_COLOURS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
+DOMAIN_COLOURS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)))
+MARKERS = "sD^vPX"
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9.5,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "grid.color": GREY,
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fairflower",
+    "text.color": INK,
+    # Labels are anybody's text: a dollar sign in one starts no formula.
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.color": INK,
+    "ytick.labelsize": 8.5,
+}
+
+
+class Look(NamedTuple):
+    """Colour, dashes and marker of one method or domain."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+class Drawn(NamedTuple):
+    """A figure for the page; ``alt`` says in words what it shows."""
+
+    title: str
+    caption: str
+    alt: str
+    svg: str
+    wide: bool
+
+
+class Sketch(NamedTuple):
+    """A figure not yet saved."""
+
+    name: str
+    figure: Figure
+    title: str
+    caption: str
+    alt: str
+
+
+def style() -> Any:
+    """The style as a context manager, whatever the reader's own matplotlibrc says."""
+    return matplotlib.style.context(["default", STYLE])
+
+
+def looks(names: Sequence[str], colours: Sequence[str], grey: str | None = None) -> dict[str, Look]:
+    """One look per name, the same wherever the name appears; ``grey`` for one of them."""
+    others = [name for name in names if name != grey]
+    found = {
+        name: Look(colours[i % len(colours)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(others)
+    }
+    return found if grey is None else {**found, grey: Look(GREY, "-", "o")}
+
+
+def panels(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple[Figure, NDArray[Any]]:
+    """A figure of ``width`` by ``height`` inches and its axes [rows, columns]."""
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def line(
+    axes: Axes, rounds: NDArray[np.int64], values: NDArray[np.float64], look: Look, **options: Any
+) -> None:
+    """A line over rounds; points too where they are few."""
+    options = {"color": look.colour, "linestyle": look.dash, **options}
+    if len(rounds) < 3:
+        options |= {"marker": look.marker, "markersize": 4.5}
+    axes.plot(rounds, values, **options)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """One legend under all panels, if there is more than one thing to tell apart."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        # Inches of an entry: its letters, and its line with the gap to the next one.
+        widest = 0.085 * max(map(len, labels)) + 0.65
+        columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def save(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
+    """Write ``folder/<prefix><name>.png`` and ``.svg`` on white, and return the inline form."""
+    path = folder / f"{prefix}{sketch.name}"
+    sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
+    buffer = io.StringIO()
+    sketch.figure.savefig(buffer, format="svg", metadata=dict.fromkeys(_METADATA))
+    text = buffer.getvalue()
+    paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    path.with_name(path.name + ".svg").write_text(
+        re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1), encoding="utf-8"
+    )
+    wide = sketch.figure.get_figwidth() > HALF
+    inline = _inline(text, prefix + sketch.name, sketch.alt)
+    return Drawn(sketch.title, sketch.caption, sketch.alt, inline, wide)
+
+
+_METADATA = ("Creator", "Date", "Format", "Type")
+
+
+def _inline(svg: str, name: str, alt: str) -> str:
+    """SVG for the page: no prolog, own ids, the page's ink and font, a spoken label."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    # The page's font; matplotlib before 3.10 writes `font: 9px '...'`.
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    view = re.search(r'viewBox="[^"]*"', svg)
+    root = f'<svg {view.group() if view else ""} role="img" aria-label="{escape(alt)}">'
+    return re.sub(r"<svg\b[^>]*>", lambda _: root, svg, count=1)

@@ -1,0 +1,101 @@
+"""The run config: round trips, checks, and agreement with pyproject.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower import config
+from fairflower.config import ConfigError, RunConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_pyproject_declares_every_key_with_its_default():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = config.flatten(project["tool"]["flwr"]["app"]["config"])
+    assert declared == config.keys()
+    for key, default in config.keys().items():
+        assert type(declared[key]) is type(default), key
+
+
+def test_pyproject_has_no_federations_which_flower_would_rewrite():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "federations" not in project["tool"]["flwr"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.toml")), ids=lambda p: p.name)
+def test_experiments_are_valid_run_configs(path):
+    RunConfig.from_flat(config.read_toml(path))
+
+
+def test_defaults_survive_flat_and_toml():
+    assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
+    assert RunConfig.from_flat(config.flatten(tomllib.loads(RunConfig().to_toml()))) == RunConfig()
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "seed": st.integers(0, 2**31),
+            "train.lr": st.floats(0, 10),
+            "data.dir": st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])),
+            "data.augment": st.booleans(),
+            "strategy.tau": st.one_of(st.floats(0, 1), st.just("none")),
+            "strategy.variant": st.sampled_from(["paper", "released", "default"]),
+        },
+    )
+)
+def test_any_config_survives_flat_and_toml(flat):
+    made = RunConfig.from_flat(flat)
+    assert RunConfig.from_flat(made.to_flat()) == made
+    assert RunConfig.from_flat(config.flatten(tomllib.loads(made.to_toml()))) == made
+
+
+def test_none_turns_an_argument_off_and_default_leaves_it_to_the_strategy():
+    made = RunConfig.from_flat({"strategy.tau": "none", "strategy.beta": "default"})
+    assert made.strategy.args == {"tau": None}
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"train.learning-rate": 0.1}, "'train.learning-rate'. Did you mean 'train.lr'"),
+        ({"num-rounds": 3}, "Did you mean 'num-server-rounds'"),
+        ({"train.lr": "fast"}, "train.lr = 'fast': expected a number, got str"),
+        ({"train.lr": -1.0}, "train.lr = -1.0: expected at least 0"),
+        ({"train.lr": float("nan")}, "finite"),
+        ({"fraction-train": 1.5}, "between 0 and 1"),
+        ({"seed": True}, "expected a whole number, got bool"),
+        ({"seed": 1.5}, "expected a whole number, got float"),
+        ({"data.augment": "False"}, "expected true or false"),
+        ({"engine": "spark"}, "expected one of ray, inline"),
+        ({"strategy.name": "fedhael"}, "Unknown strategy 'fedhael'. Did you mean 'fedheal'"),
+        ({"client.name": "sdg"}, "Unknown client 'sdg'. Did you mean 'sgd'"),
+        ({"data.name": "digts"}, "Unknown data set 'digts'. Did you mean 'digits'"),
+        ({"model.name": "resnet11"}, "Unknown model 'resnet11'. Did you mean 'resnet1"),
+        ({"strategy.name": "fedavg", "strategy.tau": 0.3}, "argument of fedheal, not of fedavg"),
+        ({"strategy.tau": 1.5}, r"strategy.tau = 1.5: expected a number in \[0, 1\]"),
+        ({"data.fraction": 0.1, "data.examples-per-client": 5}, "set one of them to 0"),
+    ],
+)
+def test_bad_values_are_named_with_what_is_allowed(flat, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat(flat)
+
+
+def test_integers_are_numbers():
+    assert RunConfig.from_flat({"train.lr": 1}).train.lr == 1.0
+
+
+def test_config_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="no-such"):
+        config.read_toml(tmp_path / "no-such.toml")
+    (tmp_path / "bad.toml").write_text("seed = = 1")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.read_toml(tmp_path / "bad.toml")
