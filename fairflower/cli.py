@@ -189,7 +189,7 @@ def list_(
         if what not in {"all", *tables}:
             raise ConfigError(run_config.unknown("list", what, {"all", *tables}))
         for name, table in tables.items():
-            if what == name or what == "all" and name != "settings":
+            if what == name or (what == "all" and name != "settings"):
                 console.print(table())
 
 
@@ -239,7 +239,9 @@ def friendly_errors() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _settings(config: Path | None, options: dict[str, Any], set_: list[str] | None) -> dict[str, Any]:
+def _settings(
+    config: Path | None, options: dict[str, Any], set_: list[str] | None
+) -> dict[str, Any]:
     flat = run_config.read_toml(config) if config else {}
     flat |= {key: value for key, value in options.items() if value is not None}
     return flat | dict(run_config.parse_assignment(text) for text in set_ or [])

@@ -2,8 +2,9 @@
 
 from fairflower.config import ConfigError
 from fairflower.data import DataError
+from fairflower.report.reading import RunError
 from fairflower.strategies import RoundFailed
 
-USER_ERRORS = (ConfigError, DataError, RoundFailed)
+USER_ERRORS = (ConfigError, DataError, RoundFailed, RunError)
 
-__all__ = ["USER_ERRORS", "ConfigError", "DataError", "RoundFailed"]
+__all__ = ["USER_ERRORS", "ConfigError", "DataError", "RoundFailed", "RunError"]

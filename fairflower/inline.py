@@ -10,6 +10,7 @@ import copy
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -113,8 +114,9 @@ class InlineGrid(Grid):
         # A client works on records of its own, as if they had come over a network;
         # the arrays' bytes are immutable and shared.
         request = copy.copy(message)
+        records: dict[str, Any] = dict(message.content)
         request.__dict__["_content"] = RecordDict(
-            {name: type(record)(dict(record)) for name, record in message.content.items()}
+            {name: type(record)(dict(record)) for name, record in records.items()}
         )
         try:
             reply = self.client_app(request, self.contexts[node])

@@ -15,10 +15,18 @@ CLIENTS: dict[str, tuple[str, str, str]] = {
 }
 
 MODELS: dict[str, tuple[str, str, str]] = {
-    "cnn": ("fairflower.models.cnn", "cnn", "three convolutions with group norm, 26 k to 34 k parameters"),
+    "cnn": (
+        "fairflower.models.cnn",
+        "cnn",
+        "three convolutions with group norm, 26 k to 34 k parameters",
+    ),
     "resnet10": ("fairflower.models.resnet", "resnet10", "the papers' ResNet-10, 4.9 M parameters"),
     "resnet12": ("fairflower.models.resnet", "resnet12", "the papers' ResNet-12, 5.0 M parameters"),
-    "resnet18": ("fairflower.models.resnet", "resnet18", "torchvision's ResNet-18, 11.2 M parameters"),
+    "resnet18": (
+        "fairflower.models.resnet",
+        "resnet18",
+        "torchvision's ResNet-18, 11.2 M parameters",
+    ),
 }
 
 DATA_SETS: dict[str, tuple[str, str, str]] = {

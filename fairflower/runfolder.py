@@ -69,7 +69,9 @@ class RunFolder:
         with self._open("history.csv") as file:
             csv.writer(file).writerow(["round", "level", "name", "metric", "value"])
 
-    def history(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
+    def history(
+        self, server_round: int, level: str, name: str, values: Mapping[str, float]
+    ) -> None:
         """Append metrics of a domain, a client, or (name "") the run as a whole."""
         with self._open("history.csv") as file:
             writer = csv.writer(file)

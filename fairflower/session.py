@@ -135,9 +135,7 @@ class Session:
         settings = self._settings()
         with _timed(seconds, "train_seconds"):
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
-            replies = send_and_receive(
-                self.grid, messages, self.config.round_timeout, self.stop
-            )
+            replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
         with _timed(seconds, "merge_seconds"):
             merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None

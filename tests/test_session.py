@@ -143,7 +143,7 @@ def test_a_failing_client_is_left_out_and_recorded(tmp_path, caplog):
 
 
 def test_too_many_failing_clients_end_the_run_readably(tmp_path):
-    with pytest.raises(RoundFailed, match="clients 0, 1, 3: .*no room"):
+    with pytest.raises(RoundFailed, match=r"clients 0, 1, 3: .*no room"):
         run(config(tmp_path), failing({0, 1, 3}))
     (folder,) = tmp_path.iterdir()
     facts = json.loads((folder / "run.json").read_text())
@@ -231,7 +231,9 @@ def test_waiting_for_replies_ends_with_the_timeout():
 
 
 def test_a_site_names_its_own_data(tmp_path):
-    context = Context(1, 1, {"partition-id": 0, "data-dir": str(tmp_path / "gone")}, RecordDict(), {})
+    context = Context(
+        1, 1, {"partition-id": 0, "data-dir": str(tmp_path / "gone")}, RecordDict(), {}
+    )
     with pytest.raises(ValueError, match="gone"):
         trainer_of(context, {"data.name": "digits"})
 

@@ -240,9 +240,7 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
         rounds = Rounds(strategy, MODEL, range(10))
         strategy.enroll(nodes, seed)
         back = {node: client for client, node in nodes.items()}
-        return [
-            sorted(back[m.metadata.dst_node_id] for m in rounds.ask()) for _ in range(5)
-        ]
+        return [sorted(back[m.metadata.dst_node_id] for m in rounds.ask()) for _ in range(5)]
 
     ids = np.random.default_rng(0).permutation(10_000)[:10].tolist()
     one = sampled({k: 100 + k for k in range(10)}, 0)

@@ -38,8 +38,6 @@ class DataSet(ABC):
     published_sizes
         Training images of a domain as published, of which ``fraction`` is a share. A
         domain that is not here counts as many as it has.
-    folder
-        Where local files are read from, absolute; None if none are.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -54,6 +52,11 @@ class DataSet(ABC):
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         self.domains = choose(config.domains, self.all_domains())
+
+    @property
+    def folder(self) -> Path | None:
+        """Where local files are read from, absolute; None if none are."""
+        return None
 
     @abstractmethod
     def all_domains(self) -> Sequence[str]:

@@ -96,7 +96,9 @@ def _data_set(config: DataConfig) -> DataSet:
 
 
 def _hash(config: DataConfig, data_set: DataSet) -> str:
-    settings = {key: value for key, value in vars(config).items() if key not in ("augment", "dir")}
+    settings = {**vars(config), "domains": data_set.domains}
+    for elsewhere in ("augment", "dir"):  # not in the files; in the fingerprint
+        del settings[elsewhere]
     decisive = [_FORMAT, settings, data_set.fingerprint()]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -109,16 +111,14 @@ def _build(data_set: DataSet, folder: Path) -> None:
             fresh = Path(scratch, folder.name)
             fresh.mkdir()
             for client_id, (train, test) in enumerate(splits):
-                np.savez(
-                    client_file(fresh, client_id),
-                    **{"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y},
-                )
+                path = client_file(fresh, client_id)
+                np.savez(path, x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
             _publish(fresh, folder)
     except OSError as error:
         raise DataError(
             f"Cannot write the prepared data to {folder} ({error}). "
-            "Set FAIRFLOWER_HOME to a folder with room that can be written to."
+            "Delete that folder if it exists, or set FAIRFLOWER_HOME to another place."
         ) from error
 
 

@@ -73,8 +73,13 @@ class Digits(DataSet):
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
-        self.folder = data_folder(config)
+        self._folder = data_folder(config)
         self._files: dict[str, DomainFiles] = {}
+
+    @property
+    def folder(self) -> Path | None:
+        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hub."""
+        return self._folder
 
     def all_domains(self) -> Sequence[str]:
         """mnist, usps, svhn, syn."""

@@ -115,7 +115,9 @@ class Federation:
                 ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
                 for client in meta.pop("clients")
             )
-            rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
+            rest: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()
+            }
             return cls(folder=folder, augment=augment, clients=clients, **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(

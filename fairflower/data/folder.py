@@ -28,13 +28,18 @@ class NpzFolder(DataSet):
 
     def __init__(self, config: DataConfig) -> None:
         folder = data_folder(config)
-        if not folder:
+        if folder is None:
             raise DataError(
                 "The data set 'npz' needs a folder. Set data.dir (or FAIRFLOWER_DATA) to one "
                 f"that has an .npz file per domain with {NPZ_FORMAT}."
             )
-        self.folder: Path = folder
+        self._folder = folder
         super().__init__(config)
+
+    @property
+    def folder(self) -> Path:
+        """``data.dir``, absolute."""
+        return self._folder
 
     def all_domains(self) -> Sequence[str]:
         """The names of the files, sorted."""

@@ -31,7 +31,7 @@ What is kept apart, so that the test accuracies are honest:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,7 +51,6 @@ TEST_SIZE = 200
 _SEED = 20240617
 #: The first source image of the tenth writing session.
 _FIRST_TEST_IMAGE = 1157
-_HANDWRITTEN = ("plain", "inverted", "rotated")
 _FONTS = {
     "train": (
         *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono"),
@@ -68,6 +67,8 @@ Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 #: Ink: how much of each pixel the digit covers, [N, SIZE, SIZE] in [0, 1].
 Ink = npt.NDArray[np.float64]
+#: [N, SIZE, SIZE, 3] in [0, 1], or [N, 1, 1, 3] for one colour per image.
+Colours = npt.NDArray[np.float64]
 
 
 class UCIDigits(DataSet):
@@ -109,29 +110,22 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Labels]]:
     source = load_digits()
     splits = {}
     for (domain, split), rows in source_rows().items():
-        rng = _rng(domain, split)
-        angles = np.zeros(len(rows))
-        if domain == "rotated":
-            angles = rng.uniform(20, 45, len(rows)) * rng.choice([-1, 1], len(rows))
-        ink = _written(source.images[rows] / 16, angles)
-        splits[domain, split] = _SHADES[domain](ink, rng), source.target[rows].astype(np.int64)
+        images = _written(domain, source.images[rows] / 16, _rng(domain, split))
+        splits[domain, split] = images, source.target[rows].astype(np.int64)
     for split, count in (("train", TRAIN_SIZES["printed"]), ("test", TEST_SIZE)):
         rng = _rng("printed", split)
-        labels = rng.permutation(np.arange(count) % 10)
-        ink = _printed(labels, split, rng)
-        splits["printed", split] = _coloured(ink, rng), labels.astype(np.int64)
+        labels = rng.permutation(np.arange(count) % 10).astype(np.int64)
+        splits["printed", split] = _printed(labels, fonts(split), rng), labels
     return splits
 
 
 def source_rows() -> dict[tuple[str, str], npt.NDArray[np.int64]]:
     """Which rows of ``load_digits`` make up each handwritten (domain, split)."""
     rows = {}
-    for split, first, last in (
-        ("train", 0, _FIRST_TEST_IMAGE),
-        ("test", _FIRST_TEST_IMAGE, 1797),
-    ):
-        order = _rng("source", split).permutation(np.arange(first, last))
-        for domain in _HANDWRITTEN:
+    spans = {"train": (0, _FIRST_TEST_IMAGE), "test": (_FIRST_TEST_IMAGE, 1797)}
+    for split, span in spans.items():
+        order = _rng("source", split).permutation(np.arange(*span))
+        for domain in ("plain", "inverted", "rotated"):
             size = TRAIN_SIZES[domain] if split == "train" else TEST_SIZE
             rows[domain, split], order = order[:size], order[size:]
     return rows
@@ -148,30 +142,29 @@ def _rng(*purpose: str) -> np.random.Generator:
     return np.random.default_rng([_SEED, *"/".join(purpose).encode()])
 
 
-def _written(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) -> Ink:
-    """8x8 digits in [0, 1], enlarged 1.75 times into the middle and turned by degrees."""
-    ink = np.empty((len(digits), SIZE, SIZE))
-    for i, (digit, angle) in enumerate(zip(digits, np.radians(angles), strict=True)):
-        source = Image.fromarray(np.pad(digit, 4).astype(np.float32))
-        # PIL wants the map from the result's pixels back to the source's; both have their
-        # centre at (8, 8).
-        cos, sin = np.cos(angle) / 1.75, np.sin(angle) / 1.75
-        back = (cos, sin, 8 - 8 * (cos + sin), -sin, cos, 8 - 8 * (cos - sin))
-        ink[i] = source.transform(
-            (SIZE, SIZE), Image.Transform.AFFINE, back, Image.Resampling.BICUBIC
-        )
-    return ink.clip(0, 1)
+def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Pixels:
+    """8x8 digits in [0, 1] as the images of a handwritten domain."""
+    count = len(digits)
+    if domain == "plain":
+        return _grey(_enlarged(digits, np.zeros(count)))
+    if domain == "inverted":
+        stroke = rng.uniform(0, 0.2, (count, 1, 1, 3))
+        return _blend(_enlarged(digits, np.zeros(count)), stroke, _clouds(count, rng))
+    angles = rng.uniform(20, 45, count) * rng.choice([-1, 1], count)
+    ink = _enlarged(digits, angles)
+    return _grey(0.25 + 0.5 * ink + rng.normal(0, 0.1, ink.shape))
 
 
-def _printed(labels: Labels, split: str, rng: np.random.Generator) -> Ink:
-    """Digits drawn from the fonts of a split, with exact anti-aliasing."""
+def _printed(labels: Labels, files: list[Path], rng: np.random.Generator) -> Pixels:
+    """Digits of random fonts, drawn with exact anti-aliasing."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
-    faces = [FontProperties(fname=str(path)) for path in fonts(split)]
-    renderer = RendererAgg(SIZE, SIZE, 72)
+    faces = [FontProperties(fname=str(file)) for file in files]
+    untyped: Any = RendererAgg
+    renderer = untyped(SIZE, SIZE, 72)
     pen = renderer.new_gc()
     pen.set_linewidth(0)
     pen.set_snap(False)
@@ -180,64 +173,59 @@ def _printed(labels: Labels, split: str, rng: np.random.Generator) -> Ink:
         outline = TextPath((0, 0), str(label), size=100, prop=faces[rng.integers(len(faces))])
         box = outline.get_extents()
         height = rng.uniform(9, 13)
-        place = SIZE / 2 + rng.uniform(-1, 1, 2)
+        centre = SIZE / 2 + rng.uniform(-1, 1, 2)
         to_picture = (
             Affine2D()
             .translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2)
             .scale(height / box.height)
             .rotate_deg(rng.uniform(-12, 12))
-            .translate(*place)
+            .translate(*centre)
         )
         renderer.clear()
         renderer.draw_path(pen, outline, to_picture, (1.0, 1.0, 1.0))
         ink[i] = np.asarray(renderer.buffer_rgba())[..., 3] / 255
-    return ink
+    colours = np.stack([_colours(rng) for _ in labels])
+    return _blend(ink, colours[:, None, None, 0], colours[:, None, None, 1])
 
 
-def _plain(ink: Ink, rng: np.random.Generator) -> Pixels:
-    return _uint8(np.repeat(ink[..., None], 3, axis=-1))
+def _enlarged(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) -> Ink:
+    """8x8 digits, enlarged 1.75 times into the middle and turned by degrees."""
+    size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
+    ink = np.empty((len(digits), *size))
+    for i, (digit, angle) in enumerate(zip(digits, np.radians(angles), strict=True)):
+        source = Image.fromarray(np.pad(digit, 4).astype(np.float32))
+        # PIL wants the map from the result's pixels back to the source's; both have their
+        # centre at (8, 8).
+        cos, sin = np.cos(angle) / 1.75, np.sin(angle) / 1.75
+        back = (cos, sin, 8 - 8 * (cos + sin), -sin, cos, 8 - 8 * (cos - sin))
+        ink[i] = np.asarray(source.transform(size, Image.Transform.AFFINE, back, bicubic))
+    return ink.clip(0, 1)
 
 
-def _inverted(ink: Ink, rng: np.random.Generator) -> Pixels:
-    paper = _texture(len(ink), rng, low=0.55, high=1.0)
-    stroke = rng.uniform(0, 0.2, (len(ink), 1, 1, 3))
-    return _blend(ink, stroke, paper)
-
-
-def _rotated(ink: Ink, rng: np.random.Generator) -> Pixels:
-    grey = 0.25 + 0.5 * ink + rng.normal(0, 0.1, ink.shape)
-    return _uint8(np.repeat(grey[..., None], 3, axis=-1))
-
-
-def _coloured(ink: Ink, rng: np.random.Generator) -> Pixels:
-    """Any ink on any paper, as long as their brightness differs by 0.35 or more."""
-    stroke, paper = np.stack(list(_colour_pairs(len(ink), rng)), axis=1)[:, :, None, None]
-    return _blend(ink, stroke, paper)
-
-
-_SHADES = {"plain": _plain, "inverted": _inverted, "rotated": _rotated}
-
-
-def _colour_pairs(count: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.float64]]:
-    while count:
+def _colours(rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Colours of ink and paper whose brightness differs by at least 0.35; [2, 3]."""
+    while True:
         pair = rng.uniform(0, 1, (2, 3))
         if abs(pair[0].mean() - pair[1].mean()) >= 0.35:
-            count -= 1
-            yield pair
+            return pair
 
 
-def _texture(count: int, rng: np.random.Generator, low: float, high: float) -> Ink:
-    """Smooth coloured clouds: random 4x4 colours, enlarged; [count, SIZE, SIZE, 3]."""
-    coarse = (255 * rng.uniform(low, high, (count, 4, 4, 3))).astype(np.uint8)
-    size = (SIZE, SIZE)
-    clouds = [Image.fromarray(c).resize(size, Image.Resampling.BICUBIC) for c in coarse]
-    return np.stack(clouds) / 255
+def _clouds(count: int, rng: np.random.Generator) -> Colours:
+    """Bright and smooth: random 4x4 colours, enlarged."""
+    coarse = (255 * rng.uniform(0.55, 1, (count, 4, 4, 3))).astype(np.uint8)
+    size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
+    return np.stack([np.asarray(Image.fromarray(c).resize(size, bicubic)) for c in coarse]) / 255
 
 
-def _blend(ink: Ink, stroke: Ink, paper: Ink) -> Pixels:
+def _grey(values: Ink) -> Pixels:
+    return _uint8(np.repeat(values[..., None], 3, axis=-1))
+
+
+def _blend(ink: Ink, stroke: Colours, paper: Colours) -> Pixels:
     cover = ink[..., None]
     return _uint8(cover * stroke + (1 - cover) * paper)
 
 
-def _uint8(values: npt.NDArray[np.float64]) -> Pixels:
-    return np.rint(255 * values.clip(0, 1)).astype(np.uint8)
+def _uint8(values: Colours) -> Pixels:
+    pixels: Pixels = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
+    return pixels

@@ -134,7 +134,7 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         # Inches of an entry: its letters, and its line with the gap to the next one.
-        widest = 0.085 * max(map(len, labels)) + 0.65
+        widest = 0.075 * max(map(len, labels)) + 0.6
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 

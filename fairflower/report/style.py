@@ -88,9 +88,11 @@ pre { background: var(--tint); padding: .75rem 1rem; border-radius: .4rem; overf
     --paper: #ffffff; --ink: #000000; --soft: #444444; --line: #bbbbbb; --tint: #f4f4f4;
     --better: #e8e8e8; --worse: #e8e8e8; --warn: #555555; --link: #000000;
   }
-  body { max-width: none; padding: 0; font-size: 10pt; }
+  html { font-size: 10pt; }
+  body { max-width: none; padding: 0; font-size: 1rem; }
+  .figures { grid-template-columns: 1fr 1fr; }
   nav { display: none; }
-  .scroll { overflow: visible; }
+  .scroll { overflow: visible; break-inside: avoid; }
   table { font-size: 8pt; }
   th, td { padding: .2rem .35rem; }
   figure.wide svg { min-width: 0; }

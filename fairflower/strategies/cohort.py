@@ -124,7 +124,7 @@ class Cohort:
         weights: NDArray[np.float64],
         kept: Callable[[Block, int], NDArray[np.bool_] | None] | None = None,
     ) -> Arrays:
-        """theta + sum_k w_k Delta_k: the weighted mean of the clients' models.
+        """The weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
         Updates are averaged rather than models, so that clients which moved
         nowhere leave every bit of the model as it was.

@@ -127,9 +127,7 @@ class FedHEAL(FairStrategy):
             needed = floor(least) + 1 if t else 0  # c > tau
         rises = self.rises[client][block.name][block.part]
         falling = ~rising
-        kept = np.bitwise_or(
-            rising & (rises >= needed), falling & (rises <= t - needed), out=out
-        )
+        kept = np.bitwise_or(rising & (rises >= needed), falling & (rises <= t - needed), out=out)
         rises += rising.view(np.uint8)
         return kept
 
