@@ -100,7 +100,7 @@ def run(
         chosen = RunConfig.from_flat(flat)
         label = variant.label if variant else Variant.of(chosen).label
         folders = _execute(Plan([(label, chosen)]))
-        _show_table(folders)
+        _report(folders)
         path = shlex.quote(str(folders[0]))
         console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
 
@@ -152,9 +152,7 @@ def compare(
         try:
             _execute(plan, folders)
         finally:
-            if folders:
-                _show_table(folders)
-                _write_report(folders, folder / "report")
+            _report(folders, folder / "report")
 
 
 @app.command()
@@ -167,8 +165,8 @@ def report(
     """Print the fairness table of runs and write one HTML page with figures."""
     with friendly_errors():
         folders = [folder for path in runs for folder in _run_folders(path)]
-        _show_table(folders)
-        _write_report(folders, out or runs[0] / "report")
+        if not _report(folders, out or runs[0] / "report"):
+            raise typer.Exit(1)
 
 
 @app.command("list")
@@ -268,17 +266,22 @@ def _execute(plan: Plan, folders: list[Path] | None = None) -> list[Path]:
     return folders
 
 
-def _show_table(folders: list[Path]) -> None:
-    from fairflower.report import read_run, terminal_table
+def _report(folders: list[Path], out: Path | None = None) -> bool:
+    """Print the table of runs and, to ``out``, write the page; False if none is readable."""
+    from fairflower.report import RunError, read_run, terminal_table, write_report
 
-    console.print(terminal_table([read_run(folder) for folder in folders]))
-
-
-def _write_report(folders: list[Path], out: Path) -> None:
-    from fairflower.report import read_run, write_report
-
-    page = write_report([read_run(folder) for folder in folders], out)
-    console.print(f"report: {page.absolute()}", soft_wrap=True, highlight=False)
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except RunError as error:
+            console.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
+    if runs:
+        console.print(terminal_table(runs))
+    if runs and out:
+        page = write_report(runs, out)
+        console.print(f"report: {page.absolute()}", soft_wrap=True, highlight=False)
+    return bool(runs)
 
 
 def _run_folders(path: Path) -> list[Path]:

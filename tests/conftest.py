@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fairflower.flower import identify
 from fairflower.strategies import FairStrategy
+from fairflower.strategies.cohort import is_buffer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -78,8 +79,12 @@ class Rounds:
         examples: Mapping[int, float] | None = None,
         order: Sequence[int] | None = None,
         metrics: Mapping[int, Mapping[str, Any]] | None = None,
+        measured: Mapping[int, Mapping[str, Arrays]] | None = None,
     ) -> dict[str, np.ndarray]:
-        """One round in which client i returns the model plus ``updates[i]``."""
+        """One round in which client i returns the model plus ``updates[i]``.
+
+        What the strategy needs measured and the test does not give is made up.
+        """
         asked = {m.metadata.dst_node_id - 1000: m for m in self.ask()}
         replies = []
         for client in order if order is not None else updates:
@@ -90,8 +95,26 @@ class Rounds:
             values = {"num-examples": 1, "client-id": client, "train_loss": 1.0}
             values |= {"num-examples": examples[client]} if examples else {}
             values |= dict(metrics[client]) if metrics else {}
-            replies.append(reply(asked[client], arrays, values))
+            made_up = self.make_up(client)
+            vectors = {k: v for k, v in made_up.items() if isinstance(v, dict)}
+            scalars = {k: v for k, v in made_up.items() if k not in vectors}
+            vectors |= dict(measured[client]) if measured else {}
+            replies.append(reply(asked[client], arrays, scalars | values, vectors))
         return self.finish(replies)
+
+    def make_up(self, client: int) -> dict[str, Any]:
+        """Measurements as a client might send them, the same in every test."""
+        random = np.random.default_rng([client, self.round])
+        trained = {
+            name: np.abs(random.normal(size=array.shape)).astype(array.dtype)
+            for name, array in self.model.items()
+            if not is_buffer(name, array)
+        }
+        vectors = FairStrategy.VECTORS
+        return {
+            need: dict(trained) if need in vectors else float(random.random())
+            for need in self.strategy.needs
+        }
 
     def finish(self, replies: Sequence[Message]) -> dict[str, np.ndarray]:
         merged, _ = self.strategy.aggregate_train(self.round, replies)
@@ -100,8 +123,15 @@ class Rounds:
         return self.model
 
 
-def reply(message: Message, arrays: Arrays, metrics: Mapping[str, Any]) -> Message:
+def reply(
+    message: Message,
+    arrays: Arrays,
+    metrics: Mapping[str, Any],
+    vectors: Mapping[str, Arrays] | None = None,
+) -> Message:
     content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})
+    for name, values in (vectors or {}).items():
+        content[name] = record(values)
     return Message(content, reply_to=message)
 
 

@@ -79,7 +79,10 @@ def test_none_turns_an_argument_off_and_default_leaves_it_to_the_strategy():
         ({"client.name": "sdg"}, "Unknown client 'sdg'. Did you mean 'sgd'"),
         ({"data.name": "digts"}, "Unknown data set 'digts'. Did you mean 'digits'"),
         ({"model.name": "resnet11"}, "Unknown model 'resnet11'. Did you mean 'resnet1"),
-        ({"strategy.name": "fedavg", "strategy.tau": 0.3}, "argument of fedheal, not of fedavg"),
+        (
+            {"strategy.name": "fedavg", "strategy.tau": 0.3},
+            "argument of fedheal, fedfv, not of fedavg",
+        ),
         ({"strategy.tau": 1.5}, r"strategy.tau = 1.5: expected a number in \[0, 1\]"),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "set one of them to 0"),
     ],

@@ -56,14 +56,6 @@ def prepare(config: DataConfig) -> Federation:
     ------
     DataError
         If the data is missing or malformed, or too little for the clients.
-
-    Examples
-    --------
-    >>> federation = prepare(DataConfig(name="uci-digits"))
-    >>> federation.domains, len(federation.clients), federation.shape
-    (('plain', 'inverted', 'rotated', 'printed'), 20, (3, 16, 16))
-    >>> federation.train(0).x.shape
-    (120, 3, 16, 16)
     """
     data_set = _data_set(config)
     folder = home() / "cache" / "data" / f"{config.name}-{_hash(config, data_set)}"

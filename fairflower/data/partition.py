@@ -100,9 +100,9 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
     @cached_property
     def _partitioners(self) -> dict[str, SizePartitioner]:
         partitioners = {}
-        for domain, size in self._sizes.items():
-            partitioners[domain] = SizePartitioner([size] * self._clients_per_domain)
-            partitioners[domain].dataset = self.dataset.select(self._rows[domain])
+        for domain, rows in self._rows.items():
+            partitioners[domain] = SizePartitioner([self._sizes[domain]] * self._clients_per_domain)
+            partitioners[domain].dataset = self.dataset.select(rows)
         return partitioners
 
 

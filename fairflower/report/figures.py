@@ -49,7 +49,7 @@ def _sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
     tested = [m for m in comparison.methods if m.runs[0].client_rounds.size]
     yield _bars(comparison, looks, canvas.HALF if tested or half is None else canvas.FULL)
     if tested:
-        yield _clients(comparison.domains, tested, looks)
+        yield _clients(comparison, tested, looks)
     yield _domains(comparison, looks)
     yield from diagnostics.sketches(comparison, looks)
 
@@ -151,12 +151,13 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
         "bars",
         sheet,
         "Final accuracy per domain",
-        f"Mean of the last {WINDOW} tested rounds{_over_seeds(comparison.methods)}.",
+        f"{comparison.span(WINDOW).capitalize()}{_over_seeds(comparison.methods)}.",
         f"Final accuracy in percent. {'; '.join(said)}.",
     )
 
 
-def _clients(domains: tuple[str, ...], methods: Sequence[Method], looks: Looks) -> Sketch:
+def _clients(comparison: Comparison, methods: Sequence[Method], looks: Looks) -> Sketch:
+    domains = comparison.domains
     sheet, axes = panels(1, 1, canvas.HALF, 3.4)
     panel = axes[0, 0]
     for place, method in enumerate(methods):
@@ -183,7 +184,7 @@ def _clients(domains: tuple[str, ...], methods: Sequence[Method], looks: Looks) 
         "clients",
         sheet,
         "Final accuracy per client",
-        f"One point per client on its own test data: mean of the last {WINDOW} tested rounds"
+        f"One point per client on its own test data: {comparison.span(WINDOW)}"
         f"{' and over seeds' if any(len(method.runs) > 1 for method in methods) else ''}.",
         "Final accuracy of every client, grouped by domain and method.",
     )

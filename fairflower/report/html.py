@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflower.data import ClientInfo
 from fairflower.report import tables
@@ -13,6 +13,9 @@ from fairflower.report.methods import EXECUTION, Comparison, compare, shown
 from fairflower.report.reading import Run, RunError
 from fairflower.report.style import CSS
 from fairflower.report.verdicts import notes, rule, verdicts
+
+if TYPE_CHECKING:
+    from fairflower.report.canvas import Drawn
 
 
 def write_report(runs: Sequence[Run], out: str | Path) -> Path:
@@ -43,6 +46,7 @@ def write_report(runs: Sequence[Run], out: str | Path) -> Path:
     from fairflower.report import figures  # late: matplotlib takes a second to import
 
     out = Path(out).expanduser().absolute()
+    out.mkdir(parents=True, exist_ok=True)
     comparisons = compare(runs)
     sections = []
     for number, comparison in enumerate(comparisons, start=1):
@@ -90,7 +94,7 @@ global model serve every domain, and not only the largest?</p>
 """
 
 
-def _section(comparison: Comparison, drawn: Iterable[Any], number: int) -> str:
+def _section(comparison: Comparison, drawn: Iterable[Drawn], number: int) -> str:
     sentences = "".join(
         f"<li><strong>{escape(v.name)}</strong>: {escape(v.numbers + ': ' if v.numbers else '')}"
         f"<strong>{escape(v.conclusion)}</strong>.</li>"
@@ -184,7 +188,7 @@ def _cells(values: Iterable[object]) -> str:
     return "".join(f"<td>{escape(str(value))}</td>" for value in values)
 
 
-def _figure(drawn: Any) -> str:
+def _figure(drawn: Drawn) -> str:
     kind = ' class="wide"' if drawn.wide else ""
     return (
         f"<figure{kind}><figcaption><h4>{escape(drawn.title)}</h4>"

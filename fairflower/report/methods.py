@@ -149,6 +149,19 @@ class Comparison:
             for run in (*method.runs, *(run for run, _ in method.left_out))
         ]
 
+    def span(self, window: int) -> str:
+        """``mean of the last 5 tested rounds (16 to 20)``; no numbers where methods differ."""
+        spans = {method.runs[0].final_rounds(window) for method in self.methods}
+        if len(spans) > 1:
+            return "last round" if window == 1 else f"mean of the last {window} tested rounds"
+        (rounds,) = spans
+        if window == 1:
+            return f"last round ({rounds[-1]})"
+        if len(rounds) == 1:
+            return f"round {rounds[0]}"
+        which = f"the last {window}" if len(rounds) == window else f"all {len(rounds)}"
+        return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
+
     def baseline(self, method: Method, name: str) -> Method | None:
         """The FedAvg or Uniform method that ``method`` may be compared with, if any."""
         client = _table(method.config, "client.")
@@ -175,13 +188,12 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
     return comparisons
 
 
-def paired(method: Method, baseline: Method, figure: Callable[[Run], float]) -> Estimate | None:
-    """The estimate of ``figure(method) - figure(baseline)`` over the seeds of both."""
+def paired(method: Method, baseline: Method, figure: Callable[[Run], float]) -> Estimate:
+    """The estimate of ``figure(method) - figure(baseline)`` over the seeds that both have."""
     others = {run.seed: run for run in baseline.runs}
-    differences = [
-        figure(run) - figure(others[run.seed]) for run in method.runs if run.seed in others
-    ]
-    return Estimate.of(differences) if differences else None
+    return Estimate.of(
+        [figure(run) - figure(others[run.seed]) for run in method.runs if run.seed in others]
+    )
 
 
 def _methods(runs: Sequence[Run]) -> list[Method]:

@@ -70,11 +70,9 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
     windows = [WINDOW]
     if any(m.runs[0].final_rounds(WINDOW) != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
-    differences = difference_table(comparison)
-    return [
-        *(accuracy_table(comparison, window) for window in windows),
-        *([differences] if differences else []),
-    ]
+    tables = [accuracy_table(comparison, window) for window in windows]
+    against = difference_table(comparison)
+    return [*tables, against] if against else tables
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
@@ -95,10 +93,10 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
         _Column("GAP", of(metrics.gap), -1),
     ]
     return Table(
-        title=f"Accuracy per domain, {_window(comparison, window)}",
+        title=f"Accuracy per domain, {comparison.span(window)}",
         caption=(
             "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
-            "deviation over domains, of the accuracies in the row; FedHEAL's tables use ddof 1, "
+            "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
             "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
             f"{_how_to_read(comparison)}"
         ),
@@ -123,7 +121,7 @@ def difference_table(comparison: Comparison, window: int = WINDOW) -> Table | No
             cells.extend([] if d else 3 * [Cell("\N{EN DASH}")])
         rows[method.name] = Row(method.name, _pairs(found[method.name]), cells)
     return Table(
-        title=f"Difference to the baselines, {_window(comparison, window)}",
+        title=f"Difference to the baselines, {comparison.span(window)}",
         caption=(
             "Percentage points, paired by seed: mean over seeds, and under it ± their sample "
             "standard deviation (ddof 1). MIN and AVG: more is better; STD (ddof 1): less is. "
@@ -160,7 +158,7 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
         for key, title, unit, better, digits in _SUMMARY
     ]
     return Table(
-        title=f"Fairness over {counted} {level}, {_window(comparison, window)}",
+        title=f"Fairness over {counted} {level}, {comparison.span(window)}",
         caption=(
             f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
             "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
@@ -195,7 +193,10 @@ def _how_to_read(comparison: Comparison) -> str:
     """What the small print and the bold type of a table mean, if it has any."""
     parts = []
     if any(len(method.runs) > 1 for method in comparison.methods):
-        parts.append("Mean over seeds, and under it ± their sample standard deviation (ddof 1).")
+        parts.append(
+            "Every figure is computed per seed; shown is the mean over seeds, and under it "
+            "± their sample standard deviation (ddof 1)."
+        )
     if len(comparison.methods) > 1:
         parts.append("Bold: best of the methods that may be compared, to the digits shown.")
     return " ".join(parts)
@@ -275,15 +276,3 @@ def _remark(method: Method) -> str:
 def _pairs(found: Mapping[str, Difference]) -> str:
     counts = sorted({d.worst.n for d in found.values()})
     return f"{' and '.join(map(str, counts))} paired" if counts else "nothing to compare with"
-
-
-def _window(comparison: Comparison, window: int) -> str:
-    """``mean of the last 5 tested rounds (16 to 20)``, if all methods have the same."""
-    rounds = {m.runs[0].final_rounds(window) for m in comparison.methods}
-    last = max(rounds, key=lambda tested: tested[-1])
-    where = "" if len(rounds) > 1 else f" ({last[0]} to {last[-1]})" if len(last) > 1 else ""
-    if window == 1:
-        return f"last round{'' if len(rounds) > 1 else f' ({last[-1]})'}"
-    if len(rounds) == 1 and len(last) < window:
-        return f"mean of all {len(last)} tested rounds{where}" if where else f"round {last[0]}"
-    return f"mean of the last {window} tested rounds{where}"

@@ -7,7 +7,7 @@ worst domain is higher or its STD lower by that rule, and neither is worse by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairflower import metrics
@@ -21,7 +21,6 @@ from fairflower.report.methods import (
     number,
     paired,
 )
-from fairflower.report.reading import Run
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
@@ -36,15 +35,16 @@ class Difference:
 
     @property
     def judgement(self) -> str:
-        """``fairer than``, ``less fair than``, ``mixed against`` or why none of them."""
+        """``fairer (STD) than``, ``not distinguishable from``, ..., by what counts."""
         if self.worst.n < FEWEST_SEEDS:
             return f"too few seeds to tell ({FEWEST_SEEDS} needed) against"
-        signs = {self.worst.sign, -self.std.sign} - {0}
-        if not signs:
+        signs = {"worst domain": self.worst.sign, "STD": -self.std.sign}
+        counted = ", ".join(name for name, sign in signs.items() if sign)
+        if not counted:
             return "not distinguishable from"
-        if len(signs) > 1:
-            return "mixed against"
-        return "fairer than" if signs == {1} else "less fair than"
+        if 0 not in signs.values() and self.worst.sign == self.std.sign:
+            return "mixed (worst domain against STD) beside"
+        return f"{'fairer' if max(signs.values()) > 0 else 'less fair'} ({counted}) than"
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,15 @@ class Verdict:
         return f"{self.name}: {numbers}{self.conclusion}."
 
 
-def figures(window: int) -> dict[str, Callable[[Run], float]]:
-    """AVG, STD (ddof 1) and MIN of a run over its domains, in percent."""
-    return {
-        "average": lambda run: 100 * metrics.mean(run.final(window)),
-        "std": lambda run: 100 * metrics.std(run.final(window), ddof=1),
-        "worst": lambda run: 100 * metrics.worst(run.final(window)),
-    }
-
-
 def difference(method: Method, baseline: Method, window: int) -> Difference | None:
     """The paired difference, or None where the two have no seed in common."""
-    found = {name: paired(method, baseline, f) for name, f in figures(window).items()}
-    if any(estimate is None for estimate in found.values()):
+    if not {run.seed for run in method.runs} & {run.seed for run in baseline.runs}:
         return None
-    return Difference(**found)  # type: ignore[arg-type]
+    return Difference(
+        average=paired(method, baseline, lambda run: 100 * metrics.mean(run.final(window))),
+        std=paired(method, baseline, lambda run: 100 * metrics.std(run.final(window), ddof=1)),
+        worst=paired(method, baseline, lambda run: 100 * metrics.worst(run.final(window))),
+    )
 
 
 def differences(
@@ -88,6 +82,11 @@ def differences(
         if against:
             found[name] = against
     return found
+
+
+def verdicts(comparison: Comparison) -> list[Verdict]:
+    """The sentences on all methods."""
+    return [verdict(comparison, method) for method in comparison.methods]
 
 
 def verdict(comparison: Comparison, method: Method) -> Verdict:
@@ -111,9 +110,9 @@ def rule(comparison: Comparison) -> str:
         return ""
     return (
         "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
-        "One counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, with at "
-        f"least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the worst "
-        "domain is higher or STD is lower by this rule, and neither is worse by it."
+        "A difference counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, "
+        f"with at least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the "
+        "worst domain is higher or STD is lower by this rule, and neither is worse by it."
     )
 
 
@@ -210,8 +209,3 @@ def _values(values: Mapping[str, str]) -> str:
     for name, value in values.items():
         owners.setdefault(value, []).append(name)
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
-
-
-def verdicts(comparison: Comparison) -> Sequence[Verdict]:
-    """The sentences on all methods."""
-    return [verdict(comparison, method) for method in comparison.methods]

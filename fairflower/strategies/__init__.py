@@ -8,13 +8,33 @@ fairflower. Importing this package does not import torch.
 from fairflower.strategies.base import FairStrategy, RoundFailed
 from fairflower.strategies.cohort import Cohort
 from fairflower.strategies.fedavg import FedAvg, Uniform
+from fairflower.strategies.fedequilibria import FedEquilibria
+from fairflower.strategies.fedfv import FedFV
 from fairflower.strategies.fedheal import FedHEAL
+from fairflower.strategies.fedmgda import FedMGDAPlus
+from fairflower.strategies.qp import MinNorm, min_norm_weights
 
 #: The names that a run config knows.
 STRATEGIES: dict[str, type[FairStrategy]] = {
     "fedavg": FedAvg,
     "uniform": Uniform,
     "fedheal": FedHEAL,
+    "fedequilibria": FedEquilibria,
+    "fedmgda+": FedMGDAPlus,
+    "fedfv": FedFV,
 }
 
-__all__ = ["STRATEGIES", "Cohort", "FairStrategy", "FedAvg", "FedHEAL", "RoundFailed", "Uniform"]
+__all__ = [
+    "STRATEGIES",
+    "Cohort",
+    "FairStrategy",
+    "FedAvg",
+    "FedEquilibria",
+    "FedFV",
+    "FedHEAL",
+    "FedMGDAPlus",
+    "MinNorm",
+    "RoundFailed",
+    "Uniform",
+    "min_norm_weights",
+]

@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from flwr.app import (
@@ -36,6 +36,15 @@ from fairflower.strategies.cohort import (
 logger = logging.getLogger("flwr").getChild("fairflower")
 
 Diagnostic = NDArray[np.float64] | float
+
+
+class Member(NamedTuple):
+    """A usable reply, taken apart."""
+
+    content: RecordDict
+    metrics: MetricRecord
+    arrays: Arrays
+    vectors: dict[str, Arrays]
 
 
 class Options(TypedDict, total=False):
@@ -95,6 +104,13 @@ class FairStrategy(flower.FedAvg):
     #: Where the rule comes from, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
 
+    #: What clients have to measure besides their model: names of scalars in the
+    #: reply's metrics or of ArrayRecords. A subclass (or its constructor) sets it;
+    #: the train message's config asks for it under ``measure``.
+    needs: tuple[str, ...] = ()
+    #: Those of ``needs`` that are one array per parameter.
+    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient")
+
     def __init__(self, **options: Unpack[Options]) -> None:
         buffers = options.pop("buffers", None)
         self.buffers = None if buffers is None else frozenset(buffers)
@@ -150,6 +166,8 @@ class FairStrategy(flower.FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages for this round's clients (see Flower's ``FedAvg``)."""
+        if self.needs:
+            config["measure"] = ",".join(self.needs)
         if self._roster is None:
             messages = list(super().configure_train(server_round, arrays, config, grid))
         else:
@@ -211,7 +229,11 @@ class FairStrategy(flower.FedAvg):
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
         waiting = {m.metadata.dst_node_id for m in self._asked}
         names = {node: client for client, node in (self._roster or {}).items()}
-        members: dict[int, tuple[RecordDict, MetricRecord, Arrays]] = {}
+        members: dict[int, Member] = {}
+        buffers = self.buffers
+        if buffers is None:
+            buffers = frozenset(name for name, array in received.items() if is_buffer(name, array))
+        trained = {name: array for name, array in received.items() if name not in buffers}
         self.dropped = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
@@ -222,16 +244,17 @@ class FairStrategy(flower.FedAvg):
                 if reply.has_error():
                     raise InvalidReply(short(reply.error.reason or "failed without a reason"))
                 metrics = scalar_metrics(reply.content)
-                client = int(metrics.get("client-id", client))  # type: ignore[arg-type]
+                client = _client_id(metrics, default=client)
                 if client in members:
                     raise InvalidReply(f"client id {client} has already replied in this round")
                 self._check_examples(metrics)
                 record = self._arrays_of(reply.content)
                 arrays = check_arrays(decode_record(record), received)
+                vectors = self._measured(reply.content, metrics, trained)
             except InvalidReply as problem:
                 self.dropped[client] = str(problem)
             else:
-                members[client] = (reply.content, metrics, arrays)
+                members[client] = Member(reply.content, metrics, arrays, vectors)
         for node in waiting:
             self.dropped[names.get(node, node)] = "no reply before the timeout"
         for client, reason in self.dropped.items():
@@ -239,22 +262,46 @@ class FairStrategy(flower.FedAvg):
         self._check_enough(server_round, len(members))
 
         ids = sorted(members)
-        records = [members[i][1] for i in ids]
+        records = [members[i].metrics for i in ids]
         common = [key for key in records[0] if all(key in record for record in records)]
         scalars = {key: np.array([record[key] for record in records], float) for key in common}
-        buffers = self.buffers
-        if buffers is None:
-            buffers = frozenset(name for name, array in received.items() if is_buffer(name, array))
         cohort = Cohort(
             server_round=server_round,
             client_ids=tuple(ids),
             num_examples=scalars[self.weighted_by_key],
             received=received,
-            returned=tuple(members[i][2] for i in ids),
+            returned=tuple(members[i].arrays for i in ids),
             metrics=scalars,
             buffers=buffers,
+            measured={
+                name: tuple(members[i].vectors[name] for i in ids)
+                for name in self.needs
+                if name in self.VECTORS
+            },
         )
-        return cohort, [members[i][0] for i in ids]
+        return cohort, [members[i].content for i in ids]
+
+    def _measured(
+        self, content: RecordDict, metrics: MetricRecord, trained: Arrays
+    ) -> dict[str, Arrays]:
+        """The vectors that the strategy asked for; its scalars are there and finite."""
+        vectors: dict[str, Arrays] = {}
+        for name in self.needs:
+            kind = "ArrayRecord" if name in self.VECTORS else "metric"
+            if name not in (content.array_records if name in self.VECTORS else metrics):
+                raise InvalidReply(
+                    f"it sent no {kind} {name!r}, which {type(self).__name__} needs. The client "
+                    f"must measure what the message's config names under 'measure'"
+                )
+            if name in self.VECTORS:
+                try:
+                    arrays = decode_record(content.array_records[name])
+                    vectors[name] = check_arrays(arrays, trained)
+                except InvalidReply as problem:
+                    raise InvalidReply(f"its {name!r}: {problem}") from problem
+            elif not math.isfinite(float(metrics[name])):  # type: ignore[arg-type]
+                raise InvalidReply(f"{name} = {metrics[name]}: expected a finite number")
+        return vectors
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.weighted_by_key
@@ -268,8 +315,9 @@ class FairStrategy(flower.FedAvg):
         records = content.array_records
         if self.arrayrecord_key in records:
             return records[self.arrayrecord_key]
-        if len(records) == 1:
-            return next(iter(records.values()))
+        others = [record for name, record in records.items() if name not in self.needs]
+        if len(others) == 1:
+            return others[0]
         raise InvalidReply(
             f"it carries no ArrayRecord {self.arrayrecord_key!r}, only {sorted(records)}"
         )
@@ -296,6 +344,13 @@ class FairStrategy(flower.FedAvg):
                 if name not in skip
             }
         )
+
+
+def _client_id(metrics: MetricRecord, default: int) -> int:
+    value = metrics.get("client-id", default)
+    if not (isinstance(value, (int, float)) and float(value).is_integer()):
+        raise InvalidReply(f"client-id = {value!r}: expected a whole number")
+    return int(value)
 
 
 def short(reason: str, limit: int = 300) -> str:

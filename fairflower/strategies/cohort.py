@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 #: Coordinates handled at a time: small enough that a block of every temporary
 #: stays in the processor's cache, large enough that Python's cost disappears.
@@ -74,6 +75,9 @@ class Cohort:
         Every scalar metric that all K clients sent.
     buffers : frozenset of str
         Arrays that are not trained (BatchNorm statistics and counters).
+    measured : dict of name -> tuple of K dicts
+        What the strategy asked the clients to measure (``fisher``, ``gradient``):
+        one array per parameter, under the parameter's name.
     """
 
     server_round: int
@@ -83,9 +87,10 @@ class Cohort:
     returned: tuple[Arrays, ...]
     metrics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
+    measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.client_ids)
+        return len(self.returned)
 
     @property
     def sample_weights(self) -> NDArray[np.float64]:
@@ -117,6 +122,23 @@ class Cohort:
         for block in self.blocks(self.parameters):
             for k in range(len(self)):
                 total[k] += squared_norm(block.update(k))
+        return total
+
+    def gram(self, measured: str | None = None) -> NDArray[np.float64]:
+        """Inner products of the clients' vectors over all parameters, shape (K, K).
+
+        Of the updates Delta_k, or of what was ``measured`` under a name. In double
+        precision, block by block, by one thread: the bits do not depend on cores.
+        """
+        total = np.zeros((len(self), len(self)))
+        with threadpool_limits(1, user_api="blas"):
+            for block in self.blocks(self.parameters):
+                if measured is None:
+                    rows = np.array([block.update(k) for k in range(len(self))], np.float64)
+                else:
+                    vectors = (arrays[block.name] for arrays in self.measured[measured])
+                    rows = np.array([v.reshape(-1)[block.part] for v in vectors], np.float64)
+                total += rows @ rows.T
         return total
 
     def average(
@@ -164,6 +186,26 @@ class Cohort:
                 merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
         for block in self.blocks(self.floats):
             merged[block.name].reshape(-1)[block.part] += self._step(block, weights, kept)
+        return merged
+
+    def move(self, coefficients: NDArray[np.float64], weights: NDArray[np.float64]) -> Arrays:
+        """Any combination of updates, theta + sum_k c_k Delta_k, for the parameters.
+
+        For rules whose step is no mean of the clients' steps. Buffers cannot be
+        extrapolated (a variance stays positive) and are averaged with ``weights``.
+
+        Parameters
+        ----------
+        coefficients : ndarray of shape (K,)
+            Real numbers c_k.
+        weights : ndarray of shape (K,)
+            On the simplex.
+        """
+        merged = self.average(weights)
+        for name in self.parameters:
+            merged[name] = np.array(self.received[name], order="C")
+        for block in self.blocks(self.parameters):
+            merged[block.name].reshape(-1)[block.part] += self._step(block, coefficients, None)
         return merged
 
     def _step(

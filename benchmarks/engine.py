@@ -1,0 +1,296 @@
+"""Wall time of a whole round on each engine, over a bare PyTorch loop.
+
+The bare loop takes the same SGD steps, on the same images in the same order with the
+same crops, from the same initial weights, and averages the clients' models: PyTorch
+and nothing else, all data in memory, one model, one thread. No messages, no files. An
+engine cannot do less; what it takes longer is what it costs.
+
+    python benchmarks/engine.py            # half an hour or so
+    python benchmarks/engine.py --quick
+
+Every engine runs as `fairflower run` in a process of its own, the bare loop likewise,
+all of them in turn, again and again. A run has one round more than is counted: its
+first is dropped.
+
+How to read it. `round` is all that lies between two global models: the clients'
+training with the messages to and from them (`train`), the merge (`merge`), and writing
+the run folder with the model (`write`). Testing the model is shown apart (`evaluate`)
+and in no ratio, nor is `start`, the time from the command to the first round: imports,
+Ray, the roll-call of the clients. Columns without "min" are medians. An engine with
+two workers has two cores where the bare loop has one: 0.5 is the best it can do.
+`weights` is the largest difference between the final model and the bare loop's.
+
+The settings are small, to take seconds: resnet10 trains on 32 images a client, the
+papers on hundreds for ten epochs, so a message weighs a hundred times less there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from safetensors.numpy import load_file
+
+from fairflower.config import RunConfig, read_toml
+
+DIGITS_32 = {"data.image-size": 32, "data.test-examples": 100}
+CASES: dict[str, dict[str, Any]] = {
+    "cnn": {},  # the defaults: 16x16 digits, 120 images a client, 2 epochs
+    "cnn-32": {**DIGITS_32},
+    "resnet10": {
+        **DIGITS_32,
+        "model.name": "resnet10",
+        "data.examples-per-client": 32,
+        "train.batch-size": 32,
+        "train.local-epochs": 1,
+    },
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {"engine": "inline"},
+    "ray, 1 worker": {"engine": "ray", "workers": 1},
+    "ray, 2 workers": {"engine": "ray", "workers": 2},
+}
+BARE = "bare loop"
+PARTS = ("train", "merge", "write", "evaluate")
+
+
+@dataclass
+class Outcome:
+    """One run: seconds to the first round, seconds of each later one, final model."""
+
+    start: float
+    rounds: list[float]
+    parts: dict[str, list[float]]
+    model: dict[str, np.ndarray]
+
+
+# --- the bare loop ---------------------------------------------------------------------
+
+
+def bare_loop(config: RunConfig, folder: Path) -> None:
+    """Train as ``config`` says with PyTorch alone; leave ``rounds.txt`` and the model."""
+    import torch
+    from safetensors.torch import save_file
+    from torch.nn import functional as F
+
+    from fairflower.data import prepare
+    from fairflower.models import build
+    from fairflower.seeds import derive_seed
+
+    torch.set_num_threads(1)
+    data, train = prepare(config.data), config.train
+    model = build(config.model.name, data.num_classes, data.shape, config.seed)
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
+    _, height, width = data.shape
+    pad = data.augment.crop_padding
+    clients = []
+    for client in data.clients:
+        x, y = map(torch.tensor, data.train(client.client_id))
+        crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+        clients.append((crops, y))
+    sizes = np.array([len(y) for _, y in clients], float)
+    weights = (sizes / sizes.sum()).astype(np.float32).tolist()
+    local = model.state_dict()
+    server = {name: tensor.clone() for name, tensor in local.items()}
+    model.train()
+
+    for server_round in range(1, config.num_server_rounds + 1):
+        seeds = [
+            derive_seed(config.seed, client, server_round, "batches")
+            for client in range(len(clients))
+        ]
+        begin = time.perf_counter()
+        step = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+        for (crops, y), weight, seed in zip(clients, weights, seeds, strict=True):
+            for name, tensor in local.items():
+                tensor.copy_(server[name])
+            optimizer = torch.optim.SGD(
+                model.parameters(),
+                lr=train.lr,
+                momentum=train.momentum,
+                weight_decay=train.weight_decay,
+                fused=True,
+            )
+            draws = torch.Generator().manual_seed(seed)
+            for _ in range(train.local_epochs):
+                order = torch.randperm(len(y), generator=draws)
+                top, left = torch.randint(2 * pad + 1, (2, len(y)), generator=draws)
+                torch.rand(len(y), generator=draws)  # flips, which digits do without
+                batches = (torch.split(draw, train.batch_size) for draw in (order, top, left))
+                for index, i, j in zip(*batches, strict=True):
+                    batch = crops[index, :, i, j].to(torch.float32).div_(255).sub_(mean).div_(std)
+                    batch = batch.contiguous(memory_format=torch.channels_last)
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(batch), y[index]).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+            for name, tensor in local.items():
+                if tensor.is_floating_point():
+                    step[name] += (tensor - server[name]) * weight
+        for name, tensor in local.items():
+            if tensor.is_floating_point():
+                server[name] += step[name]
+            else:  # BatchNorm's count of batches, the same at every client
+                server[name].copy_(tensor)
+        with (folder / "rounds.txt").open("a", encoding="utf-8") as file:
+            print(time.perf_counter() - begin, file=file)
+    save_file(server, folder / "model.safetensors")
+
+
+def time_bare_loop(config: RunConfig, folder: Path) -> Outcome:
+    """Run the bare loop in a fresh process."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    began = time.time()
+    _execute([str(Path(__file__).absolute()), "--bare-loop-in", str(folder)])
+    lines = (folder / "rounds.txt").read_text().split()
+    seconds = [float(line) for line in lines]
+    start = (folder / "rounds.txt").stat().st_mtime - began - sum(seconds)
+    return Outcome(start, seconds[1:], {}, load_file(folder / "model.safetensors"))
+
+
+# --- the engines -----------------------------------------------------------------------
+
+
+def time_engine(config: RunConfig, folder: Path) -> Outcome:
+    """Run ``fairflower run`` in a fresh process and read its run folder."""
+    folder.mkdir(parents=True)
+    file = folder / "settings.toml"
+    file.write_text(config.to_toml(), encoding="utf-8")
+    began = time.time()
+    _execute(["-m", "fairflower.cli", "run", "--config", str(file), "--output-dir", str(folder)])
+    run = folder / config.run_name
+    start = (run / "config.toml").stat().st_mtime - began  # written as round 0 begins
+    seconds: dict[int, dict[str, float]] = defaultdict(dict)
+    with (run / "history.csv").open(encoding="utf-8") as history:
+        for row in csv.DictReader(history):
+            if row["level"] == "run" and int(row["round"]) > 1:
+                seconds[int(row["round"])][row["metric"]] = float(row["value"])
+    parts: dict[str, list[float]] = defaultdict(list)
+    rounds = []
+    for measured in seconds.values():
+        train, merge = measured["train_seconds"], measured["merge_seconds"]
+        evaluate = measured["evaluate_seconds"]
+        rounds.append(measured["seconds"] - evaluate)
+        for part, value in zip(
+            PARTS, (train, merge, rounds[-1] - train - merge, evaluate), strict=True
+        ):
+            parts[part].append(value)
+    return Outcome(start, rounds, parts, load_file(run / "model.safetensors"))
+
+
+def _execute(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout[-3000:]}")
+
+
+# --- measuring and printing ------------------------------------------------------------
+
+
+def measure(case: str, engines: list[str], options: argparse.Namespace) -> dict[str, list[Outcome]]:
+    """Outcomes of every repetition of the bare loop and of each engine, interleaved."""
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    common = {
+        **CASES[case],
+        "strategy.name": "fedavg",
+        "num-server-rounds": options.rounds + 1,
+        "train.device": "cpu",
+        "run-name": "run",
+    }
+    with tempfile.TemporaryDirectory(prefix="fairflower-benchmark-") as scratch:
+        os.environ["FAIRFLOWER_HOME"] = scratch
+        from fairflower.data import prepare
+
+        prepare(RunConfig.from_flat(common).data)
+        for repetition in range(1, options.repetitions + 1):
+            for name in (BARE, *engines):
+                say(f"{case}, repetition {repetition} of {options.repetitions}: {name}")
+                run = time_bare_loop if name == BARE else time_engine
+                config = RunConfig.from_flat(common | ENGINES.get(name, {}))
+                folder = Path(scratch, f"{repetition}-{name.replace(', ', '-').replace(' ', '-')}")
+                outcomes[name].append(run(config, folder))
+    return outcomes
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> str:
+    """One row for the bare loop and for each engine."""
+    bare = [seconds for outcome in outcomes[BARE] for seconds in outcome.rounds]
+    rows = []
+    for name, runs in outcomes.items():
+        rounds = [seconds for run in runs for seconds in run.rounds]
+        parts = [[s for run in runs for s in run.parts.get(part, [])] for part in PARTS]
+        rows.append(
+            [
+                name,
+                *times_and_ratios(rounds, bare),
+                *(f"{statistics.median(part):.4f}" if part else "" for part in parts),
+                f"{statistics.median(run.start for run in runs):.1f}",
+                _difference(runs, outcomes[BARE][0].model),
+            ]
+        )
+    header = ["s", "round min", "round", "x bare (min)", "x bare", *PARTS, "start", "weights"]
+    return markdown(header, rows)
+
+
+def _difference(runs: list[Outcome], model: dict[str, np.ndarray]) -> str:
+    """The largest difference between the runs' final models and ``model``."""
+    if any(run.model.keys() != model.keys() for run in runs):
+        return "other arrays"
+    largest = max(
+        float(np.abs(run.model[name].astype(np.float64) - array).max())
+        for run in runs
+        for name, array in model.items()
+    )
+    return "same bits" if largest == 0 else f"{largest:.0e}"
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--repetitions", type=int, default=5, help="runs per engine (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="counted per run (default: 5)")
+    parser.add_argument("--no-ray", action="store_true", help="only the inline engine")
+    parser.add_argument("--quick", action="store_true", help="1 run of 2 counted rounds")
+    parser.add_argument("--bare-loop-in", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions, options.rounds = 1, 2
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    if options.bare_loop_in:
+        folder = options.bare_loop_in
+        bare_loop(RunConfig.from_flat(read_toml(folder / "config.toml")), folder)
+        return
+
+    cases = [case.strip() for case in options.cases.split(",")]
+    if unknown := [case for case in cases if case not in CASES]:
+        sys.exit(f"Unknown cases {unknown}; there are {', '.join(CASES)}.")
+    engines = [name for name in ENGINES if not (options.no_ray and "ray" in name)]
+    print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
+    for case in cases:
+        outcomes = measure(case, engines, options)
+        print(f"\n{case}: {options.repetitions} x {options.rounds} rounds\n", flush=True)
+        print(table(outcomes), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""FedFV: Federated Learning with Fair Averaging (Wang et al., IJCAI 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, sqrt
+from typing import ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.strategies.base import FairStrategy, Options
+from fairflower.strategies.cohort import Arrays, Cohort
+from fairflower.strategies.qp import cosines
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+
+class FedFV(FairStrategy):
+    """Take from each client's gradient what conflicts with the others' (Alg. 1-3).
+
+    With g_k = -Delta_k and the clients in ascending order of their loss::
+
+        for each client i but the alpha share with the largest losses:
+            for j in order:  if <g_j, ghat_i> < 0:
+                ghat_i <- ghat_i - g_j <g_j, ghat_i> / ||g_j||^2
+        g <- mean_k ghat_k
+        for k = tau-1 ... 0 (from round tau on):
+            c <- sum of the gradients last seen k rounds ago with <g_j, g> < 0
+            if <g, c> < 0:  g <- g - c <g, c> / ||c||^2
+        g <- g ||mean_k g_k|| / ||g||,       theta <- theta - g
+
+    The clients have to report ``received_loss``: the received model's loss on
+    their training data. Everything stays in the span of the gradients, so the
+    rule works on their Gram matrix; the model is touched once, at the end.
+
+    Inner products run over trainable parameters alone. Over whole state dicts, as
+    in the authors' code, BatchNorm's step counters swamp all conflicts and leave
+    plain averaging. BatchNorm statistics are averaged with equal weights.
+
+    Parameters
+    ----------
+    alpha : float in [0, 1]
+        Share of clients whose gradients stay as they are. Default 0.1 (paper).
+    tau : int >= 0
+        Rounds of memory of clients that sat out; 0 and 1 remember nobody, and
+        larger values keep one more copy of every client's gradient at the
+        server. Default 1 (paper).
+    """
+
+    paper: ClassVar[str] = "Wang et al., IJCAI 2021"
+    needs = ("received_loss",)
+
+    def __init__(self, *, alpha: float = 0.1, tau: int = 1, **options: Unpack[Options]) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha = {alpha}: expected a number in [0, 1].")
+        if not (isinstance(tau, int) and tau >= 0):
+            raise ValueError(f"tau = {tau}: expected a whole number of rounds, 0 or more.")
+        super().__init__(**options)
+        self.alpha, self.tau = alpha, tau
+        self.memory: dict[int, tuple[int, Arrays]] = {}  # client -> (round, its Delta)
+
+    def merge(self, cohort: Cohort) -> Arrays:
+        everyone, ages = self._recall(cohort)
+        gram = everyone.gram()
+        ours = np.arange(len(everyone)) < len(cohort)
+        equal = np.where(ours, 1 / len(cohort), 0.0)
+        c = self._mitigate(gram, cohort.metrics["received_loss"])
+        if cohort.server_round >= self.tau:
+            c = _reconcile(c, gram, ages, self.tau)
+        before, after = float(equal @ gram @ equal), float(c @ gram @ c)
+        c = c * sqrt(before / after) if after > 0 else np.zeros_like(c)
+        self.diagnostics.update(
+            weights=equal[ours], coefficients=c[ours], conflict=cosines(gram[np.ix_(ours, ours)])
+        )
+        return everyone.move(c, equal)
+
+    def _mitigate(self, gram: Matrix, losses: Vector) -> Vector:
+        """mean_k ghat_k as coefficients over the gradients, shape (M,)."""
+        order = np.argsort(losses, kind="stable")
+        first_kept = ceil((len(losses) - 1) * (1 - self.alpha)) if self.alpha else len(losses)
+        kept = set(order[first_kept:].tolist())
+        total = np.zeros(len(gram))
+        for i in range(len(losses)):
+            ghat = np.zeros(len(gram))
+            ghat[i] = 1
+            for j in order.tolist() if i not in kept else []:
+                inner = gram[j] @ ghat
+                if j != i and inner < 0:
+                    ghat[j] -= inner / gram[j, j]
+            total += ghat
+        return total / len(losses)
+
+    def _recall(self, cohort: Cohort) -> tuple[Cohort, NDArray[np.int64]]:
+        """The cohort and, behind it, absent clients not forgotten; how long ago each was seen."""
+        now, present = cohort.server_round, set(cohort.client_ids)
+        self.memory = {k: m for k, m in self.memory.items() if now - m[0] < self.tau}
+        absent = [k for k in sorted(self.memory) if k not in present]
+        ages = np.array([0] * len(cohort) + [now - self.memory[k][0] for k in absent])
+        received = cohort.received
+        recalled = [
+            {
+                n: a + self.memory[k][1][n] if n in self.memory[k][1] else a
+                for n, a in received.items()
+            }
+            for k in absent
+        ]
+        everyone = replace(cohort, returned=(*cohort.returned, *recalled))
+        if self.tau > 1:
+            for k, client in enumerate(cohort.client_ids):
+                moved = {n: cohort.returned[k][n] - received[n] for n in cohort.parameters}
+                self.memory[client] = (now, moved)
+        return everyone, ages
+
+
+def _reconcile(c: Vector, gram: Matrix, ages: NDArray[np.int64], tau: int) -> Vector:
+    """Project g off the sum of those gradients of each age that conflict with it."""
+    for age in range(tau - 1, -1, -1):
+        conflicting = ((ages == age) & (gram @ c < 0)).astype(np.float64)
+        inner = conflicting @ gram @ c
+        if inner < 0:
+            c = c - conflicting * inner / (conflicting @ gram @ conflicting)
+    return c

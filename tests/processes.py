@@ -1,0 +1,100 @@
+"""Real processes for the slow tests, with nothing of them left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray  # noqa: F401  # brings psutil with it
+
+# isort: split
+import psutil
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+TIMEOUT = 300.0
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a process that keeps everything below ``home``."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")]),
+        "FAIRFLOWER_HOME": str(home / "fairflower"),
+        "FLWR_HOME": str(home / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+        **more,
+    }
+
+
+@contextmanager
+def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, ended with all its descendants."""
+    process = subprocess.Popen(command, start_new_session=True, text=True, **options)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    expect: int = 0,
+) -> str:
+    """What a command printed; fails, showing that, if it ends otherwise than expected."""
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        started(command, env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            code: int | None = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            code = None
+        output.seek(0)
+        text = output.read()
+    assert code == expect, f"{command} ended with {code}:\n{text}"
+    return text
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """A running process and all that it started; nothing if it has ended."""
+    try:
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, then make it, and whatever it started, do so."""
+    members = family(process)
+    if process.poll() is None:
+        process.terminate()
+    for member in outliving(members, 15):
+        member.kill()
+    process.wait(15)
+
+
+def outliving(members: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Which of ``members`` still run after ``seconds``; zombies do not count."""
+    _, alive = psutil.wait_procs(members, timeout=seconds)
+    return [m for m in alive if m.is_running() and m.status() != psutil.STATUS_ZOMBIE]
+
+
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

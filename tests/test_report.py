@@ -1,0 +1,639 @@
+"""The report against tables computed by hand, and a page that must stand alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fairflower.config import ConfigError, RunConfig
+from fairflower.report import RunError, diagnostics, read_run, terminal_table, write_report
+from fairflower.report.methods import Estimate, compare
+from fairflower.runfolder import RunFolder
+
+Accuracies = Sequence[Mapping[str, float]]
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def make_run(
+    folder: Path,
+    accuracies: Accuracies,
+    *,
+    label: str = "fedheal",
+    strategy: str | None = None,
+    seed: int = 0,
+    rounds: Sequence[int] | None = None,
+    clients: Mapping[int, Sequence[float]] | None = None,
+    diagnostics: Sequence[Mapping[str, Any]] = (),
+    config: str = "",
+    **info: Any,
+) -> Path:
+    """A run folder, written as plain text; ``accuracies`` has one mapping per tested round."""
+    folder.mkdir(parents=True)
+    domains = list(accuracies[0])
+    rounds = range(len(accuracies)) if rounds is None else rounds
+    lines = ["round,level,name,metric,value"]
+    for r, values in zip(rounds, accuracies, strict=True):
+        for domain, value in values.items():
+            lines += [f"{r},domain,{domain},loss,1.5", f"{r},domain,{domain},accuracy,{value!r}"]
+        for k, value in enumerate((clients or {}).get(r, [])):
+            lines.append(f"{r},client,{k},accuracy,{value!r}")
+        lines.append(f"{r},run,,seconds,2.5")
+    (folder / "history.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "diagnostics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in diagnostics), encoding="utf-8"
+    )
+    (folder / "config.toml").write_text(
+        f'seed = {seed}\nnum-server-rounds = {rounds[-1]}\nrun-name = "{folder.name}"\n'
+        f'engine = "ray"\n[data]\nname = "digits"\n[strategy]\nname = "{strategy or label}"\n'
+        f"[train]\nlr = 0.01\n{config}",
+        encoding="utf-8",
+    )
+    facts = {
+        "name": folder.name,
+        "label": label,
+        "status": "completed",
+        "error": None,
+        "started": f"2026-01-01T00:00:0{seed}+00:00",
+        "finished": "2026-01-01T01:00:00+00:00",
+        "seconds": 3600.0,
+        "command": "fairflower run",
+        "versions": {"flwr": "1.41.0"},
+        "machine": {"cpus": 2},
+        "num_parameters": 25130,
+        "rounds": rounds[-1],
+        "domains": domains,
+        "clients": [
+            {"client_id": k, "domain": domain, "num_examples": 10 + k, "class_counts": [4, 6 + k]}
+            for k, domain in enumerate(domain for domain in domains for _ in range(2))
+        ],
+        **info,
+    }
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    return folder
+
+
+def constant(rounds: int = 7, /, **values: float) -> Accuracies:
+    return [values] * rounds
+
+
+def rising(start: float, b: float = 0.9, rounds: int = 7) -> Accuracies:
+    """Domain a gains one point a round, domain b stays."""
+    return [{"a": start + 0.01 * r, "b": b} for r in range(rounds)]
+
+
+def shown(*folders: Path, width: int = 200) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    return re.sub(r"[ \n]+", " ", capture.get())
+
+
+class Page(HTMLParser):
+    """Table rows by caption, all tags, and whether the tags are balanced."""
+
+    void = frozenset({"meta", "br", "link", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.stack: list[str] = []
+        self.caption = ""
+        self.rows: list[list[str]] = []
+        self.text = text
+        self.feed(text)
+        assert not self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.void:
+            self.stack.append(tag)
+        if tag == "table":
+            self.caption, self.rows = "", []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+        if tag == "table":
+            self.tables[self.caption] = self.rows
+
+    def handle_data(self, data: str) -> None:
+        if "caption" in self.stack:
+            self.caption += data
+        elif "td" in self.stack or "th" in self.stack:
+            self.rows[-1][-1] += f" {data}" if self.rows[-1][-1] else data
+
+    def attributes(self, name: str) -> list[str]:
+        return [str(attrs[name]) for _, attrs in self.tags if name in attrs]
+
+    def table(self, start: str) -> dict[str, dict[str, str]]:
+        """Method -> column -> text, of the table whose caption starts so."""
+        (rows,) = (rows for caption, rows in self.tables.items() if caption.startswith(start))
+        return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
+
+
+def page_of(out: Path, *folders: Path) -> Page:
+    """The page without its figures, which take most of the time."""
+    with mock.patch("fairflower.report.figures.draw", return_value=[]):
+        page = write_report([read_run(folder) for folder in folders], out)
+    return Page(page.read_text(encoding="utf-8"))
+
+
+# --- reading -----------------------------------------------------------------------------
+
+
+def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
+    config = RunConfig.from_flat(
+        {"output-dir": str(tmp_path), "seed": 4, "strategy.name": "fedheal", "num-server-rounds": 2}
+    )
+    clients = [{"client_id": 0, "domain": "a", "num_examples": 3, "class_counts": [1, 2]}]
+    folder = RunFolder(config, "fedheal", {"domains": ["a"], "clients": clients})
+    for r in range(3):
+        folder.history(r, "domain", "a", {"accuracy": 0.25 * r, "loss": 1.0})
+        folder.history(r, "client", "0", {"accuracy": 0.5, "train_loss": 1.0})
+        folder.history(r, "run", "", {"seconds": 1.0})
+    folder.diagnostics(1, [0], {"weights": np.ones(1), "scale": 0.5}, {})
+    folder.diagnostics(2, [0], {"weights": np.ones(1)}, {1: "its reply has NaN"})
+    running = read_run(folder.path)
+    folder.finish("completed")
+    run = read_run(folder.path)
+    assert (running.status, run.status, run.seed, run.label) == (
+        "running",
+        "completed",
+        4,
+        "fedheal",
+    )
+    assert run.rounds.tolist() == run.client_rounds.tolist() == [0, 1, 2]
+    assert run.accuracy.tolist() == [[0.0], [0.25], [0.5]]
+    assert run.client_accuracy.tolist() == [[0.5]] * 3
+    assert run.clients[0].class_counts == (1, 2)
+    assert run.config["strategy.name"] == "fedheal"
+    assert run.final(window=5).tolist() == [0.375]
+    assert "1 replies were dropped, of client 1" in shown(folder.path)
+
+
+def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=4), status="stopped", rounds=[0, 1, 2, 3])
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("num-server-rounds = 3", "num-server-rounds = 20"))
+    text = shown(folder)
+    assert "seed 0, stopped after round 3 of 20" in text
+    assert "mean of all 3 tested rounds (1 to 3)" in text
+    page = page_of(tmp_path / "out", folder)
+    assert (
+        page.table("Accuracy per domain, mean of all 3")[
+            "fedheal seed 0, stopped after round 3 of 20"
+        ]["a"]
+        == "52.00"
+    )
+
+
+def test_what_is_half_written_is_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=3), status="running")
+    with (folder / "history.csv").open("a") as history:
+        history.write("3,domain,a,accuracy,0.7\n3,domain,b,accuracy,0.1")
+    with (folder / "diagnostics.jsonl").open("a") as lines:
+        lines.write('{"round": 1, "client_ids": [], "x": 1}\n{"round": 2, "cli')
+    run = read_run(folder)
+    assert run.rounds.tolist() == [0, 1, 2]
+    assert len(run.diagnostics) == 1
+
+
+def test_only_tested_rounds_count(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=4), rounds=[0, 5, 10, 15])
+    run = read_run(folder)
+    assert run.final_rounds(5) == (5, 10, 15)
+    assert run.final(5).tolist() == pytest.approx([0.52, 0.9])
+    assert run.final(1).tolist() == pytest.approx([0.53, 0.9])
+
+
+def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", constant(1, a=0.1, b=0.2))
+    assert "Accuracy per domain, round 0" in shown(folder)
+
+
+def edit(name: str, old: str, new: str) -> Any:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "run.json").unlink(), "not a run folder: it has no run.json"),
+        (lambda folder: (folder / "history.csv").unlink(), "it has no history.csv"),
+        (edit("run.json", "{", "["), "run.json is not valid JSON"),
+        (edit("run.json", '"label"', '"lable"'), "it has no 'label'"),
+        (edit("run.json", '"domains": ["a", "b"]', '"domains": ["a"]'), "client 2 is of none"),
+        (edit("run.json", '"client_id"', '"id"'), "run.json does not describe a run"),
+        (edit("history.csv", "round,level", "level,round"), "history.csv has the columns"),
+        (edit("history.csv", "accuracy,0.9", "accuracy,90.0"), "line 5: accuracy 90.0 of domain b"),
+        (edit("history.csv", "0,domain,a,accuracy", "x,domain,a,accuracy"), "line 3: cannot read"),
+        (edit("diagnostics.jsonl", "{", ""), "diagnostics.jsonl, line 1 is not valid JSON"),
+        (edit("diagnostics.jsonl", "round", "r"), "line 1: expected an object with a 'round'"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5), diagnostics=[{"round": 1}])
+    damage(folder)
+    with pytest.raises(RunError, match=re.escape(message)) as caught:
+        read_run(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"There is no run folder .*nowhere"):
+        read_run(tmp_path / "nowhere")
+    folder = make_run(tmp_path / "r", constant(1, a=0.1), status="failed", error="it burnt")
+    with pytest.raises(RunError, match=r"trained and tested \(failed\)\. Its error: it burnt"):
+        read_run(folder)
+    (folder / "config.toml").write_text("seed = = 1")
+    with pytest.raises(ConfigError, match=r"config\.toml is not valid TOML"):
+        read_run(folder)
+
+
+def test_no_runs() -> None:
+    with pytest.raises(RunError, match="No runs"):
+        terminal_table([])
+    with pytest.raises(RunError, match="No runs"):
+        write_report([], Path("never"))
+
+
+# --- numbers -----------------------------------------------------------------------------
+
+
+def test_table_by_hand(tmp_path: Path) -> None:
+    """Last five of rounds 0 to 6: a is 0.52 ... 0.56 with mean 0.54, b is 0.9."""
+    page = page_of(tmp_path / "out", make_run(tmp_path / "r", rising(0.5)))
+    row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
+    assert row["fedheal seed 0"] == {
+        "method": "fedheal seed 0",
+        "a": "54.00",
+        "b": "90.00",
+        "AVG": "72.00",
+        "STD ddof 1": f"{36 / math.sqrt(2):.2f}",
+        "STD ddof 0": "18.00",
+        "MIN": "54.00",
+        "GAP": "36.00",
+    }
+    last = page.table("Accuracy per domain, last round (6)")["fedheal seed 0"]
+    assert (last["a"], last["AVG"], last["STD ddof 0"]) == ("56.00", "73.00", "17.00")
+    fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
+    jain = (0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2))
+    assert fairness["Jain"] == f"{jain:.4f}"
+    assert fairness["Gini"] == f"{0.36 / (2 * (0.54 + 0.9)):.4f}"
+    assert (fairness["worst 10 %"], fairness["gap"]) == ("54.00", "36.00")
+
+
+def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
+    """Clients 0..3 test every round but client 3, which never answers."""
+    clients = {r: [0.5, 0.6, 0.9] for r in range(7)}
+    page = page_of(tmp_path / "out", make_run(tmp_path / "r", rising(0.5), clients=clients))
+    row = page.table("Fairness over 3 clients")["fedheal seed 0"]
+    assert (row["mean"], row["worst"], row["best"], row["gap"]) == (
+        "66.67", "50.00", "90.00", "40.00",
+    )  # fmt: skip
+    assert row["std ddof 1"] == f"{100 * np.std([0.5, 0.6, 0.9], ddof=1):.2f}"
+
+
+def test_seeds_become_one_row(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"r{seed}", constant(a=0.5 + shift, b=0.9), seed=seed)
+        for seed, shift in [(2, 0.04), (0, 0.0), (1, 0.02)]
+    ]
+    row = page_of(tmp_path / "out", *folders).table("Accuracy per domain, mean of the last 5")
+    assert row["fedheal 3 seeds"]["a"] == "52.00 ± 2.00"
+    assert row["fedheal 3 seeds"]["b"] == "90.00 ± 0.00"
+    assert row["fedheal 3 seeds"]["AVG"] == "71.00 ± 1.00"
+    assert row["fedheal 3 seeds"]["GAP"] == "38.00 ± 2.00"
+    assert "52.00 71.00" not in shown(*folders)
+    assert [run.seed for run in compare(map(read_run, folders))[0].methods[0].runs] == [0, 1, 2]
+
+
+def three(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
+    """One run per value of domain a; domain b is 0.9 throughout."""
+    return [
+        make_run(tmp_path / f"{label}-{s}", constant(a=a, b=0.9), label=label, seed=s, **options)
+        for s, a in enumerate(values)
+    ]
+
+
+def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
+    """Seeds differ by 20 points, methods by 3 to 5: only pairs can tell them apart."""
+    folders = [
+        *three(tmp_path, "uniform", [0.3, 0.5, 0.7]),
+        *three(tmp_path, "fedheal", [0.33, 0.54, 0.75]),
+        *three(tmp_path, "fedavg", [0.2, 0.55, 0.6]),
+    ]
+    text = shown(*folders)
+    assert (
+        "fedheal: worst domain +9.00 ± 8.72 points against FedAvg, +4.00 ± 1.00 points against "
+        f"Uniform, STD {MINUS}6.36 ± 6.16 and {MINUS}2.83 ± 0.71 "
+        "(3 seeds): not distinguishable from FedAvg, fairer (worst domain, STD) than Uniform."
+    ) in text
+    assert "uniform: worst domain" in text
+    table = page_of(tmp_path / "out", *folders).table("Difference to the baselines")
+    row = table["fedheal 3 paired"]
+    assert row["MIN vs Uniform"] == "+4.00 ▲ ± 1.00"
+    assert row["STD vs Uniform"] == f"{MINUS}2.83 ▲ ± 0.71"
+    assert row["AVG vs Uniform"] == "+2.00 ▲ ± 0.50"
+    assert table["uniform 3 paired"]["MIN vs Uniform"] == "\N{EN DASH}"
+    assert table["fedavg 3 paired"]["MIN vs Uniform"].startswith(f"{MINUS}5.00 ±")
+
+
+def test_verdicts_need_three_seeds_and_clear_differences(tmp_path: Path) -> None:
+    two = [*three(tmp_path / "2", "uniform", [0.5, 0.5]), *three(tmp_path / "2", "x", [0.6, 0.6])]
+    assert "(2 seeds): too few seeds to tell (3 needed) against Uniform" in shown(*two)
+    noisy = [
+        *three(tmp_path / "n", "uniform", [0.5, 0.5, 0.5]),
+        *three(tmp_path / "n", "x", [0.51, 0.54, 0.57]),
+    ]
+    assert "x: worst domain +4.00 ± 3.00 points against Uniform" in shown(*noisy)
+    assert "not distinguishable from Uniform" in shown(*noisy)
+
+
+def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None:
+    uniform = [make_run(tmp_path / f"u{s}", constant(a=0.5, b=0.9), label="uniform", seed=s)
+               for s in range(3)]  # fmt: skip
+    bad = [make_run(tmp_path / f"x{s}", constant(a=0.4, b=0.4), label="x", seed=s)
+           for s in range(3)]  # fmt: skip
+    assert (
+        "mixed (worst domain against STD) beside Uniform, with an average below Uniform's"
+        in shown(*uniform, *bad)
+    )
+
+
+def test_estimates() -> None:
+    assert Estimate.of([1.0, 2.0, 3.0]) == Estimate(2.0, 1.0, 3)
+    assert math.isnan(Estimate.of([1.0]).std)
+    # Student's t for 2 degrees of freedom: 4.303 / sqrt(3) = 2.484
+    assert [Estimate(mean, 1.0, 3).sign for mean in (2.49, 2.48, -2.49)] == [1, 0, -1]
+    assert Estimate(9.0, 0.1, 2).sign == Estimate(0.0, 0.0, 3).sign == 0
+    assert Estimate(math.nan, math.nan, 3).sign == 0
+
+
+def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "a", constant(a=0.5, b=0.9), label="fedavg"),
+        make_run(tmp_path / "u", constant(a=0.6, b=0.9), label="uniform"),
+        make_run(tmp_path / "l", constant(a=0.8, b=0.8), label="fedheal", config="momentum = 0.5"),
+    ]
+    page = page_of(tmp_path / "out", *folders).text
+    table = page[page.index("<caption>Accuracy per domain, mean") :]
+    table = table[: table.index("</table>")]
+    best = re.findall(r'<td class="better"><strong>([\d.]+)', table)
+    # b is a tie; STD and GAP are best where they are lowest; fedheal stands alone.
+    assert best == ["90.00", "60.00", "90.00", "75.00", "21.21", "15.00", "60.00", "30.00"]
+
+
+# --- what may be compared ----------------------------------------------------------------
+
+
+def test_differing_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform"),
+        make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal", config="momentum = 0.5"),
+    ]
+    note = "The runs differ in train.momentum: not set (uniform), 0.5 (fedheal)."
+    assert note in shown(*folders)
+    assert "fedheal: no FedAvg or Uniform run with the same settings" in shown(*folders)
+    page = page_of(tmp_path / "out", *folders).text
+    assert note in page
+    assert "train.momentum = 0.5, round 6" in page
+
+
+def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
+    ray = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    inline = make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal")
+    edit("config.toml", 'engine = "ray"', 'engine = "inline"\nworkers = 2')(inline)
+    edit("config.toml", '"fedheal"', '"fedheal"\ntau = "default"')(inline)
+    (only,) = compare([read_run(ray), read_run(inline)])
+    assert not only.differing
+    assert "points against Uniform" in shown(ray, inline)
+
+
+def test_namesakes_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9), config="momentum = 0.5"),
+        make_run(tmp_path / "2", constant(a=0.6, b=0.9), config="momentum = 0.9"),
+    ]
+    (only,) = compare(map(read_run, folders))
+    assert [m.name for m in only.methods] == [
+        "fedheal (train.momentum=0.5)", "fedheal (train.momentum=0.9)",
+    ]  # fmt: skip
+
+
+def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "old", constant(a=0.1, b=0.9), started="2025-01-01T00:00:00+00:00")
+    new = make_run(tmp_path / "new", constant(a=0.5, b=0.9))
+    short = make_run(tmp_path / "short", constant(3, a=0.2, b=0.9), seed=1, status="stopped")
+    edit("config.toml", "num-server-rounds = 2", "num-server-rounds = 6")(short)
+    (only,) = compare(map(read_run, [old, short, new]))
+    (method,) = only.methods
+    assert [run.path.name for run in method.runs] == ["new"]
+    assert {run.path.name for run, _ in method.left_out} == {"old", "short"}
+    text = shown(old, short, new)
+    assert "stopped after round 2 of 6 is left out" in text
+    assert "a newer run has the same seed" in text
+
+
+def test_other_domains_are_another_comparison(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9)),
+        make_run(tmp_path / "2", constant(c=0.5)),
+    ]
+    write_report([read_run(folder) for folder in folders], tmp_path / "out")
+    page = Page((tmp_path / "out" / "index.html").read_text("utf-8"))
+    assert len([attrs for tag, attrs in page.tags if tag == "section"]) == 2
+    # One domain has no spread with ddof 1, and no figure of it.
+    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert "1-std.png" in names
+    assert "2-std.png" not in names
+    assert "2-average.svg" in names
+
+
+def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9), sources=["one"]),
+        make_run(tmp_path / "2", constant(a=0.5, b=0.9), label="uniform", sources=["two"],
+                 versions={"flwr": "1.32.0"}),
+    ]  # fmt: skip
+    text = shown(*folders)
+    assert "same data settings had different data or clients" in text
+    assert "several versions of flwr: " in text
+
+
+def test_uniform_is_missed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
+    assert "Uniform averaging is not among the runs" in shown(folder)
+    assert "Uniform averaging is not" not in shown(*three(tmp_path, "uniform", [0.5]))
+
+
+# --- diagnostics -------------------------------------------------------------------------
+
+
+def test_diagnostics_by_shape(tmp_path: Path) -> None:
+    """Clients 0, 1 are of domain a and 2, 3 of domain b; rounds have two of them."""
+    records = [
+        {"round": 1, "client_ids": [0, 3], "weights": [0.25, 0.75], "scale": 2.0},
+        {"round": 2, "client_ids": [2, 1], "weights": [0.5, 0.5], "gram": [[1, 2], [3, 4]],
+         "dropped": {"0": "NaN"}, "clusters": ["x", "y"]},
+    ]  # fmt: skip
+    run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
+    (name, weights), *others = diagnostics.per_client(run).items()
+    assert (name, others) == ("weights", [])
+    assert weights.domains == ("a", "a", "b", "b")
+    np.testing.assert_array_equal(
+        weights.values, [[0.25, np.nan, np.nan, 0.75], [np.nan, 0.5, 0.5, np.nan]]
+    )
+    gram = diagnostics.pairs(run)["gram"]
+    assert gram.domains == ("a", "b")  # reordered by domain
+    assert gram.values.tolist() == [[4, 3], [2, 1]]
+    assert list(diagnostics.per_round(run)) == ["scale"]
+
+
+# --- the page ----------------------------------------------------------------------------
+
+HOSTILE = '<script>alert("$x_1$")</script>'
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with everything in it, and names that are markup and formulas."""
+    root = tmp_path_factory.mktemp("hostile")
+    records = [
+        {"round": r, "client_ids": [0, 1, 2, 3], "weights": [0.1, 0.2, 0.3, 0.4], "kept": 0.5,
+         "distance": [1.0, 2.0, 3.0, r], "cosine <i>": np.eye(4).tolist()}
+        for r in range(1, 10)
+    ]  # fmt: skip
+    accuracies = [{"a&b": 0.5 + 0.01 * r, "<i>c": 0.7 + 0.01 * r} for r in range(10)]
+    tests = {r: [0.5, 0.6, 0.7, 0.8] for r in range(10)}
+    folders = [
+        make_run(root / f"{label}{seed}", accuracies, label=name, strategy=label, seed=seed,
+                 diagnostics=records, clients=tests, status="failed", error=HOSTILE,
+                 command=HOSTILE, machine={HOSTILE: HOSTILE})
+        for label, name in [("uniform", "uniform"), ("fedheal", HOSTILE)]
+        for seed in range(2)
+    ]  # fmt: skip
+    write_report([read_run(folder) for folder in folders], root / "out")
+    return root / "out"
+
+
+def test_page_stands_alone(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    for link in page.attributes("href") + page.attributes("src"):
+        assert link.startswith(("#", "data:image/png;base64,"))
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "base"}
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+
+
+def test_text_is_escaped(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert text.count("&lt;script&gt;alert(") > 10
+    # The label is also in the figures, where its dollars are no formula.
+    assert re.search(r"<text[^>]*>&lt;script&gt;alert\(\"?(&quot;)?\$x_1\$", text)
+
+
+def test_ids_are_unique_and_found(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    wanted = re.findall(r"url\(#([^)]+)\)", text)
+    wanted += [href[1:] for href in page.attributes("href") if href.startswith("#")]
+    assert wanted
+    assert set(wanted) <= set(ids)
+
+
+def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    assert ("html", {"lang": "en"}) in page.tags
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    figures = [attrs for tag, attrs in page.tags if tag == "svg"]
+    assert len(figures) == 10
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
+    assert 'style="fill: currentColor' in text.replace("text-anchor: middle; ", "")
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+
+
+def test_figure_files(hostile: Path) -> None:
+    files = {path.name for path in (hostile / "figures").iterdir()}
+    names = {"average", "worst", "std", "bars", "clients", "domains", "client-weights",
+             "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
+    assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    for path in (hostile / "figures").iterdir():
+        if path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=3))
+    pages = [write_report([read_run(folder)], tmp_path / name) for name in ("1", "2")]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    for path in (tmp_path / "1" / "figures").iterdir():
+        assert path.read_bytes() == (tmp_path / "2" / "figures" / path.name).read_bytes()
+
+
+def test_one_round(tmp_path: Path) -> None:
+    record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
+    page = Page(write_report([read_run(folder)], tmp_path / "out").read_text("utf-8"))
+    assert list(page.table("Accuracy per domain, round 1")) == ["fedheal seed 0"]
+    assert not [caption for caption in page.tables if caption.startswith("Accuracy per domain, la")]
+
+
+def test_terminal_fits_eighty_columns(tmp_path: Path) -> None:
+    values = {"mnist": 0.95, "usps": 0.88, "svhn": 0.8, "synlike": 0.64}
+    folders = [
+        make_run(tmp_path / f"{label}{seed}", constant(**values), label=label, seed=seed)
+        for label in ("fedavg", "uniform", "fedequilibria")
+        for seed in range(3)
+    ]
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    assert (
+        "fedequilibria 95.00 88.00 80.00   64.00 81.75  13.33  11.54 64.00 31.00" in capture.get()
+    )
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
