@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fairflower.config import RunConfig
-from fairflower.data import prepare
+from fairflower.data import prepare, resolve
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.progress import RunProgress
 from fairflower.roster import Stopped, call_the_roll, send_and_receive
@@ -54,7 +55,9 @@ class Session:
         stop: threading.Event | None = None,
     ) -> None:
         self.grid = grid
-        self.config = config
+        # Clients get this config with every message: where the data are must not
+        # depend on the folder or the environment that a worker runs in.
+        self.config = dataclasses.replace(config, data=resolve(config.data))
         self.console = console
         self.label = label or config.strategy.name
         self.title = title or self.label
