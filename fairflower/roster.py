@@ -41,11 +41,11 @@ def send_and_receive(
         arrived = list(grid.pull_messages(waiting))
         replies += arrived
         waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-        if time.monotonic() > deadline:
-            break
         if arrived:
             pause = 0.005
-        elif waiting:
+        elif time.monotonic() > deadline:
+            break
+        else:
             stop.wait(pause)
             pause = min(2 * pause, 0.1)
     return replies

@@ -637,3 +637,26 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
+    folders = [
+        make_run(
+            tmp_path / f"{label[:2]}-{seed}",
+            constant(a=0.5, b=0.75 + seed / 10),
+            label=label,
+            seed=seed,
+        )
+        for label in ("my|rule", "uniform")
+        for seed in (0, 1)
+    ]
+    write_report([read_run(folder) for folder in folders], tmp_path / "report")
+    text = (tmp_path / "report/tables.md").read_text()
+    (first, *_) = text.split("\n\n**")
+    header, ruler, *rows = [line for line in first.splitlines() if line.startswith("|")]
+    assert header.startswith("| method | a | b | AVG |")
+    assert {row.replace("\\|", "").count("|") for row in (header, ruler, *rows)} == {
+        header.count("|")
+    }
+    assert rows[1].startswith("| my\\|rule (2 seeds) |")
+    assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")

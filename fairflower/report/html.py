@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflower.data import ClientInfo
 from fairflower.report import tables
+from fairflower.report.markdown import markdown_tables
 from fairflower.report.methods import EXECUTION, Comparison, compare, shown
 from fairflower.report.reading import Run, RunError
 from fairflower.report.style import CSS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def write_report(runs: Sequence[Run], out: str | Path) -> Path:
-    """Write ``out/index.html``, and its figures as ``out/figures/*.png`` and ``*.svg``.
+    """Write ``out/index.html``, ``out/tables.md`` and ``out/figures/*.png`` and ``*.svg``.
 
     The page is self-contained: it loads nothing, neither from the network nor from
     beside it, and follows the reader's light or dark setting.
@@ -55,6 +56,7 @@ def write_report(runs: Sequence[Run], out: str | Path) -> Path:
         sections.append(_section(comparison, drawn, number))
     page = out / "index.html"
     page.write_text(_page(runs, comparisons, sections), encoding="utf-8")
+    (out / "tables.md").write_text(markdown_tables(runs), encoding="utf-8")
     return page
 
 

@@ -1,0 +1,51 @@
+"""The oldest and the newest Flower that pyproject.toml admits."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+from processes import ROOT, environment, run
+
+import fairflower
+
+pytestmark = pytest.mark.slow
+
+
+def flower_requirement() -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = [d for d in project["dependencies"] if d.startswith("flwr[")]
+    return requirement
+
+
+@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
+def test_both_engines_agree_on(resolution: str, tmp_path: Path):
+    venv = tmp_path / "venv"
+    python = venv / "bin" / "python"
+    env = environment(tmp_path)
+    uv = [sys.executable, "-m", "uv"]
+    run([*uv, "venv", "--python", sys.executable, venv], env=env, cwd=tmp_path)
+    install = ["pip", "install", "--python", python, "--resolution", resolution]
+    run([*uv, *install, flower_requirement()], env=env, cwd=tmp_path)
+    # Flower and what it asks for are the new environment's, the rest comes from this one.
+    behind = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    places = [str(Path(fairflower.__file__).parents[1]), *sorted(behind)]
+    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(run([python, "-c", query], env=env).strip())
+    (packages / "behind.pth").write_text("\n".join(places) + "\n")
+
+    settings = ["num-server-rounds=2", "data.clients-per-domain=1", "train.local-epochs=1"]
+    for engine in ("inline", "ray"):
+        pairs = [*settings, f"engine={engine}", f"run-name={engine}", f"output-dir={tmp_path}"]
+        command = [python, "-m", "fairflower.cli", "run", *(f"--set={pair}" for pair in pairs)]
+        run(command, env=env, cwd=tmp_path)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("inline", "ray")]
+    assert models[0] == models[1]
+
+    used = json.loads((tmp_path / "ray" / "run.json").read_text())["versions"]["flwr"]
+    if resolution == "lowest-direct":
+        assert f"{used}.".startswith(flower_requirement().partition(">=")[2] + ".")

@@ -1,0 +1,138 @@
+"""The wheel in another project's environment, and a strategy in that project's own app."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import ROOT, environment, run
+
+pytestmark = pytest.mark.slow
+
+CLIENTS, COORDINATES, ROUNDS = 4, 50, 4
+SETTINGS = [{}, {"tau": 0.0, "beta": 0.0}, {"tau": 0.7, "beta": None}, {"tau": None, "beta": 0.8}]
+
+# No fairflower in the ClientApp, no `client-id`, no answer to a query.
+APP = f"""
+import json, sys
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from fairflower.strategies import FedHEAL
+
+client, server, results = ClientApp(), ServerApp(), []
+
+@client.train()
+def train(message, context):
+    k, t = context.node_config["partition-id"], message.content["config"]["server-round"]
+    model = message.content["arrays"]["w"].numpy()
+    model = (model + np.sin(np.arange({COORDINATES}) * (k + 2) + 3 * t)).astype(np.float32)
+    metrics = MetricRecord({{"num-examples": 10 * (k + 1)}})
+    reply = RecordDict({{"arrays": ArrayRecord({{"w": Array(model)}}), "metrics": metrics}})
+    return Message(reply, reply_to=message)
+
+@server.main()
+def main(grid, context):
+    for settings in json.loads(sys.argv[1]):
+        strategy = FedHEAL(**settings, fraction_train=1.0, fraction_evaluate=0.0,
+                           min_train_nodes={CLIENTS}, min_available_nodes={CLIENTS})
+        model = ArrayRecord({{"w": Array(np.zeros({COORDINATES}, np.float32))}})
+        result = strategy.start(grid, model, num_rounds={ROUNDS})
+        results.append(result.arrays["w"].numpy().tolist())
+
+run_simulation(server, client, num_supernodes={CLIENTS},
+               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
+json.dump(results, open(sys.argv[2], "w"))
+"""
+
+
+def uv(*arguments: str | Path, cwd: Path) -> str:
+    return run([sys.executable, "-m", "uv", *arguments], env=environment(cwd), cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    uv("build", "--wheel", "--out-dir", folder, ROOT, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The `bin` folder of an environment with the wheel in it, and what that asks for.
+
+    The versions are those of the environment of the tests: they need no second download.
+    """
+    folder = tmp_path_factory.mktemp("foreign")
+    here = {d.name: d.version.partition("+")[0] for d in distributions() if d.name != "fairflower"}
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
+    uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    uv("pip", "install", "--python", python, "--constraint", constraints, wheel, cwd=folder)
+    return python.parent
+
+
+def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:
+    """Eq. 5-12 for the app above, every client in every round."""
+    examples = 10.0 * np.arange(1, CLIENTS + 1)
+    p, dp = examples / examples.sum(), np.zeros(CLIENTS)
+    rises = np.zeros((CLIENTS, COORDINATES))
+    model = np.zeros(COORDINATES)
+    for t in range(1, ROUNDS + 1):
+        rates = np.arange(CLIENTS)[:, None] + 2
+        delta = np.sin(np.arange(COORDINATES) * rates + 3 * t)
+        kept = np.ones_like(delta)
+        if tau is not None and t > 1:
+            share = rises / (t - 1)
+            kept = np.where(delta >= 0, share, 1 - share) >= tau
+        rises += delta >= 0
+        if beta is not None:
+            distance = ((kept * delta) ** 2).sum(axis=1)
+            dp = (1 - beta) * dp + beta * distance / distance.sum()
+            p = (p + dp) / (p + dp).sum()
+        mass = (kept * p[:, None]).sum(axis=0)
+        model += (kept * delta * p[:, None]).sum(axis=0) / np.where(mass > 0, mass, 1)
+    return model
+
+
+def test_the_wheel_holds_the_whole_package(wheel: Path):
+    files = {path for path in (ROOT / "fairflower").rglob("*") if path.is_file()}
+    package = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
+    assert set(zipfile.ZipFile(wheel).namelist()) >= package
+
+
+def test_strategies_need_no_torch(foreign: Path, tmp_path: Path):
+    code = "import sys, fairflower.strategies as s; print('torch' in sys.modules, s.__file__)"
+    imported, place = run(
+        [foreign / "python", "-c", code], env=environment(tmp_path), cwd=tmp_path
+    ).split()
+    assert imported == "False"
+    assert Path(place).is_relative_to(foreign.parent)
+
+
+def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Path):
+    (tmp_path / "app.py").write_text(APP)
+    command = [foreign / "python", "app.py", json.dumps(SETTINGS), "results.json"]
+    run(command, env=environment(tmp_path), cwd=tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    for settings, result in zip(SETTINGS, results, strict=True):
+        np.testing.assert_allclose(result, fedheal(**settings), atol=1e-5, err_msg=str(settings))
+    default, fedavg, *_ = map(np.array, results)
+    assert np.abs(default - fedavg).max() > 0.1
+
+
+def test_the_installed_command_runs(foreign: Path, tmp_path: Path):
+    settings = ["engine=inline", "num-server-rounds=1", "data.clients-per-domain=1"]
+    options = [f"--set={setting}" for setting in [*settings, f"output-dir={tmp_path}"]]
+    output = run([foreign / "fairflower", "run", *options], env=environment(tmp_path), cwd=tmp_path)
+    assert "round   1/1" in output
