@@ -58,12 +58,13 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
         When there are no samples.
     """
     parameters = _trainable(model)
-    total = _zeros(parameters, torch.float64)
+    total = _zeros(parameters)
     n = 0
     with evaluating(model):
         for x, y in _batches(model, data):
             loss = F.cross_entropy(model(x), y, reduction="sum")
-            _add(total, _gradients(loss, parameters))
+            for name, gradient in _gradients(loss, parameters).items():
+                total[name] += gradient
             n += len(y)
     return _mean(total, n)
 
@@ -85,7 +86,7 @@ def fisher_diagonal(
     memory_mb
         Megabytes (2**20 bytes) that the gradients and activations of the samples in
         work may take; it decides how many are in work, at least one. The result
-        comes on top, and its sums in float64: 12 bytes per parameter.
+        comes on top.
 
     Returns
     -------
@@ -97,15 +98,15 @@ def fisher_diagonal(
     ValueError
         When there are no samples.
     """
-    total = _zeros(_trainable(model), torch.float64)
+    total = _zeros(_trainable(model))
     n = 0
     with evaluating(model):
         for x, y in _batches(model, data):
             if n == 0:
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb)
-                squares = _squares_by_layer if _layers_tell_all(model, x, y) else _squares_by_vmap
+                add_squares = _add_by_layer if _layers_tell_all(model, x, y) else _add_by_vmap
             for some_x, some_y in zip(x.split(chunk), y.split(chunk), strict=True):
-                _add(total, squares(model, some_x, some_y))
+                add_squares(total, model, some_x, some_y)
             n += len(y)
     return _mean(total, n)
 
@@ -144,10 +145,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-# --- sums of squared per-sample gradients over a batch, two ways -----------------------
+# --- adding the squares of a batch's per-sample gradients, two ways --------------------
 
 
-def _squares_by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
     """Any model, through torch.func."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -155,12 +156,12 @@ def _squares_by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor
 
     parameters = {name: p.detach() for name, p in _trainable(model).items()}
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    return {name: g.square_().sum(0) for name, g in per_sample(parameters, x, y).items()}
+    for name, gradients in per_sample(parameters, x, y).items():
+        total[name] += gradients.square_().sum(0)
 
 
-def _squares_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """A model of convolutions, linear layers and norms; what others own is left at zero."""
-    squares = _zeros(_trainable(model))
+def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """A model of convolutions, linear layers and norms; what others own is left alone."""
 
     def watch(prefix: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if inputs and _is_understood(module, inputs[0]) and output.requires_grad:
@@ -168,10 +169,10 @@ def _squares_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tenso
             output.register_hook(lambda d: add(prefix, module, layer_input, d))
 
     def add(prefix: str, module: nn.Module, x: Tensor, d: Tensor) -> None:
-        if f"{prefix}weight" in squares:
-            squares[f"{prefix}weight"] += _weight_squares(module, x, d)
-        if f"{prefix}bias" in squares:
-            squares[f"{prefix}bias"] += _by_channel(module, d).sum(2).square().sum(0)
+        if f"{prefix}weight" in total:
+            total[f"{prefix}weight"] += _weight_squares(module, x, d)
+        if f"{prefix}bias" in total:
+            total[f"{prefix}bias"] += _by_channel(module, d).sum(2).square().sum(0)
 
     handles = [
         module.register_forward_hook(partial(watch, f"{name}." if name else ""))
@@ -186,11 +187,10 @@ def _squares_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tenso
     finally:
         for handle in handles:
             handle.remove()
-    return squares
 
 
 def _layers_tell_all(model: nn.Module, x: Tensor, y: Tensor) -> bool:
-    """Whether `_squares_by_layer` is right about this model: compare it on two samples.
+    """Whether `_add_by_layer` is right about this model: compare it on two samples.
 
     It is not when a parameter belongs to another kind of layer or to several, or is
     used without a call of its layer, or when a layer's input has something else than
@@ -201,10 +201,11 @@ def _layers_tell_all(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     # A single sample is doubled: it takes two to see whether they are kept apart.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = _trainable(model)
-    truth = _zeros(parameters)
-    found = _squares_by_layer(model, x, y)
+    truth, found = _zeros(parameters), _zeros(parameters)
+    _add_by_layer(found, model, x, y)
     for loss in F.cross_entropy(model(x), y, reduction="none"):
-        _add(truth, {name: g.square() for name, g in _gradients(loss, parameters).items()})
+        for name, gradient in _gradients(loss, parameters).items():
+            truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items()}
     # What is zero but for rounding may differ by all of it.
     noise = 1e-12 * max(largest.values(), default=0.0)
@@ -268,7 +269,7 @@ def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
     """
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), 1, -1, module.in_features)
-    top, left = module.padding  # type: ignore[misc]
+    top, left = map(int, module.padding)
     x = F.pad(x, (left, left, top, top)).permute(0, 2, 3, 1)
     for dim, (size, stride, dilation) in enumerate(
         zip(module.kernel_size, module.stride, module.dilation, strict=True), start=1
@@ -291,13 +292,8 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _zeros(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(p, dtype=dtype) for name, p in parameters.items()}
-
-
-def _add(total: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    for name, value in more.items():
-        total[name].add_(value)
+def _zeros(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(p) for name, p in parameters.items()}
 
 
 def _gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 logger = logging.getLogger("flwr").getChild("fairflower")
 
-#: In the order in which they are tried (benchmarks/qp.py): Clarabel is the most even
-#: over rank-deficient and near-duplicate vectors; scipy's active-set NNLS masters
-#: lengths that differ by nine orders of magnitude, but knows no bounds.
+#: In the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
+#: method, gives identical clients identical weights. scipy's active-set NNLS is faster
+#: and masters lengths that differ by nine orders of magnitude, but gives all of what
+#: identical clients share to one of them, and knows no bounds.
 SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 
 #: A solution with a larger residual is left to the next solver.
@@ -101,7 +103,8 @@ def min_norm_weights(
     scaled = g / scale
     found = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
     for solver in SOLVERS:
-        weights = _solve(scaled, low, high, solver)
+        with threadpool_limits(1, user_api="blas"):  # the same bits on any number of cores
+            weights = _solve(scaled, low, high, solver)
         if weights is None:
             continue
         residual = _residual(scaled, weights, low, high)
