@@ -41,6 +41,17 @@ DATA_SETS: dict[str, tuple[str, str, str]] = {
         "Digits",
         "MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL and FedEquilibria",
     ),
+    "office-caltech": (
+        "fairflower.data.office_caltech",
+        "OfficeCaltech",
+        "Office-Caltech-10 from a folder: ten kinds of objects in amazon, caltech, dslr and "
+        "webcam images (FedHEAL, FedEquilibria)",
+    ),
+    "pacs": (
+        "fairflower.data.pacs",
+        "PACS",
+        "seven kinds of objects in photos, art paintings, cartoons and sketches (FedEquilibria)",
+    ),
     "npz": (
         "fairflower.data.folder",
         "NpzFolder",

@@ -103,19 +103,23 @@ def fisher_diagonal(
     with evaluating(model):
         for x, y in _batches(model, data):
             if n == 0:
-                chunk = chunk_size(model, x[:1], y[:1], memory_mb)
-                add_squares = _add_by_layer if _layers_tell_all(model, x, y) else _add_by_vmap
-            for some_x, some_y in zip(x.split(chunk), y.split(chunk), strict=True):
+                by_layer = _layers_tell_all(model, x, y)
+                add_squares = _add_by_layer if by_layer else _add_by_vmap
+                chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
+            for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
             n += len(y)
     return _mean(total, n)
 
 
-def chunk_size(model: nn.Module, x: Tensor, y: Tensor, memory_mb: float) -> int:
-    """How many samples' gradients and activations fit into memory, at least 1.
+def chunk_size(
+    model: nn.Module, x: Tensor, y: Tensor, memory_mb: float, *, gradients: bool = True
+) -> int:
+    """How many samples fit into memory at a time, at least 1.
 
-    Activations are counted by a forward pass over ``x``, ``y``, and twice, because
-    the backward pass holds their gradients too.
+    Activations are counted by a forward pass over ``x`` and ``y``; with ``gradients``,
+    a gradient of every trainable parameter comes on top. All of it counts twice,
+    because the backward pass holds gradients of activations and intermediate results.
     """
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -127,10 +131,11 @@ def chunk_size(model: nn.Module, x: Tensor, y: Tensor, memory_mb: float) -> int:
         return tensor
 
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        F.cross_entropy(model(x), y)
-    activations = sum(kept.values()) / len(y)
-    gradient = sum(p.numel() * p.element_size() for p in _trainable(model).values())
-    return max(1, int(memory_mb * 2**20 / (gradient + 2 * activations)))
+        F.cross_entropy(model(x.clone()), y)  # a clone: x may be part of a larger storage
+    per_sample = sum(kept.values()) / len(y)
+    if gradients:
+        per_sample += sum(p.numel() * p.element_size() for p in _trainable(model).values())
+    return max(1, int(memory_mb * 2**20 / (2 * per_sample)))
 
 
 @contextmanager
@@ -249,10 +254,11 @@ def _weight_squares(module: nn.Module, x: Tensor, d: Tensor) -> Tensor:
 
     assert isinstance(module, (nn.Conv2d, nn.Linear))
     groups = module.groups if isinstance(module, nn.Conv2d) else 1
-    d = _by_channel(module, d).unflatten(1, (groups, -1))
+    d = _by_channel(module, d)
+    d = d.reshape(len(d), groups, -1, d.shape[2])
     total = d.new_zeros(groups, d.shape[2], module.weight[0].numel())
     block = max(1, _BLOCK // total.numel())
-    for some_d, some_x in zip(d.split(block), x.split(block), strict=True):
+    for some_d, some_x in zip(torch.split(d, block), torch.split(x, block), strict=True):
         for gradient in some_d @ _columns(module, some_x):
             total.addcmul_(gradient, gradient)
     if isinstance(module, nn.Linear):

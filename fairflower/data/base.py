@@ -38,6 +38,8 @@ class DataSet(ABC):
     published_sizes
         Training images of a domain as published, of which ``fraction`` is a share. A
         domain that is not here counts as many as it has.
+    every_class
+        Whether every client is to hold every class that its domain has.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -48,6 +50,7 @@ class DataSet(ABC):
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     fraction: ClassVar[float | None] = None
     published_sizes: ClassVar[Mapping[str, int]] = {}
+    every_class: ClassVar[bool] = False
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config

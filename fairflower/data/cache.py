@@ -175,7 +175,12 @@ def _train_rows(
     config = data_set.config
     lengths = [len(values) for values in labels.values()]
     sizes = {d: data_set.examples_per_client(d, len(values)) for d, values in labels.items()}
-    partitioner = DomainPartitioner(sizes, config.clients_per_domain, config.seed)
+    partitioner = DomainPartitioner(
+        sizes,
+        config.clients_per_domain,
+        config.seed,
+        every_value_of="label" if data_set.every_class else None,
+    )
     partitioner.dataset = Dataset.from_dict(
         {"domain": np.repeat(list(labels), lengths), "label": np.concatenate(list(labels.values()))}
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -170,14 +171,16 @@ def data_folder(config: DataConfig) -> Path | None:
     return folder
 
 
-def load_hub(name: str, subset: str | None, remedy: str) -> DatasetDict:
+def load_hub(
+    name: str, subset: str | None, remedy: str, splits: Sequence[str] = ("train", "test")
+) -> DatasetDict:
     """A data set from the Hugging Face Hub, through flwr-datasets."""
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset
 
     try:
         hub = FederatedDataset(dataset=name, subset=subset, partitioners={}, shuffle=False)
-        return DatasetDict({split: hub.load_split(split) for split in ("train", "test")})
+        return DatasetDict({split: hub.load_split(split) for split in splits})
     except Exception as error:
         raise DataError(
             f"{name} cannot be fetched from the Hugging Face Hub "
@@ -186,21 +189,28 @@ def load_hub(name: str, subset: str | None, remedy: str) -> DatasetDict:
 
 
 def load_hugging_face(folder: Path) -> DatasetDict:
-    """A data set that was written with ``save_to_disk``."""
-    from datasets import DatasetDict, load_from_disk
+    """A data set with its splits that was written with ``save_to_disk``."""
+    from datasets import DatasetDict
 
-    try:
-        splits = load_from_disk(str(folder))
-    except Exception as error:
-        raise DataError(
-            f"{folder} is not a Hugging Face data set written with save_to_disk "
-            f"({type(error).__name__}: {error})."
-        ) from error
+    splits = load_saved(folder)
     if not isinstance(splits, DatasetDict):
         raise DataError(
             f"{folder}: found a single split; expected a DatasetDict with train and test."
         )
     return splits
+
+
+def load_saved(folder: Path) -> Dataset | DatasetDict:
+    """What was written with ``save_to_disk``."""
+    from datasets import load_from_disk
+
+    try:
+        return load_from_disk(str(folder))
+    except Exception as error:
+        raise DataError(
+            f"{folder} is not a Hugging Face data set written with save_to_disk "
+            f"({type(error).__name__}: {error})."
+        ) from error
 
 
 def check_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from fairflower.data.federation import DataError
 
 
 class DomainPartitioner(Partitioner):  # type: ignore[misc]
-    """``clients_per_domain`` disjoint partitions of every domain, drawn at random.
+    """``clients_per_domain`` partitions of every domain, drawn at random and disjoint.
 
     Partition ``d * clients_per_domain + j`` is the j-th of the d-th domain. A domain's
     draw depends on the seed, on its own name and on its own rows, and on nothing else: not
@@ -34,6 +35,10 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         Of the draw.
     partition_by
         The column that names a row's domain.
+    every_value_of
+        A column of which every partition is to hold each value that its domain has, such
+        as the label. Values that are missing in the draw are brought in by
+        `with_every_value`, which may share rare ones. None: the draw stays as it is.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         clients_per_domain: int,
         seed: int = 0,
         partition_by: str = "domain",
+        every_value_of: str | None = None,
     ) -> None:
         super().__init__()
         self._sizes = dict(sizes)
         self._clients_per_domain = clients_per_domain
         self._seed = seed
         self._partition_by = partition_by
+        self._every_value_of = every_value_of
 
     @property
     def num_partitions(self) -> int:
@@ -60,7 +67,8 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         Raises
         ------
         DataError
-            If a domain has fewer rows than its partitions need.
+            If a domain has fewer rows than its partitions need, or a partition fewer than
+            there are values to hold.
         """
         domain, share = self._locate(partition_id)
         return self._partitioners[domain].load_partition(share)
@@ -81,8 +89,10 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
 
     @cached_property
     def _rows(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Each domain's rows in random order, no more of them than its partitions need."""
+        """Each domain's rows, those of its first partition first, no more than needed."""
         column = np.asarray(self.dataset[self._partition_by][:])
+        every = self._every_value_of
+        values = None if every is None else np.asarray(self.dataset[every][:])
         rows = {}
         for domain, size in self._sizes.items():
             own = np.flatnonzero(column == domain)
@@ -94,7 +104,18 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
                     "for. Change data.clients-per-domain, data.fraction or "
                     "data.examples-per-client."
                 )
-            rows[domain] = own[draw(self._seed, domain, "train").permutation(len(own))[:needed]]
+            rng = draw(self._seed, domain, "train")
+            order = rng.permutation(len(own))
+            if values is not None:
+                kinds = len(np.unique(values[own]))
+                if size < kinds:
+                    raise DataError(
+                        f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
+                        f"{size} images each were asked for. Raise data.fraction or "
+                        "data.examples-per-client."
+                    )
+                order = with_every_value(order, values[own], self._clients_per_domain, size, rng)
+            rows[domain] = own[order[:needed]]
         return rows
 
     @cached_property
@@ -104,6 +125,59 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
             partitioners[domain] = SizePartitioner([self._sizes[domain]] * self._clients_per_domain)
             partitioners[domain].dataset = self.dataset.select(rows)
         return partitioners
+
+
+def with_every_value(
+    order: npt.NDArray[np.int64],
+    values: npt.NDArray[Any],
+    clients: int,
+    size: int,
+    rng: np.random.Generator,
+) -> npt.NDArray[np.int64]:
+    """Change an order of images as little as it takes for every client to hold every class.
+
+    Client j holds ``order[j * size : (j + 1) * size]``; what comes after the last client's
+    is nobody's. A client that lacks a class gets a random image of it that is nobody's, or
+    else one of a client with several, in exchange for a random one of its own of which it
+    has several. If there is no such image, the class has fewer images than there are
+    clients: then a random one is shared, and only then.
+
+    (FedHEAL's code draws the missing image from all of the domain, so that clients may
+    share it even when there are enough.)
+
+    Parameters
+    ----------
+    order
+        int64 [N], a permutation of the domain's images.
+    values
+        [N], the class of each image.
+    clients, size
+        ``clients * size <= N``, and at most ``size`` different values.
+    rng
+        For all choices.
+
+    Returns
+    -------
+    The new order, int64 [N + images shared].
+    """
+    order = order.copy()
+    for client in range(clients):
+        own = np.arange(client * size, (client + 1) * size)
+        for value in np.setdiff1d(values, values[order[own]]):
+            _, kind, counts = np.unique(values[order[own]], return_inverse=True, return_counts=True)
+            given = rng.choice(own[counts[kind] > 1])
+            found = np.flatnonzero(values[order] == value)
+            holder = np.minimum(found // size, clients)
+            spare = found[holder == clients]
+            if not len(spare):
+                spare = found[np.bincount(holder)[holder] > 1]
+            if len(spare):
+                taken = rng.choice(spare)
+                order[[given, taken]] = order[[taken, given]]
+            else:
+                order = np.append(order, order[given])
+                order[given] = order[rng.choice(found)]
+    return order
 
 
 def draw(seed: int, domain: str, split: str) -> np.random.Generator:

@@ -1,0 +1,286 @@
+"""Benchmarks that come as one folder of images per domain and class, without a split.
+
+The same images as a Hugging Face data set, saved or on the Hub, serve as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from fairflower.config import DataConfig
+from fairflower.data.base import DataSet
+from fairflower.data.federation import DataError
+from fairflower.data.files import check_labels, data_folder, load_hub, load_saved, logger, stamp
+from fairflower.data.images import resize
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+#: What torchvision's ImageFolder takes for an image.
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain's images, not yet decoded, class after class.
+
+    Attributes
+    ----------
+    labels
+        int64 [N], ascending.
+    where
+        Names the image at a place, for messages.
+    picture
+        Decodes it.
+    """
+
+    labels: Labels
+    where: Callable[[int], str]
+    picture: Callable[[int], Image.Image]
+
+
+class ClassFolders(DataSet):
+    """A benchmark that is published as images alone: a subclass says what is test.
+
+    Images are resized to a square. Where they come from, in this order:
+
+    1. ``data.dir`` or, if that is empty, ``$FAIRFLOWER_DATA``, or one of its
+       ``subfolders``: with a folder per domain that has either a folder per class, or a
+       Hugging Face data set (``save_to_disk``; image, label); or as a whole a Hugging Face
+       data set (image, domain, label). Images are taken by class, then by file name, as
+       torchvision's ImageFolder does; those of a data set by class, then as they are stored.
+    2. With neither set, the Hugging Face Hub, through flwr-datasets, if it has them.
+
+    Attributes
+    ----------
+    title
+        For messages.
+    domain_names, classes
+        In their order.
+    aliases
+        Another name of a class -> its name here.
+    subfolders
+        Where the domains are also looked for.
+    hub
+        Hugging Face id of a data set with a single split. None: not on the Hub.
+    """
+
+    title: ClassVar[str]
+    domain_names: ClassVar[tuple[str, ...]]
+    classes: ClassVar[tuple[str, ...]]
+    aliases: ClassVar[Mapping[str, str]] = {}
+    subfolders: ClassVar[tuple[str, ...]] = ()
+    hub: ClassVar[str | None] = None
+    image_size: ClassVar[int]
+    channels: ClassVar[int] = 3
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(config)
+        self._folder = data_folder(config)
+        self._opened: dict[str, Domain] = {}
+
+    @abstractmethod
+    def is_test(self, labels: Labels) -> npt.NDArray[np.bool_]:
+        """Which of a domain's images are test images, given their labels, ascending."""
+
+    @property
+    def folder(self) -> Path | None:
+        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hub."""
+        return self._folder
+
+    def all_domains(self) -> Sequence[str]:
+        """``domain_names``."""
+        return self.domain_names
+
+    def labels(self, domain: str, split: str) -> Labels:
+        """Labels of one split of a domain, int64 [N]."""
+        return self._open(domain).labels[self._places(domain, split)]
+
+    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """The images of these rows and no others are decoded; uint8 [len(rows), S, S, 3]."""
+        side = self.config.image_size or self.image_size
+        source = self._open(domain)
+        pictures = np.empty((len(rows), side, side, 3), np.uint8)
+        for i, place in enumerate(self._places(domain, split)[rows].tolist()):
+            # What PIL raises on a broken file is open-ended.
+            try:
+                picture = np.asarray(source.picture(place).convert("RGB"))
+            except Exception as error:
+                raise DataError(
+                    f"{source.where(place)} cannot be read as an image "
+                    f"({type(error).__name__}: {error}). Replace it by the original."
+                ) from error
+            pictures[i] = resize(picture[None], (side, side))[0]
+        return pictures
+
+    def fingerprint(self) -> Any:
+        """The files, or the id on the Hub."""
+        if self._root is None:
+            return [self.hub]
+        if is_saved(self._root):
+            return stamp(self._root)
+        return [_stamp(self._root / domain) for domain in self.domains]
+
+    def source(self, domain: str) -> str:
+        """The folder or Hub id."""
+        if self._root is None:
+            return f"Hugging Face {self.hub}"
+        return str(self._root if is_saved(self._root) else self._root / domain)
+
+    @cached_property
+    def _root(self) -> Path | None:
+        """The folder of the domains' folders, or of one saved data set; None: the Hub."""
+        remedy = (
+            "Set data.dir or FAIRFLOWER_DATA to a folder that has <domain>/<class>/<image> for "
+            f"the domains {', '.join(self.domains)}, or a Hugging Face data set written with "
+            "save_to_disk (image, domain, label)"
+        )
+        if self.folder is None:
+            if self.hub is None:
+                raise DataError(f"{self.title} is not on the Hugging Face Hub. {remedy}.")
+            return None
+        for place in (self.folder, *(self.folder / name for name in self.subfolders)):
+            if is_saved(place) or all((place / domain).is_dir() for domain in self.domains):
+                return place
+        places = ", ".join(self.subfolders)
+        raise DataError(
+            f"{self.title} is not in {self.folder}, nor in its subfolders {places}. {remedy}."
+        )
+
+    def _places(self, domain: str, split: str) -> npt.NDArray[np.int64]:
+        """Where a split's images are among all of the domain."""
+        return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
+
+    def _open(self, domain: str) -> Domain:
+        if domain not in self._opened:
+            logger.info("Reading %s from %s", domain, self.source(domain))
+            self._opened[domain] = self._read(domain)
+        return self._opened[domain]
+
+    def _read(self, domain: str) -> Domain:
+        where = self.source(domain)
+        if self._root is None:
+            assert self.hub is not None
+            remedy = "Set data.dir or FAIRFLOWER_DATA to a folder of the images"
+            data = load_hub(self.hub, None, remedy, splits=("train",))
+            return self._from_hugging_face(_only_split(data, where), where, domain)
+        if is_saved(self._root):
+            data = load_saved(self._root)
+            return self._from_hugging_face(_only_split(data, where), where, domain)
+        folder = self._root / domain
+        if is_saved(folder):
+            return self._from_hugging_face(_only_split(load_saved(folder), where), where)
+        return self._from_files(folder)
+
+    def _from_files(self, folder: Path) -> Domain:
+        found = {
+            path: self._class_of(path.name, str(folder))
+            for path in folder.iterdir()
+            if path.is_dir() and not path.name.startswith(".")
+        }
+        files = sorted(
+            (label, path.name, path)
+            for class_folder, label in found.items()
+            for path in class_folder.iterdir()
+            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+        )
+        paths = [path for _, _, path in files]
+        labels = np.array([label for label, _, _ in files], np.int64)
+        self._check_complete(str(folder), labels)
+        return Domain(labels, lambda i: str(paths[i]), lambda i: Image.open(paths[i]))
+
+    def _from_hugging_face(self, data: Dataset, where: str, domain: str | None = None) -> Domain:
+        """A data set's images, of one domain if it is given."""
+        wanted = ("image", "label") if domain is None else ("image", "domain", "label")
+        if missing := set(wanted) - set(data.column_names):
+            raise DataError(
+                f"{where}: found the columns {', '.join(data.column_names)}; "
+                f"{', '.join(sorted(missing))} expected, too."
+            )
+        rows = np.arange(len(data))
+        if domain is not None:
+            rows = np.flatnonzero(_values(data, "domain", where) == domain)
+        values = _values(data, "label", where)[rows]
+        if values.dtype.kind in "iu" and len(values):
+            check_labels(f"{where}: label", values, len(self.classes))
+        else:
+            values = np.array([self._class_of(str(name), where) for name in values], np.int64)
+        self._check_complete(where if domain is None else f"{where}: {domain}", values)
+        order = np.argsort(values, kind="stable")
+        images = data.select_columns(["image"])
+
+        def picture(i: int) -> Image.Image:
+            image: Image.Image = images[int(rows[order[i]])]["image"]
+            return image
+
+        return Domain(values[order], lambda i: f"{where}: row {rows[order[i]]}", picture)
+
+    def _class_of(self, name: str, where: str) -> int:
+        name = self.aliases.get(name, name)
+        if name not in self.classes:
+            raise DataError(
+                f"{where}: found the class {name!r}; expected {', '.join(self.classes)}."
+            )
+        return self.classes.index(name)
+
+    def _check_complete(self, where: str, labels: Labels) -> None:
+        absent = [name for i, name in enumerate(self.classes) if i not in labels]
+        if absent:
+            raise DataError(f"{where} has no images of {', '.join(absent)}. Complete the copy.")
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder was written by Hugging Face's ``save_to_disk``."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _stamp(folder: Path) -> Any:
+    """As ``stamp``, but thousands of files are not looked at for every message of a run.
+
+    A process looks again only when a file of a class was added, removed or renamed.
+    """
+    if is_saved(folder):
+        return stamp(folder)
+    folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+    return _digest(folder, tuple(path.stat().st_mtime_ns for path in folders))
+
+
+@lru_cache(maxsize=32)
+def _digest(folder: Path, _times: tuple[int, ...]) -> str:
+    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()
+
+
+def _only_split(data: Dataset | DatasetDict, where: str) -> Dataset:
+    from datasets import Dataset
+
+    if isinstance(data, Dataset):
+        return data
+    if len(data) != 1:
+        raise DataError(
+            f"{where}: found the splits {', '.join(map(str, data))}; expected a single one, as "
+            "the benchmark has its own rule for train and test. Concatenate them."
+        )
+    return next(iter(data.values()))
+
+
+def _values(data: Dataset, column: str, where: str) -> npt.NDArray[Any]:
+    """A column, with names instead of numbers where the data set knows the names."""
+    values: npt.NDArray[Any] = np.asarray(data[column][:])
+    names = getattr(data.features[column], "names", None)
+    if names is None or values.dtype.kind not in "iu" or not len(values):
+        return values
+    check_labels(f"{where}: {column}", values, len(names))
+    return np.array([names[value] for value in values])
