@@ -18,7 +18,8 @@ the run folder with the model (`write`). Testing the model is shown apart (`eval
 and in no ratio, nor is `start`, the time from the command to the first round: imports,
 Ray, the roll-call of the clients. Columns without "min" are medians. An engine with
 two workers has two cores where the bare loop has one: 0.5 is the best it can do.
-`weights` is the largest difference between the final model and the bare loop's.
+`weights` is the largest difference between the final model and the bare loop's: what
+computes something else may not be compared.
 
 The settings are small, to take seconds: resnet10 trains on 32 images a client, the
 papers on hundreds for ten epochs, so a message weighs a hundred times less there.
@@ -47,7 +48,7 @@ from fairflower.config import RunConfig, read_toml
 
 DIGITS_32 = {"data.image-size": 32, "data.test-examples": 100}
 CASES: dict[str, dict[str, Any]] = {
-    "cnn": {},  # the defaults: 16x16 digits, 120 images a client, 2 epochs
+    "cnn": {},  # the default run: 16x16 digits
     "cnn-32": {**DIGITS_32},
     "resnet10": {
         **DIGITS_32,
@@ -286,6 +287,8 @@ def main() -> None:
         sys.exit(f"Unknown cases {unknown}; there are {', '.join(CASES)}.")
     engines = [name for name in ENGINES if not (options.no_ray and "ray" in name)]
     print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
+    if sys.dont_write_bytecode:
+        print("PYTHONDONTWRITEBYTECODE is set: `start` includes compiling every imported module")
     for case in cases:
         outcomes = measure(case, engines, options)
         print(f"\n{case}: {options.repetitions} x {options.rounds} rounds\n", flush=True)

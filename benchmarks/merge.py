@@ -95,7 +95,7 @@ class Answers:
         return Cohort(
             server_round=server_round,
             client_ids=tuple(range(len(returned))),
-            num_examples=100.0 + np.arange(len(returned)),
+            num_examples=100 + np.arange(len(returned), dtype=np.float64),
             received=received,
             returned=tuple(returned),
             buffers=frozenset(name for name, array in received.items() if is_buffer(name, array)),
@@ -141,8 +141,8 @@ class Floor:
 
     def __init__(self, answers: Answers) -> None:
         cohort = answers.cohort(1)
-        self.updates = np.empty((len(cohort), sum(cohort.received[n].size for n in cohort.floats)))
-        self.updates = self.updates.astype(np.float32)
+        size = sum(cohort.received[name].size for name in cohort.floats)
+        self.updates = np.empty((len(cohort), size), np.float32)
         for row, arrays in zip(self.updates, cohort.returned, strict=True):
             flat = [(arrays[n] - cohort.received[n]).reshape(-1) for n in cohort.floats]
             np.concatenate(flat, out=row)

@@ -52,6 +52,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         device=choose_device(run.train.device),
     )
     trainer.eval_batch_size = run.evaluate.batch_size
+    trainer.measure_memory_mb = run.measure.memory_mb
     return trainer
 
 

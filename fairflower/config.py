@@ -98,6 +98,13 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class MeasureConfig:
+    """What clients may spend on measuring what a strategy asks for."""
+
+    memory_mb: int = setting(512, "Memory for per-sample gradients, in megabytes.", min=1)
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """Where and how often the global model is tested."""
 
@@ -143,6 +150,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
 

@@ -419,7 +419,7 @@ def test_differing_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
         make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform"),
         make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal", config="momentum = 0.5"),
     ]
-    note = "The runs differ in train.momentum: not set (uniform), 0.5 (fedheal)."
+    note = "The runs differ in train.momentum: 0.9 (uniform), 0.5 (fedheal)."
     assert note in shown(*folders)
     assert "fedheal: no FedAvg or Uniform run with the same settings" in shown(*folders)
     page = page_of(tmp_path / "out", *folders).text

@@ -11,6 +11,7 @@ from fairflower.clients.app import make_client_app
 from fairflower.clients.base import Trainer
 from fairflower.clients.batches import ClientData, Images
 from fairflower.clients.device import choose_device, limit_threads
+from fairflower.clients.gradients import fisher_diagonal, mean_gradient
 from fairflower.clients.sgd import SGD
 from fairflower.config import ConfigError, TrainConfig, unknown
 from fairflower.names import CLIENTS
@@ -22,8 +23,10 @@ __all__ = [
     "Trainer",
     "build_trainer",
     "choose_device",
+    "fisher_diagonal",
     "limit_threads",
     "make_client_app",
+    "mean_gradient",
 ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairflower.clients.base import NDArray, Trainer, server_round
+from fairflower.clients.base import NDArray, Trainer
+from fairflower.clients.measure import train_and_measure
 
 
 def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> ClientApp:
@@ -25,7 +26,9 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
         It expects an ArrayRecord ``arrays`` (the global model, by name) and, to
         train, a ConfigRecord ``config`` with ``server-round``. It replies with a
         MetricRecord ``metrics`` (``num-examples``, ``client-id``, and ``train_loss``
-        or ``eval_loss`` and ``accuracy``) and, after training, with ``arrays``.
+        or ``eval_loss`` and ``accuracy``) and, after training, with ``arrays``. What
+        the config asks for under ``measure`` comes along, numbers in ``metrics`` and
+        arrays in an ArrayRecord of their own; see `fairflower.clients.measure`.
     """
     app = ClientApp()
 
@@ -34,13 +37,12 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
         arrays, config = _unpack(message)
         trainer = trainer_fn(context, config)
         trainer.receive(arrays)
-        metrics = trainer.train(server_round(config))
+        metrics, measured = train_and_measure(trainer, config)
         reply = RecordDict(
             {
-                "arrays": ArrayRecord(
-                    {name: Array(array) for name, array in trainer.send().items()}
-                ),
+                "arrays": _pack(trainer.send()),
                 "metrics": _metrics(trainer, len(trainer.data.train.y), metrics),
+                **{name: _pack(arrays) for name, arrays in measured.items()},
             }
         )
         return Message(reply, reply_to=message)
@@ -67,6 +69,10 @@ def _unpack(message: Message) -> tuple[dict[str, NDArray], ConfigRecord]:
         )
     arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
     return arrays, content.config_records.get("config", ConfigRecord())
+
+
+def _pack(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def _metrics(trainer: Trainer, num_examples: int, metrics: dict[str, float]) -> MetricRecord:

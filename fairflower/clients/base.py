@@ -55,6 +55,9 @@ class Trainer(NumPyClient):
     #: Images per forward pass when nothing is trained: a matter of speed and memory.
     eval_batch_size = 500
 
+    #: Memory for measuring what a strategy asks for; see `fairflower.clients.measure`.
+    measure_memory_mb = 512
+
     def __init__(
         self,
         model: nn.Module,
@@ -141,7 +144,7 @@ class Trainer(NumPyClient):
             return {"train_loss": self.measure(self.train_images)[0]}
         draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        with _reproducible(self.derive_seed(server_round, "torch"), self.device):
+        with reproducible(self.derive_seed(server_round, "torch"), self.device):
             self.model.train()
             optimizer = self.make_optimizer()
             for epoch in range(1, epochs + 1):
@@ -264,7 +267,7 @@ def _running_statistics(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _reproducible(seed: int, device: torch.device) -> Iterator[None]:
+def reproducible(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators (dropout), pick repeatable kernels; undo both after."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.clients.batches import Images
@@ -100,7 +101,8 @@ def fisher_diagonal(
     """
     total = _zeros(_trainable(model))
     n = 0
-    with evaluating(model):
+    # vmap knows no other attention, and would take its samples one at a time.
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH):
         for x, y in _batches(model, data):
             if n == 0:
                 by_layer = _layers_tell_all(model, x, y)
@@ -130,8 +132,9 @@ def chunk_size(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    x, y = x.clone(), y.clone()  # they may be parts of larger storages
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        F.cross_entropy(model(x.clone()), y)  # a clone: x may be part of a larger storage
+        F.cross_entropy(model(x), y)
     per_sample = sum(kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in _trainable(model).values())
@@ -162,7 +165,7 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
     parameters = {name: p.detach() for name, p in _trainable(model).items()}
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     for name, gradients in per_sample(parameters, x, y).items():
-        total[name] += gradients.square_().sum(0)
+        total[name] += gradients.square().sum(0)
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -171,7 +174,9 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
     def watch(prefix: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if inputs and _is_understood(module, inputs[0]) and output.requires_grad:
             layer_input = inputs[0].detach()
-            output.register_hook(lambda d: add(prefix, module, layer_input, d))
+            output.register_hook(  # type: ignore[no-untyped-call]
+                lambda d: add(prefix, module, layer_input, d)
+            )
 
     def add(prefix: str, module: nn.Module, x: Tensor, d: Tensor) -> None:
         if f"{prefix}weight" in total:
@@ -188,7 +193,7 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
         images = x.detach().requires_grad_()
         # A clone, because a model may work in place on what it is given, but not on a leaf.
         loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
-        torch.autograd.grad(loss, images)
+        torch.autograd.grad(loss, images, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -281,8 +286,9 @@ def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
         zip(module.kernel_size, module.stride, module.dilation, strict=True), start=1
     ):
         x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    x = x.unflatten(3, (module.groups, -1)).permute(0, 3, 1, 2, 5, 6, 4)
-    return x.reshape(len(x), module.groups, x.shape[2] * x.shape[3], -1)
+    n, height, width, _, *kernel = x.shape
+    x = x.reshape(n, height * width, module.groups, -1, *kernel)
+    return x.permute(0, 2, 1, 4, 5, 3).reshape(n, module.groups, height * width, -1)
 
 
 # --- named tensors ---------------------------------------------------------------------

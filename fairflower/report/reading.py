@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import read_toml
+from fairflower.config import keys, read_toml
 from fairflower.data import ClientInfo
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
@@ -126,7 +126,8 @@ def read_run(path: str | Path) -> Run:
         if not (path / name).is_file():
             raise RunError(f"{path} is not a run folder: it has no {name}.")
     info, domains, clients = _read_info(path / "run.json")
-    config = read_toml(path / "config.toml")
+    # A run made before a setting existed ran with what is now its default.
+    config = keys() | read_toml(path / "config.toml")
     domain_history, client_history = _read_history(path / "history.csv")
 
     client_rounds, client_accuracy = _matrix(client_history, [str(c.client_id) for c in clients])

@@ -33,7 +33,7 @@ class FedEquilibria(FairStrategy):
         1: conflict alone (the paper's MOO_F); 0: distance alone (DIST), nothing
         is measured then. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
-        How F_k enter the QP: at unit length, or as measured (Eq. 1 as printed).
+        (or None, which a run config's "none" stands for.) How F_k enter the QP: at unit length, or as measured (Eq. 1 as printed).
         As printed, nearly all weight goes to the clients with the smallest
         Fisher, which are those that fit best already: F_k >= 0, so a client with
         <F_i, F_j> >= ||F_i||^2 for all j takes it all.
@@ -54,18 +54,18 @@ class FedEquilibria(FairStrategy):
         self,
         *,
         t: float = 0.7,
-        scale: Literal["unit", "none"] = "unit",
+        scale: Literal["unit", "none"] | None = "unit",
         space: Literal["fisher", "gradient"] = "fisher",
         **options: Unpack[Options],
     ) -> None:
         if not 0 <= t <= 1:
             raise ValueError(f"t = {t}: expected a number in [0, 1].")
-        if scale not in ("unit", "none"):
+        if scale not in ("unit", "none", None):
             raise ValueError(f"scale = {scale!r}: expected 'unit' or 'none'.")
         if space not in ("fisher", "gradient"):
             raise ValueError(f"space = {space!r}: expected 'fisher' or 'gradient'.")
         super().__init__(**options)
-        self.t, self.scale, self.space = t, scale, space
+        self.t, self.scale, self.space = t, scale or "none", space
         self.needs = (space,) if t > 0 else ()
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
