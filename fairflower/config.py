@@ -22,6 +22,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,6 +195,11 @@ class RunConfig:
 
 def keys() -> dict[str, Scalar]:
     """Every key of the run config with its default (``[tool.flwr.app.config]``)."""
+    return dict(_defaults())
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> dict[str, Scalar]:
     return RunConfig().to_flat()
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+
+from fairflower.arrays import arrays_of
 
 #: Coordinates handled at a time: small enough that a block of every temporary
 #: stays in the processor's cache, large enough that Python's cost disappears.
@@ -247,40 +248,12 @@ def squared_norm(values: Floats) -> float:
 # --- from Flower's records -------------------------------------------------------------
 
 
-def decode(array: Array) -> NDArray[Any]:
-    """View the values of a Flower array without copying them; never unpickles.
-
-    Raises
-    ------
-    InvalidReply
-        If the bytes are not those of a plain NumPy array.
-    """
-    stream = io.BytesIO(array.data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran_order, dtype = read_header(stream)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-        count = int(np.prod(shape, dtype=np.int64))
-        flat = np.frombuffer(array.data, dtype, count=count, offset=stream.tell())
-    except (ValueError, KeyError) as error:
-        raise InvalidReply(f"is not a plain NumPy array ({error})") from error
-    return flat.reshape(shape, order="F" if fortran_order else "C")
-
-
 def decode_record(record: ArrayRecord) -> Arrays:
-    """All arrays of a record by name, without copying."""
-    arrays: Arrays = {}
-    for name, array in record.items():
-        try:
-            arrays[name] = decode(array)
-        except InvalidReply as error:
-            raise InvalidReply(f"array {name!r} {error}") from error
-    return arrays
+    """All arrays of a record by name, without copying; ``InvalidReply`` names a bad one."""
+    try:
+        return arrays_of(record)
+    except ValueError as error:
+        raise InvalidReply(str(error)) from error
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:

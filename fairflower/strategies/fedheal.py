@@ -95,15 +95,17 @@ class FedHEAL(FairStrategy):
         names = cohort.floats if self.variant == "released" else cohort.parameters
         squares = np.zeros((len(cohort), len(names)))
         kept: list[Masks] = [{} for _ in cohort.client_ids]
+        needed = [0] * len(cohort)
         if self.tau is not None:
             for k, client in enumerate(cohort.client_ids):
+                needed[k] = self._needed(client, self.tau)
                 self._open_table(client, cohort, names)
                 kept[k] = {name: np.empty(cohort.received[name].size, bool) for name in names}
         for block in cohort.blocks(names):
             for k, client in enumerate(cohort.client_ids):
                 update = block.update(k)
                 if self.tau is not None:
-                    update *= self._keep(client, block, update, self.tau, out=_at(kept[k], block))
+                    update *= self._keep(client, block, update, needed[k], _at(kept[k], block))
                 squares[k, names.index(block.name)] += squared_norm(update)
         for client in cohort.client_ids:
             self.rounds[client] = self.rounds.get(client, 0) + 1
@@ -112,21 +114,24 @@ class FedHEAL(FairStrategy):
             return kept, np.sqrt(squares).sum(axis=1)
         return kept, squares.sum(axis=1)
 
+    def _needed(self, client: int, tau: float) -> int:
+        """In how many of its earlier rounds a sign must have been the same to be kept."""
+        t = self.rounds.get(client, 0)
+        # tau as it is written, 3/10 and not its nearest double: ties are then exact.
+        least = Fraction(str(float(tau))) * t
+        if self.variant == "paper":
+            return ceil(least)  # c >= tau
+        return floor(least) + 1 if t else 0  # c > tau
+
     def _keep(
-        self, client: int, block: Block, update: Floats, tau: float, out: Mask | None
+        self, client: int, block: Block, update: Floats, needed: int, out: Mask | None
     ) -> Mask:
         """[c >= tau] against the earlier rounds; then this round enters the table."""
         t = self.rounds.get(client, 0)
-        # tau as it is written, 3/10 and not its nearest double: ties are then exact.
-        least = Fraction(repr(tau)) * t
-        if self.variant == "paper":
-            rising = update >= 0
-            needed = ceil(least)  # c >= tau
-        else:
-            rising = update > 0  # the released code groups zeros with the decreases
-            needed = floor(least) + 1 if t else 0  # c > tau
-        rises = self.rises[client][block.name][block.part]
+        # The released code groups zeros with the decreases.
+        rising = update >= 0 if self.variant == "paper" else update > 0
         falling = ~rising
+        rises = self.rises[client][block.name][block.part]
         kept = np.bitwise_or(rising & (rises >= needed), falling & (rises <= t - needed), out=out)
         rises += rising.view(np.uint8)
         return kept

@@ -1,0 +1,164 @@
+"""Time and memory of a Fisher diagonal, over one local epoch of training on the same images.
+
+    python benchmarks/fisher.py            # some minutes
+    python benchmarks/fisher.py --quick
+
+One client, one thread, colour images of 32x32 pixels, batches of 64. `epoch` is one
+local epoch of plain SGD, the unit. `fisher` and `gradient` are what a strategy can ask
+for (fairflower/clients/measure.py). Two other ways to the same Fisher diagonal show why
+it is computed as it is: `torch.func` alone (vmap of grad, what models of other layers
+than convolutions, linear layers, batch and group norms get), and a loop over samples.
+
+How to read it. Times are CPU seconds of this process, all rows measured in turn in every
+repetition; ratios compare min with min and median with median. The ratio for ResNet-10 is
+meant to stay below 2. It depends on the CPU: per sample, a square of every parameter's
+gradient passes through memory, while training meets the parameters once a batch.
+
+Memory is the most that a process of its own holds beyond what it held before, over all
+images; `--memory-mb` is what `fisher` is told to keep to, besides its result and up to
+five arrays as large as the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflower.clients import SGD, ClientData, fisher_diagonal, mean_gradient
+from fairflower.clients.gradients import evaluating
+from fairflower.config import TrainConfig
+from fairflower.data import Augment, Split
+from fairflower.models import build
+
+CLASSES = 10
+MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
+
+
+def make_trainer(model: str, images: int) -> SGD:
+    """A client with random images, cropped and flipped in training as Digits are."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
+    split = Split(x, rng.integers(0, CLASSES, images))
+    data = ClientData(split, split, *MEAN_STD, CLASSES, Augment(crop_padding=4))
+    network = build(model, CLASSES, (3, 32, 32), seed=0)
+    settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
+    trainer = SGD(network, data, settings, client_id=0, seed=0)
+    assert len(trainer.train_images) == images  # and so they are on the device
+    return trainer
+
+
+def epoch(trainer: SGD, memory_mb: float) -> None:
+    trainer.train(1)
+
+
+def fisher(trainer: SGD, memory_mb: float) -> None:
+    fisher_diagonal(trainer.model, trainer.train_images, memory_mb=memory_mb)
+
+
+def fisher_by_torch_func(trainer: SGD, memory_mb: float) -> None:
+    with patch("fairflower.clients.gradients._layers_tell_all", lambda *_: False):
+        fisher(trainer, memory_mb)
+
+
+def fisher_by_loop(trainer: SGD, memory_mb: float) -> None:
+    parameters = list(trainer.model.parameters())
+    total: list[Tensor] = [torch.zeros_like(p) for p in parameters]
+    with evaluating(trainer.model):
+        for x, y in trainer.train_images.eval_batches(1):
+            loss = F.cross_entropy(trainer.model(x), y)
+            for square, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
+                square.addcmul_(gradient, gradient)
+
+
+def gradient(trainer: SGD, memory_mb: float) -> None:
+    mean_gradient(trainer.model, trainer.train_images)
+
+
+ROWS: dict[str, Callable[[SGD, float], None]] = {
+    "epoch": epoch,
+    "fisher": fisher,
+    "gradient": gradient,
+    "fisher by torch.func": fisher_by_torch_func,
+    "fisher by a loop": fisher_by_loop,
+}
+
+
+def measure_times(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """CPU seconds of every row, interleaved."""
+    trainer = make_trainer(model, options.images)
+    seconds: dict[str, list[float]] = {name: [] for name in ROWS}
+    for repetition in range(options.repetitions + 1):
+        say(f"{model}: repetition {repetition} of {options.repetitions}")
+        for name, run in ROWS.items():
+            begin = time.process_time()
+            run(trainer, options.memory_mb)
+            if repetition:  # the first warms up
+                seconds[name].append(time.process_time() - begin)
+    return seconds
+
+
+def measure_memory(model: str, name: str, images: int, memory_mb: float) -> float:
+    """Megabytes beyond those held before, at most; in a fresh process."""
+    torch.set_num_threads(1)
+    trainer = make_trainer(model, images)
+    gc.collect()
+    before = _peak_mb()
+    ROWS[name](trainer, memory_mb)
+    return _peak_mb() - before
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="resnet10,cnn", help="default: resnet10,cnn")
+    parser.add_argument("--images", type=int, default=256, help="of the client (default: 256)")
+    parser.add_argument("--repetitions", type=int, default=7, help="per row (default: 7)")
+    parser.add_argument("--memory-mb", type=float, default=512, help="default: 512")
+    parser.add_argument("--quick", action="store_true", help="128 images, 2 repetitions")
+    options = parser.parse_args()
+    if options.quick:
+        options.images, options.repetitions = 128, 2
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1)
+    print(f"\n{options.images} images, batches of 64, 1 thread, {options.memory_mb:g} MB")
+    print(f"{machine_facts()}\n{version_facts('torch')}")
+    spawn = multiprocessing.get_context("spawn")
+    for model in options.models.split(","):
+        seconds = measure_times(model, options)
+        rows = []
+        with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as fresh:
+            for name, measured in seconds.items():
+                say(f"memory of {model}: {name}")
+                task = fresh.submit(measure_memory, model, name, options.images, options.memory_mb)
+                times = times_and_ratios(measured, seconds["epoch"])
+                rows.append([name, *times, f"{task.result():.0f}"])
+        print(f"\n{model}\n")
+        header = ["", "min s", "median s", "x epoch (min)", "x epoch (median)", "peak MB"]
+        print(markdown(header, rows), flush=True)
+
+
+def _peak_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+if __name__ == "__main__":
+    main()
