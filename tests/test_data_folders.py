@@ -373,6 +373,8 @@ def test_folder_complaints(tmp_path: Path) -> None:
         DataError, match=r"is not in .* subfolders office_caltech10, .*save_to_disk"
     ):
         prepare(config)
+    with pytest.raises(DataError, match=r"PACS is not in .* With neither set, flwrlabs/pacs is"):
+        prepare(small("pacs", tmp_path))
     write(tmp_path, "office-caltech", 5)
     with pytest.raises(DataError, match=r"Unknown domain 'photo'. "):
         prepare(replace(config, domains="photo"))

@@ -156,6 +156,8 @@ class ClassFolders(DataSet):
             if is_saved(place) or all((place / domain).is_dir() for domain in self.domains):
                 return place
         places = ", ".join(self.subfolders)
+        if self.hub:
+            remedy += f". With neither set, {self.hub} is fetched from the Hugging Face Hub"
         raise DataError(
             f"{self.title} is not in {self.folder}, nor in its subfolders {places}. {remedy}."
         )

@@ -33,7 +33,8 @@ class FedEquilibria(FairStrategy):
         1: conflict alone (the paper's MOO_F); 0: distance alone (DIST), nothing
         is measured then. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
-        (or None, which a run config's "none" stands for.) How F_k enter the QP: at unit length, or as measured (Eq. 1 as printed).
+        How F_k enter the QP: at unit length, or as measured (Eq. 1 as printed; None,
+        which a run config's "none" stands for, means the same).
         As printed, nearly all weight goes to the clients with the smallest
         Fisher, which are those that fit best already: F_k >= 0, so a client with
         <F_i, F_j> >= ||F_i||^2 for all j takes it all.
