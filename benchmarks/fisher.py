@@ -14,21 +14,22 @@ repetition; ratios compare min with min and median with median. The ratio for Re
 meant to stay below 2. It depends on the CPU: per sample, a square of every parameter's
 gradient passes through memory, while training meets the parameters once a batch.
 
-Memory is the most that a process of its own holds beyond what it held before, over all
-images; `--memory-mb` is what `fisher` is told to keep to, besides its result and up to
-five arrays as large as the model.
+Memory is the most that a process of its own holds beyond what it held before, as the
+kernel counts it (Linux only). `--memory-mb` is what `fisher` is told to keep to, besides
+its result and, for a moment, five arrays as large as the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import multiprocessing
-import resource
-import sys
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -45,6 +46,7 @@ from fairflower.models import build
 
 CLASSES = 10
 MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
+RESIDENT = Path("/proc/self/status")
 
 
 def make_trainer(model: str, images: int) -> SGD:
@@ -111,13 +113,16 @@ def measure_times(model: str, options: argparse.Namespace) -> dict[str, list[flo
 
 
 def measure_memory(model: str, name: str, images: int, memory_mb: float) -> float:
-    """Megabytes beyond those held before, at most; in a fresh process."""
+    """Megabytes beyond those held before, at most; to be called in a fresh process."""
     torch.set_num_threads(1)
     trainer = make_trainer(model, images)
     gc.collect()
-    before = _peak_mb()
+    if not RESIDENT.exists():
+        return math.nan
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
+    before = _resident_mb("VmRSS")
     ROWS[name](trainer, memory_mb)
-    return _peak_mb() - before
+    return _resident_mb("VmHWM") - before
 
 
 def parse_options() -> argparse.Namespace:
@@ -140,6 +145,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"\n{options.images} images, batches of 64, 1 thread, {options.memory_mb:g} MB")
     print(f"{machine_facts()}\n{version_facts('torch')}")
+    # glibc of the processes spawned then gives every freed array back, and reuses none unseen.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     spawn = multiprocessing.get_context("spawn")
     for model in options.models.split(","):
         seconds = measure_times(model, options)
@@ -155,9 +162,9 @@ def main() -> None:
         print(markdown(header, rows), flush=True)
 
 
-def _peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+def _resident_mb(field: str) -> float:
+    lines = RESIDENT.read_text().splitlines()
+    return next(float(line.split()[1]) / 2**10 for line in lines if line.startswith(field))
 
 
 if __name__ == "__main__":

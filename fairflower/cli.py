@@ -261,7 +261,7 @@ def _execute(plan: Plan, folders: list[Path] | None = None) -> list[Path]:
         try:
             launch(lambda grid: plan.execute(grid, console, stop, folders), first, num_clients)
         except Stopped:
-            console.print("Stopped. What was done so far is in the run folder.")
+            console.print("Stopped." + (" The run folder has what was done." if folders else ""))
             raise KeyboardInterrupt from None
     return folders
 

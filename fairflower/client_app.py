@@ -89,6 +89,7 @@ def _model(name: str, num_classes: int, shape: tuple[int, int, int]) -> models.C
     return models.build(name, num_classes, shape, seed=0)
 
 
+@lru_cache(maxsize=64)
 def _client_data(federation: Federation, client_id: int) -> ClientData:
     return ClientData(
         train=federation.train(client_id),

@@ -43,6 +43,9 @@ class Evaluator:
         ).to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
         self._tests: dict[str, list[Images]] = {}
+        self._pool = ThreadPoolExecutor(
+            self.threads, initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -66,17 +69,14 @@ class Evaluator:
         """Domain -> ``accuracy`` (0 to 1) and ``loss`` (mean cross entropy) of ``arrays``."""
         self.model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()})
         self.model.eval()
-        with ThreadPoolExecutor(
-            self.threads, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            pending = {
-                domain: [pool.submit(self._test, images) for images in self._chunks(domain)]
-                for domain in self.federation.domains
-            }
-            results = {}
-            for domain, futures in pending.items():
-                loss, correct, count = np.sum([future.result() for future in futures], axis=0)
-                results[domain] = {"accuracy": correct / count, "loss": loss / count}
+        pending = {
+            domain: [self._pool.submit(self._test, images) for images in self._chunks(domain)]
+            for domain in self.federation.domains
+        }
+        results = {}
+        for domain, futures in pending.items():
+            loss, correct, count = np.sum([future.result() for future in futures], axis=0)
+            results[domain] = {"accuracy": correct / count, "loss": loss / count}
         return results
 
     def _chunks(self, domain: str) -> list[Images]:

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,21 @@ def run(
     return text
 
 
-def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """A running process and all that it started; nothing if it has ended."""
+def family(process: subprocess.Popen[str]) -> set[psutil.Process]:
+    """What runs of a started process: its session, and all descendants of that."""
+    members = {m for m in psutil.process_iter() if session(m.pid) == process.pid}
+    for member in list(members):
+        with suppress(psutil.NoSuchProcess):
+            members.update(member.children(recursive=True))
+    return members
+
+
+def session(pid: int) -> int | None:
+    """The session of a process, which it keeps when its parent ends before it."""
     try:
-        parent = psutil.Process(process.pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -83,13 +91,14 @@ def end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.terminate()
     for member in outliving(members, 15):
-        member.kill()
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait(15)
 
 
-def outliving(members: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+def outliving(members: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Which of ``members`` still run after ``seconds``; zombies do not count."""
-    _, alive = psutil.wait_procs(members, timeout=seconds)
+    _, alive = psutil.wait_procs(list(members), timeout=seconds)
     return [m for m in alive if m.is_running() and m.status() != psutil.STATUS_ZOMBIE]
 
 

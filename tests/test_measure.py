@@ -302,6 +302,17 @@ def test_chunks_change_rounding_only_and_a_repetition_nothing(name: str) -> None
     assert all(torch.equal(again[key], fisher[key]) for key in fisher)
 
 
+@pytest.mark.parametrize("block", [1, 600, 2000])
+def test_blocks_within_a_layer_change_rounding_only(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (x, y) = make("convolutions"), batch(7)
+    fisher = fisher_diagonal(model, [(x, y)])
+    monkeypatch.setattr(gradients, "_BLOCK", block)
+    expected = {key: value.double() for key, value in fisher.items()}
+    assert_close(fisher_diagonal(model, [(x, y)]), expected)
+
+
 def test_images_and_a_data_loader_give_the_same() -> None:
     images, model = Images(split(70), *STATISTICS, Augment(2, True)), make("norms")
     (x, y), (rest_x, rest_y) = images.eval_batches(64)

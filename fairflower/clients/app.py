@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairflower.arrays import arrays_of
 from fairflower.clients.base import NDArray, Trainer
 from fairflower.clients.measure import train_and_measure
 
@@ -67,7 +68,7 @@ def _unpack(message: Message) -> tuple[dict[str, NDArray], ConfigRecord]:
             f"The {message.metadata.message_type} message has no ArrayRecord 'arrays', only "
             f"{', '.join(content) or 'nothing'}. Leave the strategy's arrayrecord_key as it is."
         )
-    arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+    arrays = arrays_of(content.array_records["arrays"])
     return arrays, content.config_records.get("config", ConfigRecord())
 
 

@@ -121,8 +121,10 @@ class Trainer(NumPyClient):
                     "(Flower's FedAvg makes integer buffers float64, fairflower's does not)."
                 )
         for name, tensor in state.items():
-            # from_numpy shares memory, which has to be contiguous and writable for that.
-            tensor.copy_(torch.from_numpy(np.require(arrays[name], requirements=["C", "W"])))
+            if tensor.device.type == "cpu":
+                np.copyto(tensor.numpy(), arrays[name])  # takes read-only views as they are
+            else:
+                tensor.copy_(torch.tensor(arrays[name]))
 
     def train(self, server_round: int) -> dict[str, float]:
         """Train the model on the local data for ``local_epochs``.

@@ -28,7 +28,7 @@ Batches = Images | Iterable[tuple[Tensor, Tensor]]
 #: Images per forward pass over `Images`: as many as training takes, so memory is alike.
 _BATCH_SIZE = 64
 
-#: Elements of per-sample gradients at a time (1 MB), which a CPU's cache holds.
+#: Elements of one layer's per-sample gradients at a time, 1 MB: a CPU's cache holds it.
 _BLOCK = 2**18
 
 
@@ -86,8 +86,8 @@ def fisher_diagonal(
         As for `mean_gradient`.
     memory_mb
         Megabytes (2**20 bytes) that the gradients and activations of the samples in
-        work may take; it decides how many are in work, at least one. The result
-        comes on top.
+        work may take; it decides how many are in work, at least one. On top come the
+        result and, for a moment, five arrays as large as the model.
 
     Returns
     -------
@@ -214,7 +214,7 @@ def _layers_tell_all(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     truth, found = _zeros(parameters), _zeros(parameters)
     _add_by_layer(found, model, x, y)
     for loss in F.cross_entropy(model(x), y, reduction="none"):
-        for name, gradient in _gradients(loss, parameters).items():
+        for name, gradient in _gradients(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items()}
     # What is zero but for rounding may differ by all of it.
@@ -261,8 +261,9 @@ def _weight_squares(module: nn.Module, x: Tensor, d: Tensor) -> Tensor:
     groups = module.groups if isinstance(module, nn.Conv2d) else 1
     d = _by_channel(module, d)
     d = d.reshape(len(d), groups, -1, d.shape[2])
-    total = d.new_zeros(groups, d.shape[2], module.weight[0].numel())
-    block = max(1, _BLOCK // total.numel())
+    places, seen = d.shape[3], module.weight[0].numel()
+    total = d.new_zeros(groups, d.shape[2], seen)
+    block = max(1, _BLOCK // max(total.numel(), groups * places * seen))
     for some_d, some_x in zip(torch.split(d, block), torch.split(x, block), strict=True):
         for gradient in some_d @ _columns(module, some_x):
             total.addcmul_(gradient, gradient)
@@ -287,8 +288,9 @@ def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
     ):
         x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
     n, height, width, _, *kernel = x.shape
-    x = x.reshape(n, height * width, module.groups, -1, *kernel)
-    return x.permute(0, 2, 1, 4, 5, 3).reshape(n, module.groups, height * width, -1)
+    x = x.view(n, height, width, module.groups, -1, *kernel)
+    x = x.permute(0, 3, 1, 2, 5, 6, 4)  # [n, groups, height, width, *kernel, channels]
+    return x.reshape(n, module.groups, height * width, -1)
 
 
 # --- named tensors ---------------------------------------------------------------------
@@ -308,9 +310,11 @@ def _zeros(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) for name, p in parameters.items()}
 
 
-def _gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(
+    loss: Tensor, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
+) -> dict[str, Tensor]:
     gradients = torch.autograd.grad(
-        loss, list(parameters.values()), retain_graph=True, materialize_grads=True
+        loss, list(parameters.values()), retain_graph=retain_graph, materialize_grads=True
     )
     return dict(zip(parameters, gradients, strict=True))
 

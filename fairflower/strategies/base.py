@@ -359,6 +359,8 @@ def short(reason: str, limit: int = 300) -> str:
     >>> short("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
     'boom'
     """
+    if "ActorDiedError" in reason or "actor is dead" in reason:
+        return "its Ray worker died (killed, or out of memory); run again with fewer workers"
     text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
     return text if len(text) <= limit else "... " + text[-limit:]
 
