@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
+import fairflower
 from fairflower import config as run_config
 from fairflower import names
 from fairflower.config import ConfigError, RunConfig
 from fairflower.paths import home
-from fairflower.plan import Plan, Variant, parse_seeds, parse_variants
+from fairflower.plan import Plan, parse_seeds, parse_strategies
 
 app = typer.Typer(
     help="Fair federated learning on Flower: one global model that works for every client.",
@@ -41,10 +43,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any run config key; repeatable."),
 ]
+Client = Annotated[str | None, typer.Option(help="Local training (client.name).")]
 Data = Annotated[str | None, typer.Option(help="Data set (data.name).")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Model = Annotated[str | None, typer.Option(help="Model (model.name).")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training (num-server-rounds).")]
+FractionTrain = Annotated[
+    float | None, typer.Option(help="Share of the clients asked in a round (fraction-train).")
+]
 Epochs = Annotated[int | None, typer.Option(help="Local epochs per round (train.local-epochs).")]
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate (train.lr).")]
 Engine = Annotated[
@@ -54,16 +60,45 @@ Workers = Annotated[int | None, typer.Option(help="Clients at a time (workers)."
 OutputDir = Annotated[str | None, typer.Option(help="Where run folders go (output-dir).")]
 
 
+#: Options that are a run config key under another name.
+KEYS = {
+    "client": "client.name",
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "model": "model.name",
+    "rounds": "num-server-rounds",
+    "fraction_train": "fraction-train",
+    "epochs": "train.local-epochs",
+    "lr": "train.lr",
+    "seed": "seed",
+    "engine": "engine",
+    "workers": "workers",
+    "output_dir": "output-dir",
+}
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Show the version."""
+    if version:
+        console.print(f"fairflower {fairflower.__version__}", highlight=False)
+        raise typer.Exit
+
+
 @app.command()
 def run(
+    ctx: typer.Context,
     strategy: Annotated[
         str | None, typer.Option(help="Aggregation rule (strategy.name), e.g. fedheal:tau=0.4.")
     ] = None,
-    client: Annotated[str | None, typer.Option(help="Local training (client.name).")] = None,
+    client: Client = None,
     data: Data = None,
     data_dir: DataDir = None,
     model: Model = None,
     rounds: Rounds = None,
+    fraction_train: FractionTrain = None,
     epochs: Epochs = None,
     lr: LearningRate = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything but the partition.")] = None,
@@ -78,28 +113,16 @@ def run(
     Later settings win: defaults, --config, the options, --set.
     `fairflower list settings` shows all keys that --set takes.
     """
-    options = {
-        "client.name": client,
-        "data.name": data,
-        "data.dir": data_dir,
-        "model.name": model,
-        "num-server-rounds": rounds,
-        "train.local-epochs": epochs,
-        "train.lr": lr,
-        "seed": seed,
-        "engine": engine,
-        "workers": workers,
-        "output-dir": output_dir,
-    }
     with friendly_errors():
-        flat = _settings(config, options, set_)
-        variant = None
+        settings = run_config.read_toml(config) if config else {}
         if strategy is not None:
-            (variant,) = parse_variants(strategy)
-            flat = {k: v for k, v in flat.items() if not k.startswith("strategy.")} | variant.flat()
-        chosen = RunConfig.from_flat(flat)
-        label = variant.label if variant else Variant.of(chosen).label
-        folders = _execute(Plan([(label, chosen)]))
+            chosen, *others = parse_strategies(strategy)
+            if others:
+                raise ConfigError(f"--strategy {strategy}: expected one; `compare` takes several.")
+            settings = {k: v for k, v in settings.items() if not k.startswith("strategy.")}
+            settings |= chosen.to_flat()
+        made = RunConfig.from_flat(settings | _options(ctx) | _assignments(set_))
+        folders = _execute(Plan([(made.strategy.label, made)]))
         _report(folders)
         path = shlex.quote(str(folders[0]))
         console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
@@ -107,6 +130,7 @@ def run(
 
 @app.command()
 def compare(
+    ctx: typer.Context,
     strategies: Annotated[
         str,
         typer.Option(
@@ -115,11 +139,12 @@ def compare(
         ),
     ] = "fedavg,uniform,fedheal",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds, or a range as 0-4.")] = "0-2",
-    client: Annotated[str | None, typer.Option(help="Local training (client.name).")] = None,
+    client: Client = None,
     data: Data = None,
     data_dir: DataDir = None,
     model: Model = None,
     rounds: Rounds = None,
+    fraction_train: FractionTrain = None,
     epochs: Epochs = None,
     lr: LearningRate = None,
     engine: Engine = None,
@@ -130,42 +155,46 @@ def compare(
     config: Config = None,
     set_: Set = None,
 ) -> None:
-    """Train every strategy with every seed on the same data; write one report."""
-    options = {
-        "client.name": client,
-        "data.name": data,
-        "data.dir": data_dir,
-        "model.name": model,
-        "num-server-rounds": rounds,
-        "train.local-epochs": epochs,
-        "train.lr": lr,
-        "engine": engine,
-        "workers": workers,
-    }
+    """Train every strategy with every seed on the same data; write one report.
+
+    Strategies and seeds come from the two options alone; `--set strategy.tau=0.4` goes to
+    all strategies that have a tau. A folder used again keeps its earlier runs, and the
+    report covers them all.
+    """
     with friendly_errors():
-        flat = _settings(config, options, set_)
-        folder = output_dir or home() / "comparisons" / datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = folder.expanduser().absolute()
-        flat["output-dir"] = str(folder / "runs")
-        plan = Plan.grid(flat, parse_variants(strategies), parse_seeds(seeds))
+        assigned = _assignments(set_)
+        for key in ("seed", "strategy.name", "run-name", "output-dir"):
+            if key in assigned:
+                raise ConfigError(f"compare does not take --set {key}: see its --help.")
+        settings = (run_config.read_toml(config) if config else {}) | _options(ctx) | assigned
+        for key in settings:
+            run_config.check_key(key)
+        shared = {k: v for k, v in assigned.items() if k.startswith("strategy.")}
+        common = {k: v for k, v in settings.items() if not k.startswith("strategy.")}
+        folder = (output_dir or home() / "comparisons" / _stamp()).expanduser().absolute()
+        common["output-dir"] = str(folder / "runs")
+        plan = Plan.grid(common, parse_strategies(strategies), parse_seeds(seeds), shared)
         folders: list[Path] = []
         try:
             _execute(plan, folders)
         finally:
-            _report(folders, folder / "report")
+            if folders:
+                _report(_run_folders(folder / "runs"), folder / "report")
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Default: `report` in the first folder.")
+        Path | None,
+        typer.Option("--out", "-o", help="Default: `report` in the run's folder, or beside them."),
     ] = None,
 ) -> None:
     """Print the fairness table of runs and write one HTML page with figures."""
     with friendly_errors():
         folders = [folder for path in runs for folder in _run_folders(path)]
-        if not _report(folders, out or runs[0] / "report"):
+        common = Path(os.path.commonpath([folder.expanduser().absolute() for folder in folders]))
+        if not _report(folders, out or common / "report"):
             raise typer.Exit(1)
 
 
@@ -203,14 +232,17 @@ def data_show(
 ) -> None:
     """Print domains, clients and class counts, and draw a contact sheet."""
     with friendly_errors():
-        flat = _settings(config, {"data.dir": data_dir, "data.name": name}, set_)
-        chosen = RunConfig.from_flat(flat)
+        settings = run_config.read_toml(config) if config else {}
+        settings |= {"data.name": name} | ({"data.dir": data_dir} if data_dir else {})
+        chosen = RunConfig.from_flat(settings | _assignments(set_))
+        path = (out or Path(f"{name}.png")).absolute()
+        if path.suffix != ".png":
+            raise ConfigError(f"--out {out}: expected a name that ends in .png.")
         from fairflower.data import prepare
         from fairflower.data.show import contact_sheet, table
 
         federation = prepare(chosen.data)
         console.print(table(federation))
-        path = (out or Path(f"{name}.png")).absolute()
         contact_sheet(federation, path)
         console.print(f"contact sheet: {path}", soft_wrap=True)
 
@@ -237,12 +269,18 @@ def friendly_errors() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _settings(
-    config: Path | None, options: dict[str, Any], set_: list[str] | None
-) -> dict[str, Any]:
-    flat = run_config.read_toml(config) if config else {}
-    flat |= {key: value for key, value in options.items() if value is not None}
-    return flat | dict(run_config.parse_assignment(text) for text in set_ or [])
+def _options(ctx: typer.Context) -> dict[str, Any]:
+    """The run config keys of a command's options that were given."""
+    return {KEYS[k]: v for k, v in ctx.params.items() if k in KEYS and v is not None}
+
+
+def _assignments(set_: list[str] | None) -> dict[str, Any]:
+    return dict(run_config.parse_assignment(text) for text in set_ or [])
+
+
+def _stamp() -> str:
+    """A name for a new comparison; two started in the same second do not share it."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def _execute(plan: Plan, folders: list[Path] | None = None) -> list[Path]:

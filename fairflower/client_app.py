@@ -23,7 +23,7 @@ from fairflower.clients import (
     limit_threads,
     make_client_app,
 )
-from fairflower.config import RunConfig, keys
+from fairflower.config import DataConfig, RunConfig, keys
 from fairflower.data import Federation, prepare
 
 
@@ -35,13 +35,10 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     ValueError
         If the node was started without a ``partition-id``.
     """
-    run = _run_config(tuple((key, config[key]) for key in keys() if key in config))
+    run = _settings(config)
     limit_threads(run.client_cpus)
     client_id = _client_id(context)
-    data = run.data
-    if "data-dir" in context.node_config:
-        data = dataclasses.replace(data, dir=str(context.node_config["data-dir"]))
-    federation = prepare(data)
+    federation = prepare(_data_config(context, run))
     trainer = build_trainer(
         run.client.name,
         _model(run.model.name, federation.num_classes, federation.shape),
@@ -61,11 +58,27 @@ app = make_client_app(trainer_of)
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say which client this node is."""
-    answer = ConfigRecord({"partition-id": _client_id(context)})
+    """Say which client this node is and, if the message carries a run config, what it has."""
+    client_id = _client_id(context)
+    answer = ConfigRecord({"partition-id": client_id})
     if "num-partitions" in context.node_config:
         answer["num-partitions"] = int(context.node_config["num-partitions"])
+    config = message.content.config_records.get("config", ConfigRecord())
+    if config:
+        federation = prepare(_data_config(context, _settings(config)))
+        answer["federation"] = federation.to_json()
     return Message(RecordDict({"node": answer}), reply_to=message)
+
+
+def _settings(config: Mapping[str, Any]) -> RunConfig:
+    return _run_config(tuple((key, config[key]) for key in keys() if key in config))
+
+
+def _data_config(context: Context, run: RunConfig) -> DataConfig:
+    """The run's data, at the place that the node names."""
+    if "data-dir" in context.node_config:
+        return dataclasses.replace(run.data, dir=str(context.node_config["data-dir"]))
+    return run.data
 
 
 def _client_id(context: Context) -> int:

@@ -42,11 +42,13 @@ def setting(
     *,
     min: float | None = None,
     max: float | None = None,
+    above: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
     """Declare one key of the run config: its default, meaning and bounds."""
     return field(
-        default=default, metadata={"help": help, "min": min, "max": max, "choices": choices}
+        default=default,
+        metadata={"help": help, "min": min, "max": max, "above": above, "choices": choices},
     )
 
 
@@ -120,10 +122,32 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """Which aggregation rule, with the arguments that differ from its own defaults."""
+    """Which aggregation rule, with the arguments that are not left to it.
+
+    >>> StrategyConfig("fedheal", {"tau": 0.4, "beta": None}).label
+    'fedheal:tau=0.4:beta=none'
+    """
 
     name: str = "fedheal"
     args: Mapping[str, Scalar | None] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How tables and figures call it: the name and what differs from its defaults."""
+        from fairflower.strategies import STRATEGIES
+
+        defaults = STRATEGIES[self.name].arguments() if self.name in STRATEGIES else {}
+        shown = [
+            f"{_kebab(arg)}={'none' if value is None else value}"
+            for arg, value in self.args.items()
+            if arg not in defaults or value != defaults[arg]
+        ]
+        return ":".join([self.name, *shown])
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """Its run config keys, without the arguments that are left to it."""
+        args = {f"strategy.{_kebab(a)}": "none" if v is None else v for a, v in self.args.items()}
+        return {"strategy.name": self.name, **args}
 
 
 @dataclass(frozen=True)
@@ -132,11 +156,11 @@ class RunConfig:
 
     seed: int = setting(0, "Seed of the model, the sampling and the clients.", min=0)
     num_server_rounds: int = setting(30, "Rounds of training.", min=0)
-    fraction_train: float = setting(1.0, "Share of the clients asked in a round.", min=0, max=1)
+    fraction_train: float = setting(1.0, "Share of the clients asked in a round.", above=0, max=1)
     min_clients: int = setting(
         0, "Fewest valid replies a round may have; 0: half of those asked.", min=0
     )
-    round_timeout: float = setting(3600.0, "Seconds to wait for a round's replies.", min=0)
+    round_timeout: float = setting(3600.0, "Seconds to wait for a round's replies.", above=0)
     output_dir: str = setting("", "Where run folders go; empty: $FAIRFLOWER_HOME/runs.")
     run_name: str = setting("", "Name of the run folder; empty: time, method, data and seed.")
     engine: str = setting(
@@ -165,10 +189,8 @@ class RunConfig:
             On an unknown key, a value of the wrong type or out of range, or an
             unknown name of a strategy, client, data set or model.
         """
-        known = keys()
         for key in flat:
-            if key not in known:
-                raise ConfigError(unknown("run config key", key, known, describe()))
+            check_key(key)
         config = _build(cls, {key: _checked(key, value) for key, value in flat.items()})
         _check_names(config)
         return config
@@ -201,6 +223,12 @@ def keys() -> dict[str, Scalar]:
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Scalar]:
     return RunConfig().to_flat()
+
+
+def check_key(key: str) -> None:
+    """Raise ``ConfigError`` with the nearest valid key if there is no such key."""
+    if key not in _defaults():
+        raise ConfigError(unknown("run config key", key, _defaults(), describe()))
 
 
 def describe() -> dict[str, str]:
@@ -322,7 +350,7 @@ def _checked(key: str, value: Any) -> Any:
         return str(value)
     if key.startswith("strategy."):
         if isinstance(value, (bool, int, float, str)):
-            return None if value == "none" else value
+            return None if str(value).lower() == "none" else value
         raise ConfigError(f"{key} = {value!r}: expected a number, a word, 'none' or 'default'.")
     spec = _schema()[key]
     kind = type(spec.default)
@@ -332,12 +360,19 @@ def _checked(key: str, value: Any) -> Any:
         raise ConfigError(
             f"{key} = {value!r}: expected {_NAMES[kind]}, got {type(value).__name__}."
         )
-    low, high, choices = (spec.metadata[name] for name in ("min", "max", "choices"))
+    low, high, above, choices = (spec.metadata[n] for n in ("min", "max", "above", "choices"))
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key} = {value!r}: expected a finite number.")
-    if (low is not None and value < low) or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{key} = {value!r}: expected {allowed}.")
+    bounds = [
+        (low is not None and value < low, f"at least {low}"),
+        (above is not None and value <= above, f"more than {above}"),
+        (high is not None and value > high, f"at most {high}"),
+    ]
+    for broken, allowed in bounds:
+        if broken:
+            raise ConfigError(f"{key} = {value!r}: expected {allowed}.")
+    if key == "run-name" and (Path(str(value)).name != value or value == ".."):
+        raise ConfigError(f"run-name = {value!r}: expected a folder's name, not a path.")
     if choices is not None and value not in choices:
         raise ConfigError(f"{key} = {value!r}: expected one of {', '.join(choices)}.")
     return value
@@ -383,6 +418,11 @@ def _check_names(config: RunConfig) -> None:
                 f"strategy.{_kebab(arg)} is an argument of {owners}, not of "
                 f"{config.strategy.name}. Remove it, or choose another strategy.name."
             )
+    for arg, value in config.strategy.args.items():
+        wanted = str if isinstance(taken[arg], str) else (int, float)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, wanted)):
+            expected = "a word" if wanted is str else "a number or none"
+            raise ConfigError(f"strategy.{_kebab(arg)} = {value!r}: expected {expected}.")
     try:
         STRATEGIES[config.strategy.name](**config.strategy.args)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:

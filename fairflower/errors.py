@@ -5,6 +5,7 @@ from fairflower.data import DataError
 from fairflower.report.reading import RunError
 from fairflower.strategies import RoundFailed
 
-USER_ERRORS = (ConfigError, DataError, RoundFailed, RunError)
+#: OSError: a folder that cannot be written, a full disk; its text names the path.
+USER_ERRORS = (ConfigError, DataError, RoundFailed, RunError, OSError)
 
 __all__ = ["USER_ERRORS", "ConfigError", "DataError", "RoundFailed", "RunError"]

@@ -123,7 +123,8 @@ class InlineGrid(Grid):
         except Exception as error:
             if self.raise_errors:
                 raise
-            reason = f"{type(error)}:<'{error}'>\n{traceback.format_exc()}"
+            # The message last, where Flower's own engines put it.
+            reason = f"{traceback.format_exc()}\nMessage: {error}"
             reply = Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)
         self._count += 1
         set_message_id(reply, f"message-{self._count}")

@@ -2,74 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflower.config import ConfigError, RunConfig, Scalar, keys, parse_assignment
+from fairflower.config import ConfigError, RunConfig, Scalar, StrategyConfig, parse_assignment
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
     from rich.console import Console
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A strategy with the arguments that differ from its defaults.
-
-    >>> Variant("fedheal", {"tau": 0.4, "beta": None}).label
-    'fedheal:tau=0.4:beta=none'
-    """
-
-    name: str
-    args: Mapping[str, Scalar | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Variant:
-        """The strategy of a run config."""
-        return cls(config.strategy.name, config.strategy.args)
-
-    @property
-    def label(self) -> str:
-        """How tables and figures call it."""
-        shown = [
-            f"{arg.replace('_', '-')}={'none' if value is None else value}"
-            for arg, value in self.args.items()
-        ]
-        return ":".join([self.name, *shown])
-
-    def flat(self) -> dict[str, Any]:
-        """Its run config keys."""
-        args = {
-            f"strategy.{arg.replace('_', '-')}": "none" if value is None else value
-            for arg, value in self.args.items()
-        }
-        return {"strategy.name": self.name, **args}
-
-
-def parse_variants(text: str) -> list[Variant]:
+def parse_strategies(text: str) -> list[StrategyConfig]:
     """Read ``"fedavg,fedheal:tau=0.4:beta=none"``.
 
-    >>> [v.label for v in parse_variants("fedavg,fedheal:tau=0.4:beta=none")]
+    >>> [s.label for s in parse_strategies("fedavg,fedheal:tau=0.4:beta=none")]
     ['fedavg', 'fedheal:tau=0.4:beta=none']
     """
-    variants = []
+    strategies = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, *assignments = part.split(":")
         args: dict[str, Scalar | None] = {}
         for assignment in assignments:
             key, value = parse_assignment(assignment)
-            args[key.replace("-", "_")] = None if value == "none" else value
-        variants.append(Variant(name.strip(), args))
-    if not variants:
-        raise ConfigError("No strategy was named. Example: --strategies fedavg,fedheal")
-    labels = [variant.label for variant in variants]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"Strategy {label!r} is named twice; remove one.")
-    return variants
+            args[key.replace("-", "_")] = None if str(value).lower() == "none" else value
+        strategies.append(StrategyConfig(name.strip(), args))
+    if not strategies:
+        raise ConfigError("No strategy was named. Example: fedheal, or fedheal:tau=0.4")
+    return strategies
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -105,34 +68,59 @@ class Plan:
     runs: list[tuple[str, RunConfig]]
 
     @classmethod
-    def grid(cls, flat: Mapping[str, Any], variants: list[Variant], seeds: list[int]) -> Plan:
-        """Every variant with every seed; uniform averaging always among them.
+    def grid(
+        cls,
+        flat: Mapping[str, Any],
+        strategies: list[StrategyConfig],
+        seeds: list[int],
+        shared: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Every strategy with every seed; uniform averaging always among them.
 
-        Arguments of strategies in ``flat`` go to the variants that take them and
-        do not set them themselves.
+        Parameters
+        ----------
+        flat : mapping
+            Run config keys that all runs have in common.
+        strategies, seeds
+            What they differ in.
+        shared : mapping, optional
+            ``strategy.*`` arguments for the strategies that take them and do not
+            say otherwise.
+
+        Raises
+        ------
+        ConfigError
+            On an argument that no strategy takes, or a method that is named twice.
         """
         from fairflower.strategies import STRATEGIES
 
-        if not any(variant.name == "uniform" for variant in variants):
-            variants = [*variants, Variant("uniform")]
-        for key in flat:
-            if key not in keys():
-                RunConfig.from_flat({key: flat[key]})  # names the key and the nearest valid one
-        common = {key: value for key, value in flat.items() if not key.startswith("strategy.")}
-        shared = {key: value for key, value in flat.items() if key not in common}
+        if not any(strategy.name == "uniform" for strategy in strategies):
+            strategies = [*strategies, StrategyConfig("uniform")]
+        arguments = {
+            strategy.name: STRATEGIES[strategy.name].arguments()
+            for strategy in strategies
+            if strategy.name in STRATEGIES  # another name is refused with the config below
+        }
+        shared = {key.removeprefix("strategy."): value for key, value in (shared or {}).items()}
+        for arg in shared:
+            if not any(arg.replace("-", "_") in taken for taken in arguments.values()):
+                raise ConfigError(f"strategy.{arg} is an argument of none of the strategies.")
         runs = []
         for seed in seeds:
-            for variant in variants:
-                strategy = STRATEGIES.get(variant.name)
-                taken = strategy.arguments() if strategy else ()
+            for strategy in strategies:
                 own = {
-                    key: value
-                    for key, value in shared.items()
-                    if key.removeprefix("strategy.").replace("-", "_") in taken
+                    f"strategy.{arg}": value
+                    for arg, value in shared.items()
+                    if arg.replace("-", "_") in arguments.get(strategy.name, {})
                 }
-                settings = common | own | variant.flat() | {"seed": seed}
-                settings["run-name"] = f"{variant.label.replace(':', '-')}-seed{seed}"
-                runs.append((variant.label, RunConfig.from_flat(settings)))
+                config = RunConfig.from_flat({**flat, **own, **strategy.to_flat(), "seed": seed})
+                label = config.strategy.label
+                name = f"{label.replace(':', '-')}-seed{seed}"
+                runs.append((label, dataclasses.replace(config, run_name=name)))
+        labels = [label for label, config in runs if config.seed == seeds[0]]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ConfigError(f"Strategy {label!r} is named twice; remove one.")
         return cls(runs)
 
     def execute(

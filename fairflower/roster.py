@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.config import ConfigError
+from fairflower.strategies.base import short
 
 logger = logging.getLogger("flwr").getChild("fairflower")
 
@@ -51,19 +53,41 @@ def send_and_receive(
     return replies
 
 
+class Roster(NamedTuple):
+    """Who is there.
+
+    Attributes
+    ----------
+    nodes : dict of int -> int
+        Client id (0 ... clients - 1) -> node id.
+    federation : str
+        A client's account of the whole federation (``Federation.to_json``); empty if
+        it was not asked for.
+    """
+
+    nodes: dict[int, int]
+    federation: str
+
+
 def call_the_roll(
-    grid: Grid, num_clients: int, timeout: float, stop: threading.Event
-) -> dict[int, int]:
+    grid: Grid,
+    num_clients: int | None,
+    timeout: float,
+    stop: threading.Event,
+    settings: ConfigRecord | None = None,
+) -> Roster:
     """Ask every node for its ``partition-id`` until all clients are there.
 
     Flower starts a ServerApp while nodes are still being registered, and gives
     nodes random ids; the roster makes the federation complete and its clients'
     names stable from run to run.
 
-    Returns
-    -------
-    dict of int -> int
-        Client id (0 ... num_clients - 1) -> node id.
+    Parameters
+    ----------
+    num_clients : int, optional
+        How many clients there have to be; None: what the nodes' ``num-partitions`` says.
+    settings : ConfigRecord, optional
+        The run config, for clients to prepare their data by and describe them.
 
     Raises
     ------
@@ -74,36 +98,40 @@ def call_the_roll(
     nodes: dict[int, int] = {}
     answered: set[int] = set()
     problems: dict[int, str] = {}
+    federation = ""
     deadline = time.monotonic() + timeout
     next_notice = time.monotonic() + 5
-    while any(client not in nodes for client in range(num_clients)):
+    while num_clients is None or any(client not in nodes for client in range(num_clients)):
         fresh = [node for node in grid.get_node_ids() if node not in answered]
-        queries = [
-            Message(RecordDict({"config": ConfigRecord()}), node, MessageType.QUERY)
-            for node in fresh
-        ]
+        content = RecordDict({"config": settings or ConfigRecord()})
+        queries = [Message(content, node, MessageType.QUERY) for node in fresh]
         for reply in send_and_receive(grid, queries, timeout, stop):
             node = reply.metadata.src_node_id
             answered.add(node)
             if reply.has_error():
-                problems[node] = reply.error.reason or "no reason given"
+                problems[node] = short(reply.error.reason or "no reason given")
                 continue
-            answer = next(iter(reply.content.config_records.values()))
-            _check_size(int(answer.get("num-partitions", num_clients)), num_clients)  # type: ignore[arg-type]
-            nodes[int(answer["partition-id"])] = node  # type: ignore[arg-type]
+            answer: dict[str, Any] = dict(next(iter(reply.content.config_records.values())))
+            size = answer.get("num-partitions")
+            if size is not None and num_clients is not None:
+                check_size(size, num_clients)
+            num_clients = size if num_clients is None else num_clients
+            nodes[answer["partition-id"]] = node
+            federation = answer.get("federation", federation)
         if fresh:
             continue
         if time.monotonic() > deadline:
-            raise ConfigError(_missing(nodes, num_clients, problems))
+            raise ConfigError(_missing(nodes, num_clients or 1, problems))
         if time.monotonic() > next_notice:
-            logger.info("Waiting for clients: %d of %d are here.", len(nodes), num_clients)
+            logger.info("Waiting for clients: %d are here, %s expected.", len(nodes), num_clients)
             next_notice += 30
         if stop.wait(0.05):
             raise Stopped
-    return {client: nodes[client] for client in range(num_clients)}
+    return Roster({client: nodes[client] for client in range(num_clients)}, federation)
 
 
-def _check_size(num_partitions: int, num_clients: int) -> None:
+def check_size(num_partitions: int, num_clients: int) -> None:
+    """Refuse a federation of fewer SuperNodes than the data have clients."""
     if num_partitions < num_clients:
         raise ConfigError(
             f"The federation has {num_partitions} SuperNodes, but the data are divided among "

@@ -11,18 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from fairflower.config import RunConfig
-from fairflower.data import prepare, resolve
+from fairflower.config import ConfigError, RunConfig
+from fairflower.data import Federation, prepare, resolve
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.progress import RunProgress
-from fairflower.roster import Stopped, call_the_roll, send_and_receive
+from fairflower.roster import Stopped, call_the_roll, check_size, send_and_receive
 from fairflower.runfolder import RunFolder
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.strategies.base import short
 
 logger = logging.getLogger("flwr").getChild("fairflower")
 
@@ -57,9 +56,11 @@ class Session:
         self.grid = grid
         # Clients get this config with every message: where the data are must not
         # depend on the folder or the environment that a worker runs in.
-        self.config = dataclasses.replace(config, data=resolve(config.data))
+        # Clients that have the data to themselves also know where.
+        data = config.data if config.evaluate.by == "clients" else resolve(config.data)
+        self.config = dataclasses.replace(config, data=data)
         self.console = console
-        self.label = label or config.strategy.name
+        self.label = label or config.strategy.label
         self.title = title or self.label
         self.stop = stop or threading.Event()
         #: Made when the first round begins.
@@ -78,7 +79,7 @@ class Session:
             If ``stop`` was set.
         """
         config = self.config
-        self.federation = prepare(config.data)
+        self.federation, nodes = self._meet()
         self.evaluator = Evaluator(config, self.federation)
         strategy: Any = STRATEGIES[config.strategy.name]
         self.strategy: FairStrategy = strategy(
@@ -90,8 +91,6 @@ class Session:
             min_clients=config.min_clients or None,
             buffers=self.evaluator.buffers,
         )
-        num_clients = len(self.federation.clients)
-        nodes = call_the_roll(self.grid, num_clients, config.round_timeout, self.stop)
         self.strategy.enroll(nodes, config.seed)
         folder = self.folder = RunFolder(config, self.label, self._facts())
         progress = RunProgress(self.console, self.title, config.num_server_rounds)
@@ -111,6 +110,25 @@ class Session:
                 progress.stop()
                 self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
         return folder.path
+
+    def _meet(self) -> tuple[Federation, dict[int, int]]:
+        """The federation and its nodes; as the clients know it where they do the testing."""
+        config, timeout, stop = self.config, self.config.round_timeout, self.stop
+        if config.evaluate.by == "clients":
+            roster = call_the_roll(self.grid, None, timeout, stop, self._settings())
+            federation = Federation.from_json(roster.federation, Path("at-the-clients"))
+        else:
+            federation = prepare(config.data)
+            roster = call_the_roll(self.grid, len(federation.clients), timeout, stop)
+        num_clients = len(federation.clients)
+        check_size(len(roster.nodes), num_clients)
+        asked = max(1, int(num_clients * config.fraction_train + 1e-9))
+        if config.min_clients > asked:
+            raise ConfigError(
+                f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower it, "
+                "or raise fraction-train or data.clients-per-domain."
+            )
+        return federation, {client: roster.nodes[client] for client in range(num_clients)}
 
     def _rounds(self, folder: RunFolder, progress: RunProgress) -> None:
         arrays = _record(self.evaluator.arrays())
@@ -156,43 +174,37 @@ class Session:
     ) -> dict[str, float]:
         """Each domain's accuracy, as the server or the clients find it."""
         by = self.config.evaluate.by
-        accuracies: dict[str, float] = {}
+        results: dict[str, dict[str, float]] = {}
         if by in ("clients", "both") and server_round > 0:
-            accuracies = self._ask_clients(folder, server_round, arrays)
-            results = {domain: {"accuracy": value} for domain, value in accuracies.items()}
+            results = self._ask_clients(folder, server_round, arrays)
         if by in ("server", "both"):
             results = self.evaluator(_values(arrays))
-            accuracies = {domain: values["accuracy"] for domain, values in results.items()}
-        if accuracies:
-            for domain, values in results.items():
-                folder.history(server_round, "domain", domain, values)
-        return accuracies
+        for domain, values in results.items():
+            folder.history(server_round, "domain", domain, values)
+        return {domain: values["accuracy"] for domain, values in results.items()}
 
     def _ask_clients(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
-    ) -> dict[str, float]:
-        """The clients' own accuracies; each domain's is their mean by test images."""
+    ) -> dict[str, dict[str, float]]:
+        """The clients' own results; each domain's accuracy is their mean by test images."""
         settings = self._settings()
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
-        answers: dict[int, MetricRecord] = {}
-        for reply in replies:
-            if reply.has_error():
-                reason = short(reply.error.reason or "")
-                logger.warning("Round %d: a client could not evaluate: %s", server_round, reason)
-            else:
-                answer = reply.content.metric_records["metrics"]
-                answers[int(answer["client-id"])] = answer  # type: ignore[arg-type]
         correct: dict[str, float] = {}
         tested: dict[str, float] = {}
-        for client, answer in sorted(answers.items()):
+        for client, answer in sorted(self.strategy.evaluations(server_round, replies).items()):
             domain = self.federation.clients[client].domain
-            values = {"accuracy": answer["accuracy"], "loss": answer["eval_loss"]}
-            folder.history(server_round, "client", str(client), values)  # type: ignore[arg-type]
-            n = answer["num-examples"]
-            correct[domain] = correct.get(domain, 0.0) + answer["accuracy"] * n  # type: ignore[operator]
-            tested[domain] = tested.get(domain, 0.0) + n  # type: ignore[operator]
-        return {d: correct[d] / tested[d] for d in self.federation.domains if d in tested}
+            accuracy, loss, n = (
+                float(answer[key])  # type: ignore[arg-type]
+                for key in ("accuracy", "eval_loss", "num-examples")
+            )
+            folder.history(
+                server_round, "client", str(client), {"accuracy": accuracy, "loss": loss}
+            )
+            correct[domain] = correct.get(domain, 0.0) + accuracy * n
+            tested[domain] = tested.get(domain, 0.0) + n
+        domains = [domain for domain in self.federation.domains if domain in tested]
+        return {domain: {"accuracy": correct[domain] / tested[domain]} for domain in domains}
 
     def _settings(self) -> ConfigRecord:
         """The whole run config, which travels with every message."""

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fairflower import cli, names
 from fairflower.cli import app
-from fairflower.config import ConfigError
-from fairflower.plan import Plan, Variant, parse_seeds, parse_variants
+from fairflower.config import ConfigError, StrategyConfig
+from fairflower.plan import Plan, parse_seeds, parse_strategies
 from fairflower.progress import RunProgress
 from fairflower.strategies import STRATEGIES
 
@@ -116,6 +116,15 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["compare", "--seeds=a"], 2, "different numbers"),
         (["compare", "--strategies=fedavg,fedavg"], 2, "named twice"),
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
+        (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
+        (["run", "--strategy=fedavg,uniform"], 2, "expected one"),
+        (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
+        (["run", "--set=run-name=../x"], 2, "expected a folder's name"),
+        (["run", *QUICK, "--output-dir=/proc/x"], 1, "/proc/x"),
+        (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
+        (["compare", "--set=seed=3"], 2, "does not take --set seed"),
+        (["compare", "--set=strategy.alpha=0.3"], 2, "argument of none"),
+        (["data", "show", "uci-digits", "--out=x.notpng"], 2, ".png"),
         (["report", "/no/such/run"], 1, "/no/such/run"),
         (["list", "strategy"], 2, "Did you mean 'strategies'"),
         (["data", "show", "digts"], 2, "Did you mean 'digits'"),
@@ -131,22 +140,37 @@ def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
 
 
 def test_shared_arguments_go_to_the_strategies_that_take_them():
-    plan = Plan.grid({"strategy.tau": 0.4}, parse_variants("fedavg,fedheal,fedheal:tau=0.1"), [0])
+    strategies = parse_strategies("fedavg,fedheal,fedheal:tau=0.1")
+    plan = Plan.grid({}, strategies, [0], {"strategy.tau": 0.4})
     assert [(label, run.strategy.args) for label, run in plan.runs] == [
         ("fedavg", {}),
-        ("fedheal", {"tau": 0.4}),
+        ("fedheal:tau=0.4", {"tau": 0.4}),
         ("fedheal:tau=0.1", {"tau": 0.1}),
         ("uniform", {}),
     ]
 
 
-def test_seeds_and_variants_round_trip():
+def test_seeds_and_strategies_round_trip():
     assert parse_seeds("2-4") == [2, 3, 4]
-    variant = Variant("fedheal", {"tau": None, "variant": "released"})
-    assert parse_variants(variant.label) == [variant]
+    strategy = StrategyConfig("fedheal", {"tau": None, "variant": "released"})
+    assert parse_strategies(strategy.label) == [strategy]
     for text in ("", "1,1", "x", "3-1"):
         with pytest.raises(ConfigError):
             parse_seeds(text)
+
+
+def test_a_label_shows_what_differs_from_the_defaults():
+    assert StrategyConfig("fedheal", {"tau": 0.3, "beta": 0.1}).label == "fedheal:beta=0.1"
+
+
+def test_set_wins_over_the_strategy_option(tmp_path):
+    call("run", *QUICK, "--strategy=fedheal:tau=0.1", "--set=strategy.tau=0.9",
+         "--set=run-name=x", f"--output-dir={tmp_path}")  # fmt: skip
+    assert json.loads((tmp_path / "x/run.json").read_text())["label"] == "fedheal:tau=0.9"
+
+
+def test_the_version():
+    assert call("--version").startswith("fairflower ")
 
 
 def shown(terminal: bool) -> str:

@@ -206,8 +206,8 @@ class LateGrid(InlineGrid):
 
 def test_the_roll_is_called_until_everybody_is_there():
     grid = LateGrid(client_app, 5)
-    nodes = call_the_roll(grid, 5, timeout=30, stop=threading.Event())
-    assert list(nodes) == [0, 1, 2, 3, 4]
+    roster = call_the_roll(grid, 5, timeout=30, stop=threading.Event())
+    assert list(roster.nodes) == [0, 1, 2, 3, 4]
     assert grid.shown == 5
 
 
@@ -215,7 +215,9 @@ def test_a_node_without_partition_id_is_named():
     grid = InlineGrid(client_app, 2)
     node = list(grid.contexts)[1]
     grid.contexts[node].node_config = {}
-    with pytest.raises(ConfigError, match=rf"missing: \[1\](?s:.*)node {node}.*partition-id"):
+    with pytest.raises(
+        ConfigError, match=rf"missing: \[1\](?s:.*)node {node}: Node .*partition-id"
+    ):
         call_the_roll(grid, 2, timeout=0.2, stop=threading.Event())
 
 

@@ -109,20 +109,23 @@ class Federation:
         """
         folder = Path(folder)
         try:
-            meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
-            augment = Augment(**meta.pop("augment"))
-            clients = tuple(
-                ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-                for client in meta.pop("clients")
-            )
-            rest: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()
-            }
-            return cls(folder=folder, augment=augment, clients=clients, **rest)
+            return cls.from_json((folder / META).read_text(encoding="utf-8"), folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{folder} is not a prepared federation ({error}). Delete it and run again."
             ) from error
+
+    @classmethod
+    def from_json(cls, text: str, folder: Path) -> Federation:
+        """The federation that ``to_json`` described; ``folder`` need not hold its data."""
+        meta: dict[str, Any] = json.loads(text)
+        augment = Augment(**meta.pop("augment"))
+        clients = tuple(
+            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
+            for client in meta.pop("clients")
+        )
+        rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
+        return cls(folder=folder, augment=augment, clients=clients, **rest)
 
     def to_json(self) -> str:
         """The text of ``meta.json``."""

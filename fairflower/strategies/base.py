@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from flwr.app import (
@@ -36,6 +36,10 @@ from fairflower.strategies.cohort import (
 logger = logging.getLogger("flwr").getChild("fairflower")
 
 Diagnostic = NDArray[np.float64] | float
+
+
+#: A usable reply, as far as the caller wants it taken apart.
+Answer = TypeVar("Answer")
 
 
 class Member(NamedTuple):
@@ -126,6 +130,7 @@ class FairStrategy(flower.FedAvg):
         self._seed = 0
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
+        self._asked_to_test: list[Message] = []
 
     @classmethod
     def arguments(cls) -> dict[str, Any]:
@@ -187,7 +192,8 @@ class FairStrategy(flower.FedAvg):
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         nodes = self._sample(server_round, self.fraction_evaluate, self.min_evaluate_nodes)
-        return self._construct_messages(record, nodes, MessageType.EVALUATE)
+        self._asked_to_test = list(self._construct_messages(record, nodes, MessageType.EVALUATE))
+        return self._asked_to_test
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -216,7 +222,7 @@ class FairStrategy(flower.FedAvg):
     def _sample(self, server_round: int, fraction: float, at_least: int) -> list[int]:
         assert self._roster is not None
         clients = list(self._roster)
-        size = min(len(clients), max(int(len(clients) * fraction), at_least))
+        size = min(len(clients), max(int(len(clients) * fraction + 1e-9), at_least))
         random = np.random.default_rng([self._seed, server_round])
         chosen = sorted(random.choice(len(clients), size, replace=False))
         return [self._roster[clients[i]] for i in chosen]
@@ -224,43 +230,19 @@ class FairStrategy(flower.FedAvg):
     def _collect(
         self, server_round: int, replies: list[Message], sent: ArrayRecord
     ) -> tuple[Cohort, list[RecordDict]]:
-        """Sort out the usable replies, by client id, and say what became of the rest."""
+        """The usable replies as a cohort, by client id, and their contents."""
         received = decode_record(sent)
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
-        waiting = {m.metadata.dst_node_id for m in self._asked}
-        names = {node: client for client, node in (self._roster or {}).items()}
-        members: dict[int, Member] = {}
         buffers = self.buffers
         if buffers is None:
             buffers = frozenset(name for name, array in received.items() if is_buffer(name, array))
         trained = {name: array for name, array in received.items() if name not in buffers}
-        self.dropped = {}
-        for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-            # An error reply for a dead node comes from the SuperLink, not from the node.
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            waiting.discard(node)
-            client = names.get(node, node)
-            try:
-                if reply.has_error():
-                    raise InvalidReply(short(reply.error.reason or "failed without a reason"))
-                metrics = scalar_metrics(reply.content)
-                client = _client_id(metrics, default=client)
-                if client in members:
-                    raise InvalidReply(f"client id {client} has already replied in this round")
-                self._check_examples(metrics)
-                record = self._arrays_of(reply.content)
-                arrays = check_arrays(decode_record(record), received)
-                vectors = self._measured(reply.content, metrics, trained)
-            except InvalidReply as problem:
-                self.dropped[client] = str(problem)
-            else:
-                members[client] = Member(reply.content, metrics, arrays, vectors)
-        for node in waiting:
-            self.dropped[names.get(node, node)] = "no reply before the timeout"
-        for client, reason in self.dropped.items():
-            logger.warning("Round %d goes on without client %d: %s", server_round, client, reason)
-        self._check_enough(server_round, len(members))
 
+        def take_apart(content: RecordDict, metrics: MetricRecord) -> Member:
+            arrays = check_arrays(decode_record(self._arrays_of(content)), received)
+            vectors = self._measured(content, metrics, trained)
+            return Member(content, metrics, arrays, vectors)
+
+        members = self._sort_out(server_round, replies, self._asked, take_apart)
         ids = sorted(members)
         records = [members[i].metrics for i in ids]
         common = [key for key in records[0] if all(key in record for record in records)]
@@ -280,6 +262,66 @@ class FairStrategy(flower.FedAvg):
             },
         )
         return cohort, [members[i].content for i in ids]
+
+    def evaluations(self, server_round: int, replies: Iterable[Message]) -> dict[int, MetricRecord]:
+        """The clients' own test results, by client id, each with a finite ``accuracy``.
+
+        Raises
+        ------
+        RoundFailed
+            If fewer than ``min_clients`` of those asked sent one.
+        """
+
+        def check(content: RecordDict, metrics: MetricRecord) -> MetricRecord:
+            for key in ("accuracy", "eval_loss"):
+                if key not in metrics:
+                    raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
+                if key == "accuracy" and not math.isfinite(float(metrics[key])):  # type: ignore[arg-type]
+                    raise InvalidReply(f"{key} = {metrics[key]}: expected a finite number")
+            return metrics
+
+        return self._sort_out(server_round, list(replies), self._asked_to_test, check)
+
+    def _sort_out(
+        self,
+        server_round: int,
+        replies: list[Message],
+        messages: list[Message],
+        check: Callable[[RecordDict, MetricRecord], Answer],
+    ) -> dict[int, Answer]:
+        """What is usable of the replies to ``messages``; the rest is named with the reason."""
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        waiting = {m.metadata.dst_node_id for m in messages}
+        names = {node: client for client, node in (self._roster or {}).items()}
+        members: dict[int, Answer] = {}
+        self.dropped = {}
+        for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
+            # An error reply for a dead node comes from the SuperLink, not from the node.
+            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            waiting.discard(node)
+            client = names.get(node, node)
+            try:
+                if reply.has_error():
+                    raise InvalidReply(short(reply.error.reason or "failed without a reason"))
+                metrics = scalar_metrics(reply.content)
+                claimed = _client_id(metrics, default=client)
+                if node in names and claimed != client:
+                    raise InvalidReply(f"it claims to be client {claimed}")
+                client = claimed
+                if client in members:
+                    raise InvalidReply(f"client id {client} has already replied in this round")
+                self._check_examples(metrics)
+                answer = check(reply.content, metrics)
+            except InvalidReply as problem:
+                self.dropped[client] = str(problem)
+            else:
+                members[client] = answer
+        for node in waiting:
+            self.dropped[names.get(node, node)] = "no reply before the timeout"
+        for client, reason in sorted(self.dropped.items()):
+            logger.warning("Round %d goes on without client %d: %s", server_round, client, reason)
+        self._check_enough(server_round, len(members), len(messages))
+        return members
 
     def _measured(
         self, content: RecordDict, metrics: MetricRecord, trained: Arrays
@@ -322,13 +364,12 @@ class FairStrategy(flower.FedAvg):
             f"it carries no ArrayRecord {self.arrayrecord_key!r}, only {sorted(records)}"
         )
 
-    def _check_enough(self, server_round: int, usable: int) -> None:
-        asked = len(self._asked)
+    def _check_enough(self, server_round: int, usable: int, asked: int) -> None:
         needed = math.ceil(asked / 2) if self.min_clients is None else self.min_clients
         if usable >= max(1, needed):
             return
         raise RoundFailed(
-            f"Round {server_round}: {usable} of {asked} clients sent a usable update, fewer than "
+            f"Round {server_round}: {usable} of {asked} clients sent a usable reply, fewer than "
             f"the {max(1, needed)} that min-clients asks for.{_listed(self.dropped)}"
         )
 

@@ -238,7 +238,7 @@ class Cohort:
 
 
 def squared_norm(values: Floats) -> float:
-    """Sum of squares of a block, as a Python float (64 bits)."""
+    """Sum of squares of a block: in the block's own precision, for sums over blocks in double."""
     total = float(np.einsum("i,i->", values, values))
     if not np.isfinite(total):  # 32 bits overflow before the values do
         total = float(np.square(values, dtype=np.float64).sum())

@@ -168,22 +168,24 @@ class FedHEAL(FairStrategy):
         return np.asarray(p / p.sum())
 
     def _welcome(self, cohort: Cohort) -> None:
-        """Give a client seen for the first time its first weight.
+        """Give clients seen for the first time their first weight.
 
         In the paper's variant as much per example as the known clients hold on
-        average, so that beta = 0 stays FedAvg whoever takes part.
+        average, and a known client's weight follows its number of examples: so
+        beta = 0 stays FedAvg whoever takes part with however much data.
         """
-        per_example = 1 / cohort.num_examples.sum()
+        per_example = 1 / float(cohort.num_examples.sum())
         if self.examples:
             per_example = sum(self.p.values()) / sum(self.examples.values())
-        new = [k for k, client in enumerate(cohort.client_ids) if client not in self.p]
-        for k in new:
-            client, examples = cohort.client_ids[k], float(cohort.num_examples[k])
+        for client, examples in zip(cohort.client_ids, cohort.num_examples.tolist(), strict=True):
+            if client not in self.p:
+                self.dp[client] = 0.0
+                self.p[client] = (
+                    1 / len(cohort) if self.variant == "released" else examples * per_example
+                )
+            elif self.variant == "paper":
+                self.p[client] *= examples / self.examples[client]
             self.examples[client] = examples
-            self.p[client] = (
-                1 / len(cohort) if self.variant == "released" else examples * per_example
-            )
-            self.dp[client] = 0.0
 
 
 def _at(masks: Masks, block: Block) -> Mask | None:
