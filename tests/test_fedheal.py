@@ -181,22 +181,35 @@ def test_tables_grow_beyond_a_byte():
     assert rounds.model["x"] == 150
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_neutral_settings_give_fedavg_under_partial_participation(variant):
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"tau": 0.0, "beta": 0.0},
+        {"tau": None, "beta": None},
+        {"tau": None, "beta": None, "variant": "released"},
+    ],
+    ids=str,
+)
+def test_neutral_settings_give_fedavg_whoever_takes_part_with_however_much(neutral):
     random = np.random.default_rng(0)
-    examples = {k: int(random.integers(1, 100)) for k in range(6)}
-    neutral = {"paper": {"tau": 0.0, "beta": 0.0}, "released": {"tau": None, "beta": None}}
-    mine = FedHEAL(variant=variant, fraction_train=0.5, **neutral[variant])
-    plain = FedAvg(fraction_train=0.5)
     model = {"x": random.normal(size=50).astype(np.float32)}
-    one, two = Rounds(mine, model, range(6)), Rounds(plain, model, range(6))
-    for _ in range(5):
+    one = Rounds(FedHEAL(fraction_train=0.5, **neutral), model, range(6))
+    two = Rounds(FedAvg(fraction_train=0.5), model, range(6))
+    for _ in range(6):
         asked = [m.metadata.dst_node_id - 1000 for m in one.ask()]
         one.round -= 1
         updates = {k: {"x": random.normal(size=50).astype(np.float32)} for k in asked}
+        examples = {k: int(random.integers(1, 100)) for k in asked}
         np.testing.assert_allclose(
-            one.step(updates, examples)["x"], two.step(updates, examples)["x"], rtol=1e-6
+            one.step(updates, examples)["x"], two.step(updates, examples)["x"], atol=1e-6
         )
+
+
+def test_released_with_beta_0_is_uniform_whatever_the_sample_counts():
+    strategy = FedHEAL(tau=None, beta=0.0, variant="released")
+    rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, range(3))
+    rounds.step({k: {"x": np.float32([k])} for k in range(3)}, {0: 1, 1: 50, 2: 900})
+    np.testing.assert_allclose(strategy.diagnostics["weights"], 1 / 3)
 
 
 def test_released_shares_count_absent_clients_with_their_last_distance():

@@ -107,6 +107,76 @@ def test_clients_can_be_the_ones_who_test(tmp_path):
     assert len(accuracy(by_clients, "client")) == 2 * 4
 
 
+def test_a_server_without_data_learns_of_the_federation_from_its_clients(tmp_path, monkeypatch):
+    everywhere = run(config(tmp_path, **{"evaluate.by": "both"}))
+    monkeypatch.setattr("fairflower.session.prepare", None)  # the server must not need it
+    folder = run(config(tmp_path, **{"evaluate.by": "clients"}))
+    assert load_model(folder) == load_model(everywhere)
+    facts, expected = (json.loads((path / "run.json").read_text()) for path in (folder, everywhere))
+    for key in ("clients", "domains", "num_classes", "shape"):
+        assert facts[key] == expected[key]
+
+
+def load_model(folder) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def answering(answer) -> ClientApp:
+    """fairflower's app, whose clients answer a test as ``answer(client, metrics)`` says."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return client_app(message, context)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return client_app(message, context)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        answer(context.node_config["partition-id"], reply.content["metrics"])
+        return reply
+
+    return app
+
+
+def crash(client, metrics):
+    if client == 1:
+        raise MemoryError("no room to test")
+
+
+def nan(client, metrics):
+    if client == 1:
+        metrics["accuracy"] = float("nan")
+
+
+def incomplete(client, metrics):
+    if client == 1:
+        del metrics["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(crash, "no room to test"), (nan, "nan"), (incomplete, "lack")]
+)
+def test_a_client_that_cannot_test_is_named_and_left_out(tmp_path, caplog, answer, reason):
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        folder = run(config(tmp_path, **{"evaluate.by": "clients"}), answering(answer))
+    assert "without client 1" in caplog.text
+    assert reason in caplog.text
+    names = {r["name"] for r in history(folder) if r["level"] == "domain"}
+    assert names == {"plain", "rotated", "printed"}
+
+
+def test_a_test_without_answers_ends_the_run(tmp_path):
+    def all_crash(client, metrics):
+        raise MemoryError("no room to test")
+
+    with pytest.raises(RoundFailed, match=r"0 of 4.*(?s:.*)no room to test"):
+        run(config(tmp_path, **{"evaluate.by": "clients"}), answering(all_crash))
+
+
 def test_testing_every_second_round_includes_the_last(tmp_path):
     rows = history(run(config(tmp_path, **{"evaluate.every": 2, "num-server-rounds": 3})))
     assert {r["round"] for r in rows if r["level"] == "domain"} == {"0", "2", "3"}
@@ -177,6 +247,12 @@ def test_stop_leaves_a_readable_folder(tmp_path):
     facts = json.loads((folder / "run.json").read_text())
     assert (facts["status"], facts["rounds"]) == ("stopped", 1)
     assert load_file(folder / "model.safetensors")
+
+
+def test_min_clients_beyond_a_round_is_refused_before_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"min-clients = 3: a round asks 2"):
+        run(config(tmp_path, **{"min-clients": 3, "fraction-train": 0.5}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_few_nodes_are_refused_with_the_command_that_helps(tmp_path):

@@ -117,8 +117,24 @@ def test_partial_participation_and_a_client_never_seen_before(name):
     strategy = STRATEGIES[name](min_clients=1)
     rounds = Rounds(strategy, MODEL, range(6))
     for present in ([0, 1], [1, 2, 3], [0, 5], [4], [0, 1, 2, 3, 4, 5]):
-        rounds.step(updates(random, present), {k: k + 1 for k in present})
+        model = rounds.step(updates(random, present), {k: k + 1 for k in present})
         assert strategy.client_ids == tuple(present)
+        weights = strategy.diagnostics["weights"]
+        assert weights.shape == (len(present),)
+        assert weights.min() >= 0
+        assert weights.sum() == pytest.approx(1)
+        assert all(np.isfinite(array).all() for array in model.values())
+
+
+def test_a_mean_over_those_present_ignores_the_absent():
+    random = np.random.default_rng(7)
+    for name in ("fedavg", "uniform"):
+        rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(6))
+        rounds.step(updates(random, range(6)))
+        before, moves = rounds.model["conv.weight"], updates(random, [1, 4])
+        after = rounds.step(moves)["conv.weight"]
+        mean = (moves[1]["conv.weight"] + moves[4]["conv.weight"]) / 2
+        np.testing.assert_allclose(after - before, mean, atol=1e-6)
 
 
 def test_fedavg_and_uniform_are_means():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from fairflower.data.federation import Federation, Split
@@ -76,10 +77,13 @@ def table(federation: Federation) -> Table:
         ),
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     shown.add_column("client", justify="right")
     shown.add_column("domain")
-    for heading in ("images", *classes, "test"):
+    for heading in ("train", *classes, "test"):
         shown.add_column(heading, justify="right")
     for domain, test_size in zip(federation.domains, federation.test_sizes, strict=True):
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
