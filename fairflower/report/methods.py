@@ -23,7 +23,7 @@ BASELINES = ("fedavg", "uniform")
 WINDOW = 5
 
 #: Where and how a run was executed, which changes nothing in its result.
-EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers"})
+EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers", "data.dir"})
 _METHOD_TABLES = ("strategy.", "client.")
 
 #: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
