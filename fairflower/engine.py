@@ -42,7 +42,17 @@ def _inline(server_main: ServerMain, config: RunConfig, num_clients: int) -> Non
 
 def _ray(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
     from fairflower.client_app import app as client_app
-    from fairflower.flower import simulate
+    from fairflower.flower import prepare_ray, simulate
+
+    cpus = config.workers * config.client_cpus or os.cpu_count() or 1
+    if config.client_cpus > cpus:
+        raise ConfigError(
+            f"client-cpus = {config.client_cpus}: this machine has {cpus} CPUs. Lower it."
+        )
+    prepare_ray()
+    if simulate is None:
+        _ray_without_run_simulation(server_main, config, num_clients, cpus // config.client_cpus)
+        return
 
     server_app = ServerApp()
 
@@ -50,11 +60,6 @@ def _ray(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
     def main(grid: Grid, context: Context) -> None:
         server_main(grid)
 
-    cpus = config.workers * config.client_cpus or os.cpu_count() or 1
-    if config.client_cpus > cpus:
-        raise ConfigError(
-            f"client-cpus = {config.client_cpus}: this machine has {cpus} CPUs. Lower it."
-        )
     simulate(
         server_app,
         client_app,
@@ -63,6 +68,26 @@ def _ray(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
         client_cpus=config.client_cpus,
         client_gpus=config.client_gpus,
     )
+
+
+def _ray_without_run_simulation(
+    server_main: ServerMain, config: RunConfig, num_clients: int, workers: int
+) -> None:
+    """Where Flower has given up ``run_simulation``, as it has announced."""
+    from fairflower.client_app import app as client_app
+    from fairflower.raygrid import RayGrid
+
+    grid = RayGrid(
+        client_app,
+        num_clients,
+        workers=workers,
+        client_cpus=config.client_cpus,
+        client_gpus=config.client_gpus,
+    )
+    try:
+        server_main(grid)
+    finally:
+        grid.close()
 
 
 @contextmanager

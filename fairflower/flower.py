@@ -13,6 +13,14 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+run_simulation: Any
+try:
+    from flwr.simulation import run_simulation
+except ImportError:
+    run_simulation = None
+if not callable(run_simulation):  # the module of that name outlived the function
+    run_simulation = None
+
 
 def identify(run_id: int = 1, node_id: int = 1) -> None:
     """Let this process construct ``Message`` objects outside a Flower run.
@@ -32,7 +40,19 @@ def set_message_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
-def simulate(
+def prepare_ray() -> None:
+    """Set what has to be set before Ray is imported, and import it.
+
+    Ray would otherwise start its workers through the `uv run` that started us, and
+    warn about GPUs that it hides; clients look at what Ray granted, not at that. It is
+    imported here, so that no other thread meets it half-imported.
+    """
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray  # noqa: F401
+
+
+def _simulate(
     server_app: ServerApp,
     client_app: ClientApp,
     num_supernodes: int,
@@ -41,24 +61,8 @@ def simulate(
     client_cpus: int,
     client_gpus: float,
 ) -> None:
-    """Run two apps on Flower's simulation engine, on Ray, in this process.
-
-    ``run_simulation`` is Flower's only way to do so without a daemon and a copy
-    of the app, and is announced to go; the error then says what to run instead.
-    """
-    try:
-        from flwr.simulation import run_simulation
-    except ImportError as error:
-        raise RuntimeError(
-            "This version of Flower has no run_simulation any more. Use `flwr run .`, "
-            "`fairflower run --engine inline`, or a Flower that pyproject.toml was tested with."
-        ) from error
-    # Ray would otherwise start its workers through the `uv run` that started us, and
-    # warn about GPUs that it hides; clients look at what Ray granted, not at that.
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray  # noqa: F401  # before the server's thread meets a half-imported Ray
-
+    """Run two apps on Flower's simulation engine, on Ray, in this process."""
+    assert run_simulation is not None
     backend: Any = {
         "client_resources": {"num_cpus": client_cpus, "num_gpus": client_gpus},
         "init_args": {
@@ -68,3 +72,8 @@ def simulate(
         },
     }
     run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
+
+
+#: Flower's only way to simulate without a daemon and a copy of the app; it is announced
+#: to go, and None where it is gone.
+simulate: Any = _simulate if run_simulation is not None else None

@@ -72,14 +72,16 @@ class RunProgress:
             self._live.stop()
             self._live = None
             if self._rows:
-                self._print_line(*self._rows[-1])
+                self._print_line(*self._rows[-1], with_eta=False)
 
-    def _print_line(self, server_round: int, accuracies: Mapping[str, float]) -> None:
+    def _print_line(
+        self, server_round: int, accuracies: Mapping[str, float], with_eta: bool = True
+    ) -> None:
         values = list(accuracies.values())
         domains = "  ".join(f"{name} {100 * value:5.1f}" for name, value in accuracies.items())
         passed = time.monotonic() - self._begin
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
-        eta = f"  {left:.0f} s left" if server_round and server_round < self.num_rounds else ""
+        eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
         line = (
             f"round {server_round:>3}/{self.num_rounds}  {domains}  |  "
             f"avg {100 * metrics.mean(values):5.1f}  worst {100 * metrics.worst(values):5.1f}  "

@@ -131,3 +131,18 @@ def test_a_dead_worker_counts_as_missing_and_is_named(tmp_path: Path):
     assert "fewer than the 4 that min-clients asks for" in strict["error"]
     named = re.findall(r"^  clients? ([\d, ]+):", strict["error"], re.MULTILINE)
     assert "1" in ", ".join(named).split(", "), strict["error"]
+
+
+def test_ray_without_flowers_run_simulation_gives_the_same_bits(tmp_path: Path):
+    """Flower has announced the end of run_simulation."""
+    code = (
+        "import sys, flwr.simulation; del flwr.simulation.run_simulation\n"
+        "from fairflower.cli import main; main()"
+    )
+    run([sys.executable, "-c", code, *command(tmp_path, run_name="without")[1:]],
+        env=environment(tmp_path))  # fmt: skip
+    run(command(tmp_path, run_name="inline", engine="inline"), env=environment(tmp_path))
+    models = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("without", "inline")
+    ]
+    assert models[0] == models[1]
