@@ -17,17 +17,21 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import fairflower
 from fairflower import config as run_config
 from fairflower import names
+from fairflower.checkpoint import continued, unfinished
 from fairflower.config import ConfigError, RunConfig
 from fairflower.paths import home
 from fairflower.plan import Plan, parse_clients, parse_seeds, parse_strategies
 
 if TYPE_CHECKING:
+    from fairflower.flatness import Flatness
+    from fairflower.landscape import Landscape
     from fairflower.report import Run
 
 app = typer.Typer(
@@ -116,13 +120,25 @@ def run(
     output_dir: OutputDir = None,
     config: Config = None,
     set_: Set = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run folder to go on with, by its own settings.")
+    ] = None,
 ) -> None:
     """Train one federation and write its run folder.
 
     Later settings win: defaults, --config, the options, --set.
     `fairflower list settings` shows all keys that --set takes.
+
+    --resume goes on with a run that was stopped or killed, as if it never had been. Only
+    how it is executed may change (--engine, --workers, --data-dir, ...), and --rounds.
     """
     with friendly_errors():
+        if resume is not None:
+            for option, value in {"strategy": strategy, "client": client, "config": config}.items():
+                if value is not None:
+                    raise ConfigError(f"--{option}: a run that is resumed keeps its own settings.")
+            _make(continued(resume, _options(ctx) | _assignments(set_)))
+            return
         settings = run_config.read_toml(config) if config else {}
         if strategy is not None:
             chosen, *others = parse_strategies(strategy)
@@ -134,11 +150,7 @@ def run(
             (trainer,) = parse_clients(client)
             settings = {k: v for k, v in settings.items() if not k.startswith("client.")}
             settings |= trainer.to_flat()
-        made = RunConfig.from_flat(settings | _options(ctx) | _assignments(set_))
-        folders = _execute(Plan([(made.label, made)]))
-        _report(folders)
-        path = shlex.quote(str(folders[0]))
-        console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+        _make(RunConfig.from_flat(settings | _options(ctx) | _assignments(set_)))
 
 
 @app.command()
@@ -184,11 +196,12 @@ def compare(
 
     Strategies and seeds come from the two options alone; `--set strategy.tau=0.4` goes to
     all strategies that have a tau. A folder used again keeps its earlier runs: those that
-    are completed are not made again, and the report covers them all.
+    are completed are not made again, others go on where they were, and the report covers
+    them all.
     """
     with friendly_errors():
         assigned = _assignments(set_)
-        for key in ("seed", "strategy.name", "run-name", "output-dir"):
+        for key in ("seed", "strategy.name", "run-name", "output-dir", "resume"):
             if key in assigned:
                 raise ConfigError(f"compare does not take --set {key}: see its --help.")
         settings = (run_config.read_toml(config) if config else {}) | _options(ctx) | assigned
@@ -207,6 +220,9 @@ def compare(
         plan = plan.without(_readable(folder / "runs"))
         if len(plan.runs) < planned:
             console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
+        plan = plan.resuming(unfinished(folder / "runs"))
+        if going_on := sum(bool(config.resume) for _, config in plan.runs):
+            console.print(f"{going_on} of {planned} runs go on where they were stopped.")
         folders: list[Path] = []
         try:
             if plan.runs:
@@ -230,6 +246,99 @@ def report(
         common = Path(os.path.commonpath([folder.expanduser().absolute() for folder in folders]))
         if not _report(folders, out or common / "report"):
             raise typer.Exit(1)
+
+
+@app.command()
+def landscape(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    grid: Annotated[int, typer.Option(help="Points on a side, odd.")] = 21,
+    span: Annotated[
+        float, typer.Option(help="How far to go; at 1 a filter is moved by its own length.")
+    ] = 1.0,
+    images: Annotated[
+        int, typer.Option(help="Images of each domain, in training and in testing; 0: all.")
+    ] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the directions and of the images.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the figures; default: each run's own."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Draw the loss around the final model, of every domain's training and test images.
+
+    Writes landscape.png, .svg and .csv. Several runs are drawn with the same contours.
+    """
+    with friendly_errors():
+        from fairflower.landscape import landscape as explore
+        from fairflower.report import read_run
+        from fairflower.report.contours import draw, levels_of
+
+        found = [read_run(folder) for path in runs for folder in _run_folders(path)]
+        landscapes, places = [], []
+        with _points(console) as bar:
+            tasks = [bar.add_task(run.label, total=grid**2) for run in found]
+            for run, task in zip(found, tasks, strict=True):
+                landscapes.append(
+                    explore(
+                        run,
+                        grid=grid,
+                        span=span,
+                        images=images,
+                        seed=seed,
+                        data_dir=data_dir or "",
+                        device=device,
+                        advance=lambda task=task: bar.advance(task),  # type: ignore[misc]
+                    )
+                )
+                folder, prefix = (out, f"{run.path.name}-") if out else (run.path, "")
+                folder.mkdir(parents=True, exist_ok=True)
+                landscapes[-1].write_csv(folder / f"{prefix}landscape.csv")
+                places.append((folder, prefix))
+        levels = levels_of(landscapes)
+        for one, (folder, prefix) in zip(landscapes, places, strict=True):
+            draw(one, levels, folder, prefix)
+            console.print(_heights(one))
+            path = (folder / f"{prefix}landscape.png").absolute()
+            console.print(f"landscape: {path}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def sharpness(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    rho: Annotated[
+        float | None, typer.Option(min=0, help="Radius; default: each run's measure.rho.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="CSV of every client's sharpness.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
+    with friendly_errors():
+        from fairflower.flatness import flatness, write_csv
+        from fairflower.report import read_run
+
+        found = [read_run(folder) for path in runs for folder in _run_folders(path)]
+        measured = []
+        with _points(console) as bar:
+            task = bar.add_task("clients", total=sum(len(run.clients) for run in found))
+            for run in found:
+                measured.append(
+                    flatness(
+                        run,
+                        rho=rho,
+                        data_dir=data_dir or "",
+                        device=device,
+                        advance=lambda: bar.advance(task),
+                    )
+                )
+        console.print(_sharpness_table(measured))
+        if out:
+            write_csv(measured, out)
+            console.print(f"sharpness: {out.absolute()}", soft_wrap=True, highlight=False)
 
 
 @app.command("list")
@@ -384,6 +493,14 @@ def _stamp() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
+def _make(config: RunConfig) -> None:
+    """Make a run, and say how to look at it."""
+    folders = _execute(Plan([(config.label, config)]))
+    _report(folders)
+    path = shlex.quote(str(folders[0]))
+    console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+
+
 def _execute(plan: Plan, folders: list[Path] | None = None, jobs: int = 1) -> list[Path]:
     """Run a plan; ``folders`` grows as runs end, whatever happens to the rest."""
     from fairflower.data import prepare
@@ -475,6 +592,59 @@ def _run_folders(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
     return found
+
+
+def _points(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("points"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+    )
+
+
+def _heights(landscape: Landscape) -> Table:
+    """Loss of the model, and by how much the points around it exceed that on average."""
+    table = Table(title=f"Loss around the model of {landscape.label}", title_justify="left")
+    for column in ("domain", "images", "loss", "mean rise"):
+        table.add_column(column, justify="left" if column == "domain" else "right")
+    for surface in landscape.surfaces:
+        rise = surface.loss.mean() - surface.centre
+        numbers = (f"{surface.num_images} {surface.split}", f"{surface.centre:.4f}", f"{rise:.4f}")
+        table.add_row(surface.domain, *numbers)
+    return table
+
+
+def _sharpness_table(measured: list[Flatness]) -> Table:
+    """A row per method: means over seeds of the clients' means, and of their spread."""
+    import numpy as np
+
+    table = Table(
+        title="Sharpness of the final model over clients",
+        caption="Mean over clients of each group, and mean and standard deviation (ddof 0) over "
+        "all; means over seeds.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    methods: dict[tuple[str, tuple[str, ...]], list[Flatness]] = {}
+    for one in measured:
+        methods.setdefault((one.label, tuple(one.values)), []).append(one)
+    domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))
+    for column in ("method", *domains, "all", "std"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for (label, groups), seeds in methods.items():
+        shown = [
+            f"{np.mean([one.values[d].mean() for one in seeds]):.4f}" if d in groups else ""
+            for d in domains
+        ]
+        overall = np.mean([one.over_clients for one in seeds], axis=0)
+        count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
+        table.add_row(label + count, *shown, *(f"{value:.4f}" for value in overall))
+    return table
 
 
 def _strategies() -> Table:

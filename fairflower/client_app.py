@@ -23,12 +23,13 @@ from fairflower import models
 from fairflower.clients import (
     ClientData,
     Trainer,
+    build_model,
     build_trainer,
     choose_device,
     limit_threads,
     make_client_app,
 )
-from fairflower.config import DataConfig, RunConfig, keys
+from fairflower.config import ClientConfig, DataConfig, RunConfig, keys
 from fairflower.data import Federation, Split, prepare
 from fairflower.data.sites import as_in, open_site
 
@@ -46,7 +47,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     client_id, federation, data = _place(context, config, run)
     trainer = build_trainer(
         run.client.name,
-        _model(run.model.name, federation.num_classes, federation.shape),
+        _model(run.model.name, run.client.name, tuple(run.client.args.items()), federation),
         data,
         run.train,
         client_id=client_id,
@@ -56,6 +57,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     )
     trainer.eval_batch_size = run.evaluate.batch_size
     trainer.measure_memory_mb = run.measure.memory_mb
+    trainer.measure_rho = run.measure.rho
+    trainer.num_rounds = run.num_server_rounds
     return trainer
 
 
@@ -129,8 +132,10 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=2)
-def _model(name: str, num_classes: int, shape: tuple[int, int, int]) -> models.Classifier:
-    return models.build(name, num_classes, shape, seed=0)
+def _model(
+    name: str, client: str, args: tuple[tuple[str, Any], ...], federation: Federation
+) -> models.Classifier:
+    return build_model(name, ClientConfig(client, dict(args)), federation, seed=0)
 
 
 @lru_cache(maxsize=64)

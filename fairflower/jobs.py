@@ -52,7 +52,7 @@ def execute_side_by_side(
     context = multiprocessing.get_context("spawn")
     with (
         _bar(console) as bar,
-        ProcessPoolExecutor(jobs, context, initializer=_leave_ctrl_c_to_the_runs) as pool,
+        ProcessPoolExecutor(jobs, context, initializer=_prepare_worker) as pool,
     ):
         task = bar.add_task(f"{jobs} runs at a time", total=len(plan.runs))
         pending: dict[Future[tuple[Path, str]], str] = {}
@@ -81,8 +81,13 @@ def execute_side_by_side(
         raise failure
 
 
-def _leave_ctrl_c_to_the_runs() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+#: Set in a worker once it was asked to stop: it takes up no run that waits for it.
+_stopping = threading.Event()
+
+
+def _prepare_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches runs by way of the parent
+    signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
 
 
 def _run(label: str, config: RunConfig) -> tuple[Path, str]:
@@ -91,12 +96,18 @@ def _run(label: str, config: RunConfig) -> tuple[Path, str]:
     from fairflower.engine import launch, quiet_flower, stop_on_interrupt
     from fairflower.report import read_run
 
+    if _stopping.is_set():
+        raise Stopped
     folders: list[Path] = []
     unseen = Console(file=io.StringIO())
     with quiet_flower(logging.NullHandler()), stop_on_interrupt(unseen.print) as stop:
         num_clients = len(prepare(config.data).clients)
         plan = Plan([(label, config)])
-        launch(lambda grid: plan.execute(grid, unseen, stop, folders), config, num_clients)
+        try:
+            launch(lambda grid: plan.execute(grid, unseen, stop, folders), config, num_clients)
+        except Stopped:
+            _stopping.set()
+            raise
     run = read_run(folders[0])
     accuracies = dict(zip(run.domains, run.accuracy[-1].tolist(), strict=True))
     return run.path, round_line(run.last_round, config.num_server_rounds, accuracies)

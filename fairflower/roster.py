@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,14 +36,17 @@ def send_and_receive(
     Stopped
         As soon as ``stop`` is set.
     """
-    waiting = set(grid.push_messages(messages))
+    # Flower gives no id to a message that it refuses, as to a node that has signed off.
+    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
     deadline = time.monotonic() + timeout
     replies: list[Message] = []
     pause = 0.005
     while waiting:
         if stop.is_set():
             raise Stopped
-        arrived = list(grid.pull_messages(waiting))
+        pulled = grid.pull_messages(waiting)
+        # A grid may also hand out what comes late, to messages that nobody waits for.
+        arrived = [m for m in pulled if m.metadata.reply_to_message_id in waiting]
         replies += arrived
         waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
         if arrived:
@@ -108,7 +111,8 @@ def call_the_roll(
     ------
     ConfigError
         If the federation has fewer SuperNodes than clients, with the command
-        that gives it enough, or if clients are still missing after ``timeout``.
+        that gives it enough, if clients are still missing after ``timeout``, or if two
+        nodes say that they are the same.
     DataError
         If the sites' data do not go together.
     """
@@ -167,7 +171,16 @@ def _num_partitions(answers: Answers, num_clients: int | None) -> int | None:
 
 def _of_shares(answers: Answers, num_clients: int | None) -> Roster | None:
     """The roster of clients who share one data set; None if one is missing."""
-    nodes = {int(answer["partition-id"]): node for node, answer in answers.items()}
+    nodes: dict[int, int] = {}
+    for node, answer in answers.items():
+        client = int(answer["partition-id"])
+        if client in nodes:
+            raise ConfigError(
+                f"Nodes {nodes[client]} and {node} both say that they are client {client}. "
+                "Give every SuperNode a partition-id of its own; after a restart wait a "
+                "minute, until Flower has given up the old node."
+            )
+        nodes[client] = node
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
     described = next((a["federation"] for a in answers.values() if "federation" in a), None)
@@ -197,6 +210,42 @@ def _of_sites(answers: Answers) -> Roster:
 
 #: Where the clients' data are.
 _ELSEWHERE = Path("at-the-clients")
+
+
+def look_again(
+    grid: Grid, nodes: Mapping[int, int], timeout: float, stop: threading.Event
+) -> dict[int, int]:
+    """The roster, with clients whose SuperNodes were restarted and got other ids.
+
+    A SuperNode with a key of its own keeps its id; others come back as strangers. A
+    stranger that has the ``partition-id`` of a client takes its place only if the
+    client's node is gone.
+
+    Parameters
+    ----------
+    nodes : mapping of int -> int
+        Client id -> node id, as known so far.
+    timeout : float
+        Seconds to wait for strangers' answers, at most a minute.
+    """
+    found, here = dict(nodes), set(grid.get_node_ids())
+    gone = {client for client, node in nodes.items() if node not in here}
+    strangers = sorted(here - set(nodes.values()))
+    if not (gone and strangers):
+        return found
+    content = RecordDict({"config": ConfigRecord()})
+    queries = [Message(content, node, MessageType.QUERY) for node in strangers]
+    replies = send_and_receive(grid, queries, min(timeout, 60), stop)
+    for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
+        if reply.has_error():
+            continue
+        answer: dict[str, Any] = dict(next(iter(reply.content.config_records.values())))
+        client = answer.get("partition-id")
+        if client in gone:
+            gone.remove(client)
+            found[client] = reply.metadata.src_node_id
+            logger.info("Client %s is back as node %d.", client, found[client])
+    return found
 
 
 def check_size(num_partitions: int, num_clients: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 import uuid
@@ -16,17 +17,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from rich.console import Console
 
+from fairflower import checkpoint
+from fairflower.checkpoint import Checkpoint
 from fairflower.config import ConfigError, RunConfig
 from fairflower.data import Federation, prepare, resolve
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.names import CLIENTS
+from fairflower.paths import client_states
 from fairflower.progress import RunProgress
-from fairflower.roster import Stopped, call_the_roll, check_size, send_and_receive
+from fairflower.roster import Stopped, call_the_roll, check_size, look_again, send_and_receive
 from fairflower.runfolder import RunFolder
 from fairflower.strategies import STRATEGIES, FairStrategy, build_exchange
 from fairflower.strategies.observe import UpdateConsistency
 
 logger = logging.getLogger("flwr").getChild("fairflower")
+
+#: What clients may report of their tests: the global model's, and their own model's.
+_ACCURACIES = ("accuracy", "personal_accuracy")
 
 
 class Session:
@@ -37,7 +44,7 @@ class Session:
     grid : Grid
         Flower's link to the nodes, of whatever engine.
     config : RunConfig
-        What to run.
+        What to run; with ``resume``, by `fairflower.checkpoint.continued`.
     console : Console
         Where progress is shown.
     label, title : str
@@ -61,7 +68,8 @@ class Session:
         # depend on the folder or the environment that a worker runs in.
         # Clients that have the data to themselves also know where.
         data = config.data if config.evaluate.by == "clients" else resolve(config.data)
-        self.config = replace(config, data=data)
+        self.config = replace(config, data=data, resume="")
+        self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
         self.label = label or config.label
         self.title = title or self.label
@@ -70,7 +78,8 @@ class Session:
         self.run_id = uuid.uuid4().hex
         #: Made when the first round begins.
         self.folder: RunFolder | None = None
-        self._told: dict[str, str] = {}
+        self._merged: dict[int, int] = {}  # client -> the last round that it was merged in
+        self._told: dict[str, str] = {}  # what sites cannot know alone
 
     def run(self) -> Path:
         """Train, and return the run folder.
@@ -85,7 +94,7 @@ class Session:
             If ``stop`` was set.
         """
         config = self.config
-        self.federation, nodes = self._meet()
+        self.federation, self.nodes = self._meet()
         self.evaluator = Evaluator(config, self.federation)
         strategy: Any = STRATEGIES[config.strategy.name]
         method = CLIENTS[config.client.name]
@@ -99,22 +108,29 @@ class Session:
             buffers=self.evaluator.buffers,
             exchanges=[build_exchange(name, config.client.args) for name in method.exchanges],
             observers=[UpdateConsistency(window)] if (window := config.observe.window) else [],
+            max_client_weight=config.bound.max_client_weight,
+            clip_update_norm=config.bound.clip_update_norm or None,
+            clip_update_median=config.bound.clip_update_median or None,
         )
-        self.strategy.enroll(nodes, config.seed)
-        self._clients = {node: client for client, node in nodes.items()}
-        folder = self.folder = RunFolder(config, self.label, self._facts())
+        self.strategy.enroll(self.nodes, config.seed)
+        saved = self._open_folder()
+        folder = self.folder
+        assert folder is not None
         progress = RunProgress(self.console, self.title, config.num_server_rounds)
         with _logged(folder):
             progress.start(folder.path)
             try:
-                self._rounds(folder, progress)
-            except (Stopped, KeyboardInterrupt, SystemExit):  # the last is `flwr stop`
+                self._rounds(folder, progress, saved)
+            except (Stopped, KeyboardInterrupt, SystemExit):  # the last: `flwr stop`
                 folder.finish("stopped")
                 raise
             except BaseException as error:
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             else:
+                # The last checkpoint stays: num-server-rounds can be raised later.
+                checkpoint.prune(folder.path, keep=1)
+                shutil.rmtree(client_states() / self.run_id, ignore_errors=True)
                 folder.finish("completed")
             finally:
                 progress.stop()
@@ -143,12 +159,42 @@ class Session:
                 f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower it, "
                 "or raise fraction-train or data.clients-per-domain."
             )
+        if config.bound.max_client_weight * asked < 1:
+            raise ConfigError(
+                f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
+                f"{asked} clients of a round cannot sum to 1. Give at least 1/{asked}."
+            )
         return federation, {client: roster.nodes[client] for client in range(num_clients)}
 
-    def _rounds(self, folder: RunFolder, progress: RunProgress) -> None:
-        arrays = _record(self.evaluator.arrays())
-        last = self.config.num_server_rounds
-        for server_round in range(last + 1):
+    def _open_folder(self) -> Checkpoint | None:
+        """Make the run folder, or open the one to resume and load what it was left with."""
+        facts = {"run_id": self.run_id, **self._facts()}
+        if self.resume is None:
+            self.folder = RunFolder(self.config, self.label, facts)
+            return None
+        saved = checkpoint.load(self.resume)
+        place: dict[str, Any] = {}
+        if saved is not None:
+            try:
+                self.strategy.load_state_dict(saved.state)
+            except ValueError as error:
+                raise ConfigError(f"{self.resume} cannot go on: {error}") from error
+            place = {
+                "server_round": saved.server_round,
+                "sizes": saved.sizes,
+                "seconds": saved.seconds,
+            }
+        self.folder = RunFolder.reopen(self.resume, self.config, facts, **place)
+        self.run_id = saved.run_id if saved else self.folder.run_id
+        self._merged = self.folder.merged_rounds()
+        if saved is not None:
+            self.folder.model(saved.model)
+        return saved
+
+    def _rounds(self, folder: RunFolder, progress: RunProgress, saved: Checkpoint | None) -> None:
+        arrays = _record(saved.model if saved else self.evaluator.arrays())
+        last, every = self.config.num_server_rounds, self.config.checkpoint.every
+        for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
@@ -158,7 +204,20 @@ class Session:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(folder, server_round, arrays)
             folder.history(server_round, "run", "", seconds)
+            if every and (server_round % every == 0 or server_round == last):
+                self._save(folder, server_round, arrays)
             progress.round(server_round, accuracies)
+
+    def _save(self, folder: RunFolder, server_round: int, arrays: ArrayRecord) -> None:
+        now = Checkpoint(
+            run_id=self.run_id,
+            server_round=server_round,
+            model=_values(arrays),
+            state=self.strategy.state_dict(),
+            seconds=folder.seconds,
+            sizes=folder.sizes(),
+        )
+        checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
     def _train(
         self,
@@ -170,6 +229,7 @@ class Session:
         strategy = self.strategy
         settings = self._settings()
         with _timed(seconds, "train_seconds"):
+            self._find_nodes()
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = self._exchange(messages)
         with _timed(seconds, "merge_seconds"):
@@ -182,7 +242,31 @@ class Session:
         folder.diagnostics(
             server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
         )
+        self._check_memories(folder)
+        self._merged |= dict.fromkeys(strategy.client_ids, server_round)
         return merged
+
+    def _find_nodes(self) -> None:
+        """Follow clients whose SuperNodes came back under other ids."""
+        nodes = look_again(self.grid, self.nodes, self.config.round_timeout, self.stop)
+        if nodes != self.nodes:
+            self.nodes = nodes
+            self.strategy.enroll(nodes, self.config.seed)
+
+    def _check_memories(self, folder: RunFolder) -> None:
+        """Name the clients that have lost what they kept from an earlier round."""
+        rounds = self.strategy.client_metrics.get("state-round")
+        if rounds is None:
+            return
+        folder.note("client_state", True)
+        for client, found in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
+            if found < self._merged.get(client, 0):
+                logger.warning(
+                    "Client %d no longer has what it kept in round %d, and went on from %s.",
+                    client,
+                    self._merged[client],
+                    f"round {found:.0f}" if found else "nothing",
+                )
 
     def _evaluate(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
@@ -193,7 +277,9 @@ class Session:
         if by in ("clients", "both") and server_round > 0:
             results = self._ask_clients(folder, server_round, arrays)
         if by in ("server", "both"):
-            results = self.evaluator(_values(arrays))
+            # What clients alone can measure stays.
+            tested = self.evaluator(_values(arrays))
+            results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         for domain, values in results.items():
             folder.history(server_round, "domain", domain, values)
         return {domain: values["accuracy"] for domain, values in results.items()}
@@ -201,31 +287,34 @@ class Session:
     def _ask_clients(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
     ) -> dict[str, dict[str, float]]:
-        """The clients' own results; each domain's accuracy is their mean by test images."""
+        """The clients' own results; a domain's accuracies are their means by test images."""
         settings = self._settings()
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         replies = self._exchange(messages)
-        correct: dict[str, float] = {}
-        tested: dict[str, float] = {}
-        for client, answer in sorted(self.strategy.evaluations(server_round, replies).items()):
+        answers = self.strategy.evaluations(server_round, replies)
+        accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
+        sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in self.federation.domains}
+        tested = dict.fromkeys(self.federation.domains, 0.0)
+        for client, answer in sorted(answers.items()):
             domain = self.federation.clients[client].domain
-            accuracy, loss, n = (
-                float(answer[key])  # type: ignore[arg-type]
-                for key in ("accuracy", "eval_loss", "num-examples")
-            )
-            folder.history(
-                server_round, "client", str(client), {"accuracy": accuracy, "loss": loss}
-            )
-            correct[domain] = correct.get(domain, 0.0) + accuracy * n
-            tested[domain] = tested.get(domain, 0.0) + n
-        domains = [domain for domain in self.federation.domains if domain in tested]
-        return {domain: {"accuracy": correct[domain] / tested[domain]} for domain in domains}
+            found = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
+            loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
+            folder.history(server_round, "client", str(client), {**found, "loss": loss})
+            for name, value in found.items():
+                sums[domain][name] += value * n
+            tested[domain] += n
+        return {
+            domain: {name: value / n for name, value in sums[domain].items()}
+            for domain, n in tested.items()
+            if n
+        }
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages, each with its client's id, and wait for the replies."""
         messages = list(messages)
+        clients = {node: client for client, node in self.nodes.items()}
         for message in messages:
-            client = self._clients[message.metadata.dst_node_id]
+            client = clients[message.metadata.dst_node_id]
             # The messages of a round share their content.
             config = ConfigRecord({**message.content.config_records["config"], "client-id": client})
             message.content = RecordDict({**message.content, "config": config})

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from resuming import config as resumable
+from resuming import stopped
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -59,6 +65,23 @@ def test_a_runs_own_config_runs_it_again(tmp_path):
     assert (tmp_path / "again/model.safetensors").read_bytes() == (
         first / "model.safetensors"
     ).read_bytes()
+
+
+def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
+    folder = stopped(resumable(tmp_path, **{"strategy.name": "uniform"}), 2)
+    output = call("run", "--resume", str(folder), "--workers=1", "--rounds=2")
+    assert output.count(str(folder)) >= 2
+    assert "round   2/2" in output
+    assert "round   1/2" not in output
+    assert json.loads((folder / "run.json").read_text())["status"] == "completed"
+    for args, message in (
+        ([], "is completed: all of its 2 rounds"),
+        (["--strategy=fedavg"], "--strategy: a run that is resumed keeps its own settings"),
+        (["--seed=3"], "seed = 3 was given"),
+        (["--output-dir=/x"], "output-dir = '/x' was given"),
+    ):
+        assert message in call("run", "--resume", str(folder), *args, expect=2)
+    assert "not a run folder" in call("run", f"--resume={tmp_path}", expect=2)
 
 
 def test_compare_adds_uniform_and_writes_one_report(tmp_path):
@@ -209,8 +232,11 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     assert (tmp_path / "runs" / "fedheal-seed0" / "run.json").exists()
     killed = tmp_path / "runs" / "fedavg-seed0" / "run.json"
     killed.write_text(killed.read_text().replace('"completed"', '"running"'))
-    assert "2 of 3 runs are there already" in call(*both)
-    assert (tmp_path / "runs" / "fedavg-seed0-2" / "run.json").exists()
+    output = call(*both)
+    assert "2 of 3 runs are there already" in output
+    assert "1 of 3 runs go on" in output
+    assert not (tmp_path / "runs" / "fedavg-seed0-2").exists()
+    assert json.loads(killed.read_text())["status"] == "completed"
     assert "3 of 3 runs are there already" in call(*both)
     assert "already" not in call(*both, "--set=train.lr=0.01")
 
@@ -238,3 +264,19 @@ def test_a_run_that_fails_beside_others_is_named(tmp_path):
     )
     assert "fedavg, seed 0 failed:" in output
     assert "Lower train.lr" in output
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
+    options = [f"--output-dir={tmp_path}", "--jobs=2", *QUICK, "--rounds=2000", "--seeds=0-4"]
+    command = [sys.executable, "-m", "fairflower.cli", "compare", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    rounds = "runs/*/diagnostics.jsonl"
+    while len(list(tmp_path.glob(rounds))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    states = [json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/run.json")]
+    assert states == ["stopped", "stopped"]

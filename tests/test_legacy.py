@@ -75,7 +75,9 @@ class ClassicRounds:
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
         identify()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
-        self.legacy = LegacyStrategy(strategy, initial)
+        self.legacy = LegacyStrategy(
+            strategy, initial, on_fit_config_fn=lambda server_round: {"train.lr": 0.05}
+        )
         self.manager = manager(clients)
         parameters = self.legacy.initialize_parameters(self.manager)
         assert parameters is not None
