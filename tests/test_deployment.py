@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from io import StringIO
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 import pytest

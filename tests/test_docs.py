@@ -62,13 +62,13 @@ def set_weights(net: nn.Module, arrays: list[np.ndarray]) -> None:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a program of the page in a project whose module ``task`` is this one."""
+    """Run a program of a page in a project whose module ``task`` is this one."""
     task = ModuleType("task")
     for thing in (Net, load_data, train, get_weights, set_weights):
         setattr(task, thing.__name__, thing)
     monkeypatch.setitem(sys.modules, "task", task)
-    page = (DOCS / "use-one-strategy.md").read_text()
-    texts = dict(re.findall(r"```python (\S+)\n(.*?)```", page, flags=re.DOTALL))
+    pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    texts = dict(re.findall(r"```python (\S+)\n(.*?)```", pages, flags=re.DOTALL))
 
     def run(name: str) -> dict[str, Any]:
         names: dict[str, Any] = {}
@@ -130,6 +130,11 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
     assert found["fisher"].keys() == found["gradient"].keys() == trained.keys()
     assert all((value >= 0).all() for value in found["fisher"].values())
     assert found["rise"] > 0
+
+
+def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:
+    wrapper = programs("private-server")["strategy"]
+    assert isinstance(wrapper.strategy, FairStrategy)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
