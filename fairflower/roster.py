@@ -70,11 +70,38 @@ class Roster(NamedTuple):
         What the clients have, by their own account; None if they were not asked.
     sites : bool
         Whether each has data of its own, rather than a share of what all have.
+    numbered : bool
+        Whether each gave its number (``partition-id``) itself.
     """
 
     nodes: dict[int, int]
     federation: Federation | None
     sites: bool
+    numbered: bool = True
+
+    @property
+    def places(self) -> Places | None:
+        """What tells each site from the others wherever its SuperNode runs; None for shares."""
+        if not self.sites:
+            return None
+        assert self.federation is not None
+        domains = [client.domain for client in self.federation.clients]
+        if self.numbered:
+            return {(domain, client): client for client, domain in enumerate(domains)}
+        return {
+            (domain, None): client
+            for client, domain in enumerate(domains)
+            if domains.count(domain) == 1
+        }
+
+    def anonymous(self) -> dict[str, int]:
+        """Client and node of those sites that nothing but the node id tells apart."""
+        known = set(self.nodes if self.places is None else self.places.values())
+        return {str(client): node for client, node in self.nodes.items() if client not in known}
+
+
+#: A site's domain and, where sites number themselves, its number -> its client id.
+Places = dict[tuple[str, int | None], int]
 
 
 #: What a node says of itself, by node id.
@@ -205,7 +232,7 @@ def _of_sites(answers: Answers) -> Roster:
         )
     order = sorted(answers, key=lambda n: (numbered.get(n, 0), described[n].domains, n))
     federation = unite([described[node] for node in order])
-    return Roster(dict(enumerate(order)), federation, True)
+    return Roster(dict(enumerate(order)), federation, True, bool(numbered))
 
 
 #: Where the clients' data are.
@@ -213,13 +240,19 @@ _ELSEWHERE = Path("at-the-clients")
 
 
 def look_again(
-    grid: Grid, nodes: Mapping[int, int], timeout: float, stop: threading.Event
+    grid: Grid,
+    nodes: Mapping[int, int],
+    timeout: float,
+    stop: threading.Event,
+    places: Places | None = None,
+    settings: ConfigRecord | None = None,
 ) -> dict[int, int]:
     """The roster, with clients whose SuperNodes were restarted and got other ids.
 
     A SuperNode with a key of its own keeps its id; others come back as strangers. A
     stranger that has the ``partition-id`` of a client takes its place only if the
-    client's node is gone.
+    client's node is gone. So does a site with the domain of a client; of several with
+    one domain only those that number themselves can be told apart.
 
     Parameters
     ----------
@@ -227,25 +260,41 @@ def look_again(
         Client id -> node id, as known so far.
     timeout : float
         Seconds to wait for strangers' answers, at most a minute.
+    places : mapping, optional
+        ``Roster.places``, of sites with data of their own.
+    settings : ConfigRecord, optional
+        The run config, for sites to describe their data by.
     """
     found, here = dict(nodes), set(grid.get_node_ids())
     gone = {client for client, node in nodes.items() if node not in here}
     strangers = sorted(here - set(nodes.values()))
     if not (gone and strangers):
         return found
-    content = RecordDict({"config": ConfigRecord()})
+    config = ConfigRecord() if places is None or settings is None else settings
+    content = RecordDict({"config": config})
     queries = [Message(content, node, MessageType.QUERY) for node in strangers]
     replies = send_and_receive(grid, queries, min(timeout, 60), stop)
     for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
         if reply.has_error():
             continue
         answer: dict[str, Any] = dict(next(iter(reply.content.config_records.values())))
-        client = answer.get("partition-id")
+        client = _client(answer, places)
         if client in gone:
             gone.remove(client)
             found[client] = reply.metadata.src_node_id
             logger.info("Client %s is back as node %d.", client, found[client])
     return found
+
+
+def _client(answer: Mapping[str, Any], places: Places | None) -> int | None:
+    """The client that a node is by its own account; None if that is nobody."""
+    number: int | None = answer.get("partition-id")
+    if places is None:
+        return None if "site" in answer else number
+    if "site" not in answer:
+        return None
+    (domain,) = Federation.from_json(answer["site"], _ELSEWHERE).domains
+    return places.get((domain, number))
 
 
 def check_size(num_partitions: int, num_clients: int) -> None:

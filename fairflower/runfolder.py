@@ -207,9 +207,16 @@ class RunFolder:
     def _compare(self, facts: Mapping[str, Any]) -> None:
         for name, value in json.loads(json.dumps(facts)).items():
             if name != "run_id" and self._facts.get(name) != value:
+                if name == "nodes":
+                    raise ConfigError(
+                        f"{self.path} cannot go on: sites that share a domain came back as other "
+                        "nodes, and nothing else tells which is which. Start their SuperNodes "
+                        "with the keys that they had, or start another run."
+                    )
                 raise ConfigError(
                     f"{self.path} was begun with other data: its {name} are not what they were. "
-                    "Bring them back (data.dir), or start another run."
+                    "Bring them back (data.dir, or the same sites and no others), or start "
+                    "another run."
                 )
 
     def _rewind(self, sizes: Mapping[str, int]) -> None:

@@ -19,14 +19,21 @@ from rich.console import Console
 
 from fairflower import checkpoint
 from fairflower.checkpoint import Checkpoint
-from fairflower.config import ConfigError, RunConfig
+from fairflower.config import ConfigError, DataConfig, RunConfig
 from fairflower.data import Federation, prepare, resolve
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.names import CLIENTS
 from fairflower.paths import client_states
 from fairflower.progress import RunProgress
-from fairflower.roster import Stopped, call_the_roll, check_size, look_again, send_and_receive
-from fairflower.runfolder import RunFolder
+from fairflower.roster import (
+    Roster,
+    Stopped,
+    call_the_roll,
+    check_size,
+    look_again,
+    send_and_receive,
+)
+from fairflower.runfolder import RunFolder, read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy, build_exchange
 from fairflower.strategies.observe import UpdateConsistency
 
@@ -79,7 +86,7 @@ class Session:
         #: Made when the first round begins.
         self.folder: RunFolder | None = None
         self._merged: dict[int, int] = {}  # client -> the last round that it was merged in
-        self._told: dict[str, str] = {}  # what sites cannot know alone
+        self._told: dict[str, str] = {}  # what sites with data of their own hear of the others
 
     def run(self) -> Path:
         """Train, and return the run folder.
@@ -94,7 +101,8 @@ class Session:
             If ``stop`` was set.
         """
         config = self.config
-        self.federation, self.nodes = self._meet()
+        self.federation, self.roster = self._meet()
+        self.nodes = self.roster.nodes
         self.evaluator = Evaluator(config, self.federation)
         strategy: Any = STRATEGIES[config.strategy.name]
         method = CLIENTS[config.client.name]
@@ -121,7 +129,7 @@ class Session:
             progress.start(folder.path)
             try:
                 self._rounds(folder, progress, saved)
-            except (Stopped, KeyboardInterrupt, SystemExit):  # the last: `flwr stop`
+            except (Stopped, KeyboardInterrupt, SystemExit):  # the last is `flwr stop`
                 folder.finish("stopped")
                 raise
             except BaseException as error:
@@ -137,15 +145,18 @@ class Session:
                 self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
         return folder.path
 
-    def _meet(self) -> tuple[Federation, dict[int, int]]:
+    def _meet(self) -> tuple[Federation, Roster]:
         """The federation and its nodes; as the clients know it where they do the testing."""
         config, timeout, stop = self.config, self.config.round_timeout, self.stop
         if config.evaluate.by == "clients":
-            settings = self._settings()
-            roster = call_the_roll(self.grid, None, timeout, stop, settings, config.sites)
+            # A run that goes on needs the sites that it had.
+            had = len(read_facts(self.resume)["clients"]) if self.resume else 0
+            settings, sites = self._settings(), max(config.sites, had)
+            roster = call_the_roll(self.grid, None, timeout, stop, settings, sites)
             assert roster.federation is not None
             federation = roster.federation
             if roster.sites:
+                _check_undivided(config.data)
                 # The clients' own accounts stay between them and the server.
                 self._told = {"federation": replace(federation, clients=()).to_json()}
         else:
@@ -164,7 +175,8 @@ class Session:
                 f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
                 f"{asked} clients of a round cannot sum to 1. Give at least 1/{asked}."
             )
-        return federation, {client: roster.nodes[client] for client in range(num_clients)}
+        nodes = {client: roster.nodes[client] for client in range(num_clients)}
+        return federation, roster._replace(nodes=nodes)
 
     def _open_folder(self) -> Checkpoint | None:
         """Make the run folder, or open the one to resume and load what it was left with."""
@@ -248,7 +260,9 @@ class Session:
 
     def _find_nodes(self) -> None:
         """Follow clients whose SuperNodes came back under other ids."""
-        nodes = look_again(self.grid, self.nodes, self.config.round_timeout, self.stop)
+        places, settings = self.roster.places, self._settings()
+        timeout = self.config.round_timeout
+        nodes = look_again(self.grid, self.nodes, timeout, self.stop, places, settings)
         if nodes != self.nodes:
             self.nodes = nodes
             self.strategy.enroll(nodes, self.config.seed)
@@ -342,7 +356,18 @@ class Session:
                 }
                 for client in federation.clients
             ],
+            "nodes": self.roster.anonymous(),
         }
+
+
+def _check_undivided(data: DataConfig) -> None:
+    """Refuse to make harder what sites have of their own."""
+    if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
+        raise ConfigError(
+            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide one "
+            "data set among clients; sites with data of their own (domain in the node config) "
+            "are as they are. Leave these at their defaults."
+        )
 
 
 def _record(arrays: Arrays) -> ArrayRecord:

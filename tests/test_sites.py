@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 from PIL import Image
 from rich.console import Console
 
+from fairflower.checkpoint import continued
 from fairflower.client_app import app
 from fairflower.config import ConfigError, DataConfig, RunConfig
 from fairflower.data import DataError, prepare
 from fairflower.data.sites import as_in, open_site, unite
 from fairflower.inline import InlineGrid
-from fairflower.roster import call_the_roll
+from fairflower.roster import call_the_roll, look_again
 from fairflower.session import Session
 
 SMALL = {"num-server-rounds": 2, "train.local-epochs": 1, "data.name": "npz"}
@@ -193,6 +194,61 @@ def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -
     del nodes[1]["partition-id"]
     with pytest.raises(ConfigError, match=r"3 sites have the partition-ids \[1, 2\]"):
         roll(nodes)
+
+
+def again(nodes: list[dict[str, Any]], lost: int) -> dict[int, int]:
+    """Where the clients are after a node has come back as node 7000."""
+    roster = roll(nodes)
+    settings = RunConfig.from_flat({"data.name": "npz", "evaluate.by": "clients"}).to_flat()
+    there = grid(nodes)
+    config = there.contexts.pop(lost).node_config
+    there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
+    stop, record = threading.Event(), ConfigRecord(settings)
+    return look_again(there, roster.nodes, 20, stop, roster.places, record)
+
+
+def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: list[Path]) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
+    assert again(nodes, 1000) == {0: 1001, 1: 7000, 2: 1002}
+    nodes[2]["domain"] = "b"
+    assert again(nodes, 1000) == {0: 1001, 1: 1000, 2: 1002}, "another site has domain b"
+    numbered = [node | {"partition-id": k} for k, node in enumerate(nodes)]
+    assert again(numbered, 1000) == {0: 7000, 1: 1001, 2: 1002}
+
+
+def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
+    settings = {"evaluate.by": "clients", "strategy.name": "fedheal"}
+    whole = run(tmp_path, grid(nodes), **settings)
+    first = run(tmp_path, grid(nodes), **settings | {"num-server-rounds": 1})
+
+    def go_on(there: InlineGrid) -> Path:
+        config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.5})
+        return Session(there, config, Console(quiet=True)).run()
+
+    with pytest.raises(ConfigError, match="2 of 3 clients"):
+        go_on(grid(nodes[:2]))
+    with pytest.raises(ConfigError, match=r"begun with other data.*same sites and no others"):
+        go_on(grid([*nodes, {"domain": "c", "data-dir": folders[0]}]))
+    moved = grid(nodes)
+    moved.contexts[7000] = Context(1, 7000, moved.contexts.pop(1000).node_config, RecordDict(), {})
+    with pytest.raises(ConfigError, match="nothing else tells which is which"):
+        go_on(moved)
+    alone = grid(nodes)  # domain b is one site's alone
+    alone.contexts[7000] = Context(1, 7000, alone.contexts.pop(1002).node_config, RecordDict(), {})
+    go_on(alone)
+    model, same = ((path / "model.safetensors").read_bytes() for path in (whole, first))
+    assert model == same
+
+
+def test_settings_that_divide_a_benchmark_are_refused_for_sites(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("ab", folders, strict=False)]
+    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites with data of their own"):
+        run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "data.corrupted-clients": 1})
 
 
 def test_sites_and_shares_of_a_common_data_set_do_not_mix(folders: list[Path]) -> None:

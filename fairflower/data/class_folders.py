@@ -267,7 +267,11 @@ class ClassFolders(DataSet):
 
 
 def every_fifth(labels: Labels) -> npt.NDArray[np.bool_]:
-    """The first image of a class and every fifth after it, of labels in ascending order."""
+    """The first image of a class and every fifth after it, of labels in ascending order.
+
+    >>> every_fifth(np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
+    [0, 5, 6]
+    """
     place = np.arange(len(labels)) - np.searchsorted(labels, labels)
     chosen: npt.NDArray[np.bool_] = place % 5 == 0
     return chosen

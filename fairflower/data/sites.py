@@ -27,7 +27,9 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     config
         The run's, with the site's own ``dir``. Unless it sets ``fraction`` or
         ``examples_per_client``, the site trains on all its training images, whatever the
-        data set's default is; ``clients_per_domain`` is not used.
+        data set's default is. What divides a benchmark among clients is not used
+        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``,
+        ``imbalance_factor``).
     domain
         What the site calls its images. If the folder has several domains, one of them.
 
@@ -38,7 +40,14 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
         raise DataError(f"The run is for data.domains = {config.domains!r}, not for {domain!r}.")
-    config = replace(config, domains="", clients_per_domain=1)
+    config = replace(
+        config,
+        domains="",
+        clients_per_domain=1,
+        dirichlet_alpha=0.0,
+        corrupted_clients=0,
+        imbalance_factor=1,
+    )
     found = make_data_set(config).all_domains()
     if domain not in found and len(found) > 1:
         raise DataError(unknown("domain", domain, found))
