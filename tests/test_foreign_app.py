@@ -101,6 +101,51 @@ json.dump(results, open(sys.argv[1], "w"))
 """
 
 
+# The same for strategies that read numbers. Client k answers whatever is asked for with
+# (k + 1) / 10, and moves the first coordinate by k and one of its own by 1.
+METRIC_APP = f"""
+import json, sys
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from fairflower import strategies
+
+client, server, results = ClientApp(), ServerApp(), {{}}
+lazy = 1  # this client measures nothing in the runs that are to fail
+
+@client.train()
+def train(message, context):
+    k, config = context.node_config["partition-id"], message.content["config"]
+    model = message.content["arrays"]["w"].numpy().copy()
+    model[[0, k + 1]] += np.float32([k, 1])
+    metrics = MetricRecord({{"num-examples": 5, "client-id": k}})
+    if not (k == lazy and "lazy" in config):
+        metrics |= {{name: (k + 1) / 10 for name in config["measure"].split(",")}}
+    return Message(RecordDict({{"arrays": ArrayRecord({{"w": Array(model)}}), "metrics": metrics}}),
+                   reply_to=message)
+
+@server.main()
+def main(grid, context):
+    nodes = dict(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes={CLIENTS},
+                 min_available_nodes={CLIENTS})
+    model = ArrayRecord({{"w": Array(np.zeros({CLIENTS} + 1, np.float32))}})
+    for name, arguments in json.loads(sys.argv[1]).items():
+        kind = getattr(strategies, name)
+        result = kind(**arguments, **nodes).start(grid, model, num_rounds=1)
+        try:
+            kind(min_clients={CLIENTS}, **arguments, **nodes).start(
+                grid, model, num_rounds=1, train_config=ConfigRecord({{"lazy": True}}))
+        except strategies.RoundFailed as error:
+            results[name] = [float(result.arrays["w"].numpy()[0]), str(error)]
+
+run_simulation(server, client, num_supernodes={CLIENTS},
+               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
+json.dump(results, open(sys.argv[2], "w"))
+"""
+
+
 def uv(*arguments: str | Path, cwd: Path) -> str:
     return run([sys.executable, "-m", "uv", *arguments], env=environment(cwd), cwd=cwd)
 
@@ -192,6 +237,41 @@ def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
         w = 0.5 * w_moo + 0.5 * moved / moved.sum()
         np.testing.assert_allclose(results[scale], np.full(COORDINATES, w @ moved), rtol=1e-6)
     assert "client 2: it sent no ArrayRecord 'fisher'" in results["error"]
+
+
+def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
+    foreign: Path, tmp_path: Path
+):
+    k = np.arange(CLIENTS)
+    value = (k + 1) / 10
+    # All have as many examples; in the first round FedCE and FedGA have no past to weigh by.
+    expected = {
+        "FedISM": ({"q": 3.0}, value**3, "sharpness"),
+        "QFFL": ({"q": 2.0, "rule": "weights"}, value**2, "received_loss"),
+        "TERM": ({"t": 4.0}, np.exp(4 * value), "received_loss"),
+        "AFL": ({"lr": 0.5}, np.ones(CLIENTS), "received_loss"),
+        "FairFed": (
+            {"beta": 0.5},
+            1 / CLIENTS - 0.5 * (abs(value - value.mean()) - abs(value - value.mean()).mean()),
+            "received_accuracy",
+        ),
+    }
+    settings = {name: arguments for name, (arguments, _, _) in expected.items()}
+    settings |= {"FedCE": {}, "FedGA": {}}
+    needs = {name: need for name, (_, _, need) in expected.items()}
+    needs |= {"FedCE": "minus_accuracy", "FedGA": "received_loss"}
+    (tmp_path / "app.py").write_text(METRIC_APP)
+    command = [foreign / "python", "app.py", json.dumps(settings), "out.json"]
+    run(command, env=environment(tmp_path), cwd=tmp_path)
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert set(results) == set(settings)
+    for name, (moved, error) in results.items():
+        assert f"client 1: it sent no metric '{needs[name]}'" in error
+        if name in expected:
+            w = expected[name][1]
+            np.testing.assert_allclose(moved, w / w.sum() @ k, rtol=1e-6, err_msg=name)
+        else:
+            assert 0 < moved < CLIENTS - 1
 
 
 def test_the_installed_command_runs(foreign: Path, tmp_path: Path):
