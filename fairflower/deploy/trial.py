@@ -186,7 +186,7 @@ class Trial:
         return len(online) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
-        """Make one run, and return its run folder.
+        """Make one run, or go on with one (``config.resume``), and return its run folder.
 
         Parameters
         ----------
@@ -200,7 +200,9 @@ class Trial:
         """
         self._num_runs += 1
         place = self.folder / "runs" / str(self._num_runs)
-        place.mkdir(parents=True)
+        if config.resume:
+            place = Path(config.resume).parent
+        place.mkdir(parents=True, exist_ok=True)
         evaluate = replace(config.evaluate, by="clients")
         config = replace(config, evaluate=evaluate, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
