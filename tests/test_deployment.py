@@ -160,33 +160,46 @@ def intruders(trial: Trial, folder: Path) -> dict[str, Process]:
     }
 
 
+def trainings(site: Process) -> int:
+    """How often a site was asked to train."""
+    return site.log.read_text().count("Receiving: train message")
+
+
 def outage(trial: Trial, said: list[str]) -> None:
     """Kill a site while it trains, start it again, and stop the run when the site is back."""
     site = trial.sites[DROPPED]
 
-    def trainings() -> int:
-        return site.log.read_text().count("Receiving: train message")
-
     def is_asked_again() -> bool:
         if site.exit_code is not None:  # right after a crash its key is refused
             site.start()
-        return trainings() > after
+        return trainings(site) > after
 
     try:
-        before = trainings()
-        wait_for(lambda: trainings() > before, "the site to be asked to train")
+        before = trainings(site)
+        wait_for(lambda: trainings(site) > before, "the site to be asked to train")
         site.kill()
         wait_for(
             lambda: any(f"goes on without client {DROPPED}" in line for line in said),
             "the server to notice",
         )
-        after = trainings()
+        after = trainings(site)
         site.start()
         wait_for(is_asked_again, "the site to be asked again")
     finally:
         for run in trial.flwr_json("list", LINK)["runs"]:
             if not run["status"].startswith("finished"):
                 trial.flwr("stop", run["run-id"], LINK)
+
+
+def restart(trial: Trial) -> None:
+    """Kill the SuperLink while all sites train, and start it again."""
+    before = [trainings(site) for site in trial.sites]
+    wait_for(
+        lambda: all(trainings(s) > n for s, n in zip(trial.sites, before, strict=True)),
+        "all sites to be asked to train",
+    )
+    trial.superlink.kill()
+    trial.superlink.start()
 
 
 def simulated(folder: Path, strategy: str, rounds: int) -> bytes:
@@ -197,7 +210,7 @@ def simulated(folder: Path, strategy: str, rounds: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_deployment_survives_a_dead_site_and_lets_no_stranger_in(tmp_path: Path) -> None:
+def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_path: Path) -> None:
     said: list[str] = []
     nodes = [{"partition-id": k, "num-partitions": SITES} for k in range(SITES)]
     with ThreadPoolExecutor() as pool, Trial(tmp_path / "trial", nodes, said.append) as trial:
@@ -221,8 +234,9 @@ def test_a_deployment_survives_a_dead_site_and_lets_no_stranger_in(tmp_path: Pat
         (heal,) = (trial.folder / "runs" / "2").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
         done = int(read_facts(heal)["rounds"])
-        last = replace(endless, num_server_rounds=done + 1, resume=str(heal))
-        assert trial.run(last) == heal
+        happening = pool.submit(restart, trial)
+        assert trial.run(RunConfig(num_server_rounds=done + 1, resume=str(heal))) == heal
+        happening.result()
     wait_for(lambda: not belonging_to(tmp_path), "all processes to end")
 
     # Real processes compute what a simulation computes.

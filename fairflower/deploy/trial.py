@@ -103,6 +103,7 @@ class Trial:
             *("--ssl-keyfile", str(files.key)),
             "--enable-supernode-auth",
             *("--host", HOST, "--port", str(self.port)),
+            *("--database", str(self.folder / "superlink.db")),
             # Its ServerApps would outlive it, out of our reach, for half a minute.
             *("--isolation", "process"),
         ]
@@ -210,15 +211,24 @@ class Trial:
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
         run_id = self.flwr_json("run", str(app), LINK)["run-id"]
-        self._follow(run_id)
-        (row,) = self.flwr_json("list", "--run-id", run_id, LINK)["runs"]
+        row = self._follow(run_id)
         if row["status"] != "finished:completed":
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
         (facts,) = place.glob("*/run.json")
         return facts.parent
 
-    def _follow(self, run_id: str) -> None:
-        """Say what the run's ServerApp logs, until it ends."""
+    def _follow(self, run_id: str) -> dict[str, Any]:
+        """Say what the run's ServerApp logs, until it ends; its row in ``flwr list``."""
+        while True:
+            self._say_log(run_id)
+            # The log also ends with the SuperLink, which the run survives.
+            wait_until(self._answers, [], "the SuperLink answered again")
+            row: dict[str, Any]
+            (row,) = self.flwr_json("list", "--run-id", run_id, LINK)["runs"]
+            if row["status"].startswith("finished"):
+                return row
+
+    def _say_log(self, run_id: str) -> None:
         with subprocess.Popen(
             [script("flwr"), "log", run_id, LINK, "--stream"],
             env=environment(self.superlink.home),
