@@ -135,11 +135,12 @@ class LegacyStrategy(Strategy):
 
     def _check_secure_aggregation(self) -> None:
         """Refuse rules that would be given the same mean in place of every client's model."""
-        if type(self.strategy) is not FedAvg:
+        if type(self.strategy) is not FedAvg or self.strategy.exchanges:
             raise ValueError(
                 "Flower's secure aggregation shows a strategy the mean of the clients' models by "
                 f"sample count, and no client's own, so {type(self.strategy).__name__} cannot "
-                "weigh them. Use FedAvg with it, or do without it."
+                "weigh them, and no exchange can collect anything. Use FedAvg without exchanges "
+                "with it, or do without it."
             )
 
     def _fit_content(self, result: FitRes) -> RecordDict:
