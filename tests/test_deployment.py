@@ -171,6 +171,7 @@ def outage(trial: Trial, said: list[str]) -> None:
 
     def is_asked_again() -> bool:
         if site.exit_code is not None:  # right after a crash its key is refused
+            site.kill()  # what it has started
             site.start()
         return trainings(site) > after
 

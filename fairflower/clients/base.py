@@ -74,6 +74,8 @@ class Trainer(NumPyClient):
         The config of the round's message.
     num_rounds
         Rounds that the run is to have, for methods with a schedule; 0: not known.
+    context
+        Where ``fit`` keeps ``state``; see ``to_client``.
     """
 
     #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".

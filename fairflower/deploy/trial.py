@@ -223,8 +223,7 @@ class Trial:
             self._say_log(run_id)
             # The log also ends with the SuperLink, which the run survives.
             wait_until(self._answers, [], "the SuperLink answered again")
-            row: dict[str, Any]
-            (row,) = self.flwr_json("list", "--run-id", run_id, LINK)["runs"]
+            row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
             if row["status"].startswith("finished"):
                 return row
 
