@@ -197,7 +197,8 @@ def restart(trial: Trial) -> None:
     before = {site.name: len(site.log.read_text()) for site in trial.sites}
 
     def trains(site: Process) -> bool:
-        _, asked, later = site.log.read_text()[before[site.name] :].partition("train message")
+        new = site.log.read_text()[before[site.name] :]
+        _, asked, later = new.partition("Receiving: train message")
         return bool(asked) and "Received successfully" in later
 
     wait_for(lambda: all(map(trains, trial.sites)), "all sites to train")
