@@ -4,9 +4,9 @@
 
 Nine honest clients move by updates of length 1 that have a direction in common, cosine
 1/2 between each two. The tenth sends the opposite of that direction, and lies: about
-its number of examples, about whatever the strategy has its clients measure (losses,
-accuracies and sharpness as 0, 1 or a million; Fisher diagonals and gradients a million
-times too small or too large), and about the length of its update (a million instead of
+its number of examples, about whatever the strategy learns from its clients (losses,
+accuracies and sharpness as 0, 1 or a million; Fisher diagonals, gradients and the like a
+million times too small or too large), and about the length of its update (a million instead of
 1). All combinations are tried for five rounds each, and the worst is shown.
 
 How to read it. `weight` is the largest weight that the liar gets, where 0.1 would be
@@ -56,11 +56,16 @@ class Lie(NamedTuple):
     length: float = 1.0
 
 
+def learnt(strategy: FairStrategy) -> tuple[str, ...]:
+    """What it asks its clients for, and what it reads of what they say unasked."""
+    return (*strategy.needs, *getattr(strategy, "reads", ()))
+
+
 def lies(strategy: FairStrategy) -> Iterator[Lie]:
     """All that may pay, of this strategy, without what it does not look at, or refuses."""
-    scalars = [name for name in strategy.needs if name not in strategy.VECTORS]
+    scalars = [name for name in learnt(strategy) if name not in strategy.VECTORS]
     choices = [[n for n in NUMBERS if n <= 1 or not s.endswith("accuracy")] for s in scalars]
-    factors = FACTORS if len(scalars) < len(strategy.needs) else (1.0,)
+    factors = FACTORS if len(scalars) < len(learnt(strategy)) else (1.0,)
     for examples, factor, length, *numbers in product(EXAMPLES, factors, LENGTHS, *choices):
         yield Lie(False, examples, dict(zip(scalars, numbers, strict=True)), factor, length)
 
@@ -81,10 +86,12 @@ def reply(message: Message, strategy: FairStrategy, model: Arrays, lie: Lie) -> 
     moved = (model["w"] + update(client, server_round, lie)).astype(np.float32)
     metrics: dict[str, Any] = {"num-examples": said.examples, "client-id": client}
     content = RecordDict({"arrays": encode_record({"w": moved})})
-    for name in strategy.needs:
+    for name in learnt(strategy):
         if name in strategy.VECTORS:
             drawn = np.random.default_rng([client, server_round, 1]).random(SIZE) * said.factor
-            content[name] = encode_record({"w": drawn.astype(np.float32)})
+            # One array per parameter; a representation is no parameter's.
+            key = "h" if name.endswith("representation") else "w"
+            content[name] = encode_record({key: drawn.astype(np.float32)})
         else:
             metrics[name] = said.numbers.get(name, 0.5)
     content["metrics"] = MetricRecord(metrics)

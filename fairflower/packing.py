@@ -1,8 +1,9 @@
-"""What a classic reply carries besides a model: named arrays behind the model's own.
+"""What classic Flower carries besides a model: named arrays behind the model's own.
 
-A `flwr.client.NumPyClient` sends one list of arrays, and metrics that are single values.
-Arrays of other kinds (a Fisher diagonal) follow the model's in that list, and a metric,
-JSON text, tells what they are: ``{"fisher": ["0.weight", "0.bias"]}``.
+A `flwr.client.NumPyClient` gets and sends one list of arrays, and a config or metrics that
+are single values. Arrays of other kinds (a Fisher diagonal, control variates) follow the
+model's in that list, and JSON text tells what they are, among the metrics as ``measured``
+and in the config as ``shared``: ``{"fisher": ["0.weight", "0.bias"]}``.
 
 >>> import numpy as np
 >>> model, fisher = [np.ones(2), np.zeros(1)], {"w": np.ones(2)}
@@ -11,6 +12,8 @@ JSON text, tells what they are: ``{"fisher": ["0.weight", "0.bias"]}``.
 (3, {'measured': '{"fisher": ["w"]}'})
 >>> unpack(note["measured"], parameters[2:])
 {'fisher': {'w': array([1., 1.])}}
+>>> split([np.ones(2), np.zeros(1)], {"shared": '{"control": ["w"]}'})
+([array([1., 1.])], {'control': {'w': array([0.])}})
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: The metric that describes the arrays behind the model's.
+#: The metric that describes the arrays behind the model's, on the way to the server.
 MEASURED = "measured"
+#: What describes them in the config, on the way to a client.
+SHARED = "shared"
 
 _Array = TypeVar("_Array")
 
@@ -53,19 +58,49 @@ def pack(
     return [*model, *extra], {MEASURED: json.dumps(names)} if names else {}
 
 
-def unpack(note: str, extra: Sequence[_Array]) -> dict[str, dict[str, _Array]]:
+def unpack(
+    note: str, extra: Sequence[_Array], name: str = MEASURED
+) -> dict[str, dict[str, _Array]]:
     """Undo ``pack``, for the arrays behind the model's.
 
     Raises
     ------
     ValueError
-        When the note does not describe these arrays.
+        When the note, called ``name``, does not describe these arrays.
     """
-    names = json.loads(note)
-    if not isinstance(names, dict) or not all(isinstance(part, list) for part in names.values()):
-        raise ValueError(f"{MEASURED!r} is {note!r}: expected names of arrays by what they are")
+    names = _names(note, name)
     count = sum(map(len, names.values()))
     if count != len(extra):
-        raise ValueError(f"{MEASURED!r} names {count} arrays, but {len(extra)} follow the model's")
+        raise ValueError(f"{name!r} names {count} arrays, but {len(extra)} follow the model's")
     arrays = iter(extra)
-    return {kind: {str(name): next(arrays) for name in part} for kind, part in names.items()}
+    return {kind: {str(key): next(arrays) for key in part} for kind, part in names.items()}
+
+
+def split(
+    parameters: Sequence[_Array], config: Mapping[str, Any]
+) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
+    """Take apart what ``NumPyClient.fit`` gets from a strategy with exchanges.
+
+    Returns
+    -------
+    model : list
+        The model's arrays: all, if the server sent nothing beside them.
+    shared : dict
+        By the exchange's name, named arrays.
+
+    Raises
+    ------
+    ValueError
+        When the config does not describe these arrays.
+    """
+    note = str(config.get(SHARED, "{}"))
+    count = sum(map(len, _names(note, SHARED).values()))
+    place = max(0, len(parameters) - count)
+    return list(parameters[:place]), unpack(note, parameters[place:], SHARED)
+
+
+def _names(note: str, name: str) -> dict[str, list[str]]:
+    names = json.loads(note)
+    if not isinstance(names, dict) or not all(isinstance(part, list) for part in names.values()):
+        raise ValueError(f"{name!r} is {note!r}: expected names of arrays by what they are")
+    return names

@@ -83,9 +83,10 @@ def belonging_to(home: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             place = process.environ().get("FAIRFLOWER_HOME", "")
-            if place and Path(place).is_relative_to(home):
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and place and Path(place).is_relative_to(home):
                 found.append(process)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def session(pid: int) -> int | None:

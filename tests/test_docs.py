@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fairflower import needs
 from fairflower.inline import InlineGrid
-from fairflower.strategies import FairStrategy
+from fairflower.strategies import STRATEGIES, FairStrategy
 
 DOCS = Path(__file__).parents[1] / "docs"
 CLIENTS = 4
@@ -141,6 +141,15 @@ def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:
 def test_tables_are_those_of_the_code(path: Path) -> None:
     text = path.read_text()
     assert needs.filled(text) == text, "run python -m fairflower.needs"
+
+
+def test_the_influence_of_a_liar_is_told_for_every_strategy() -> None:
+    (table,) = re.findall(r"\| strategy +\| weight .*?\n\n", (DOCS / "faults.md").read_text(), re.S)
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:] if line
+    ]
+    assert [row[0].strip("`") for row in rows] == list(STRATEGIES), "run benchmarks/liar.py"
+    assert all(all(row) and len(row) == 8 for row in rows)
 
 
 def test_every_table_is_in_some_document() -> None:

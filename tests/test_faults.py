@@ -1,18 +1,21 @@
 """What can go wrong with a client, a node or a reply, and what is done then.
 
-One test for each line of docs/faults.md that is not with the strategies'
-(tests/test_strategies.py, "replies that cannot be used") or the session's.
+One test for each line of docs/faults.md that is not with what it concerns: replies
+(tests/test_strategies.py, "replies that cannot be used"), sessions, sites, checkpoints,
+real processes (tests/test_deployment.py, tests/test_reproducible.py).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Rounds, record, reply
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from resuming import config, outcome, resume
 from rich.console import Console
@@ -23,7 +26,7 @@ from fairflower.config import ConfigError
 from fairflower.inline import InlineGrid
 from fairflower.roster import call_the_roll, look_again, send_and_receive
 from fairflower.session import Session
-from fairflower.strategies import FairFed, FedAvg, FedEquilibria, RoundFailed
+from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEquilibria, RoundFailed
 
 # --- replies -------------------------------------------------------------------------------
 
@@ -89,6 +92,63 @@ def test_more_examples_than_can_be_counted_are_refused(claim):
     rounds.finish(replies)
     assert list(rounds.strategy.dropped) == [1]
     assert "at most 2**53" in rounds.strategy.dropped[1]
+
+
+class Trap:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["objects", "half an array", "no array", "nothing"])
+def test_arrays_that_are_none_are_refused_and_nothing_is_unpickled(kind, tmp_path):
+    sprung = tmp_path / "sprung"
+    whole = saved(MODEL["conv.weight"])
+    data = {
+        "objects": saved(np.array([Trap(sprung)], object)),
+        "half an array": whole[: len(whole) // 2 + 40],
+        "no array": b"<html>",
+        "nothing": b"",
+    }[kind]
+    rounds = Rounds(FedAvg(), MODEL, range(3))
+    messages = rounds.ask()
+    replies = [good(m, k) for k, m in enumerate(messages)]
+    bad = Array(dtype="float32", shape=(3, 4), stype="numpy.ndarray", data=data)
+    replies[1].content["arrays"]["conv.weight"] = bad
+    rounds.finish(replies)
+    assert list(rounds.strategy.dropped) == [1]
+    assert "array 'conv.weight' is not a plain NumPy array" in rounds.strategy.dropped[1]
+    assert not sprung.exists()
+    np.load(io.BytesIO(saved(np.array([Trap(sprung)], object))), allow_pickle=True)
+    assert sprung.exists(), "the trap is none"
+
+
+NUMBERS = [
+    (name, need)
+    for name, kind in STRATEGIES.items()
+    for need in kind().needs
+    if need not in kind.VECTORS
+]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("name", "need"), NUMBERS)
+def test_a_measured_number_that_is_none_is_refused(name, need, value):
+    rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(3))
+    move = {key: np.ones_like(array) for key, array in MODEL.items()}
+    rounds.step(dict.fromkeys(range(3), move), metrics={0: {}, 1: {need: value}, 2: {}})
+    assert rounds.strategy.client_ids == (0, 2)
+    assert rounds.strategy.dropped == {1: f"{need} = {value}: expected a finite number"}
 
 
 def test_negative_fisher_information_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toys
 from conftest import Rounds, record
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
@@ -34,7 +36,8 @@ from test_strategies import MODEL, every_strategy, updates
 from fairflower.clients import Trainer, make_client_app
 from fairflower.flower import identify
 from fairflower.inline import InlineGrid
-from fairflower.packing import pack, unpack
+from fairflower.names import CLIENTS
+from fairflower.packing import pack, split, unpack
 from fairflower.strategies import (
     STRATEGIES,
     ControlVariates,
@@ -199,6 +202,45 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
         assert np.array_equal(value, legacy.strategy.diagnostics[key])
 
 
+@pytest.mark.parametrize("rule", ["fedheal", "fedce"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, rule: str) -> None:
+    """With what exchanges share and collect, and with what clients keep between rounds."""
+    nodes = {f"min_{kind}_nodes": 3 for kind in ("train", "evaluate", "available")}
+
+    def strategy() -> FairStrategy:
+        return STRATEGIES[rule](**nodes, exchanges=toys.exchanges(name))
+
+    def client(context: Context) -> Trainer:
+        return toys.trainer(name, int(context.node_config["partition-id"]))
+
+    start = toys.trainer(name).send()
+    identify()
+    modern = strategy()
+    app = make_client_app(lambda context, config: client(context))
+    expected = modern.start(InlineGrid(app, 3), record(start), num_rounds=3)
+
+    legacy = LegacyStrategy(strategy(), start)
+    components = ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))
+    seen: dict[int, list[np.ndarray]] = {}
+    legacy.evaluate_fn = lambda r, arrays, config: seen.update({r: arrays})
+    classic = ClientApp(client_fn=lambda context: client(context).to_client(context))
+    server = ServerApp(server_fn=lambda context: components)
+    server(Grid(classic, 3, raise_errors=True), Context(1, 1, {}, RecordDict(), {}))
+
+    for found, array in zip(seen[3], expected.arrays.values(), strict=True):
+        assert found.tobytes() == array.numpy().tobytes()
+    assert toys.same(modern.state_dict(), legacy.strategy.state_dict())
+    assert not legacy.strategy.dropped
+
+
+def test_a_classic_client_that_has_no_place_for_what_it_keeps_says_so() -> None:
+    scaffold = toys.trainer("scaffold")
+    remedy = r"Client 0: SCAFFOLD keeps control .*to_client\(context\)"
+    with pytest.raises(ValueError, match=remedy):
+        scaffold.fit(list(scaffold.send().values()), {"server-round": 1})
+
+
 def test_a_client_may_be_asked_for_the_first_model() -> None:
     legacy = LegacyStrategy(FedAvg())
     assert legacy.initialize_parameters(manager(1)) is None
@@ -273,9 +315,17 @@ def test_unnamed_arrays_whose_buffers_nobody_told_are_explained() -> None:
         rounds.finish(results)
 
 
-def test_exchanges_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"exchanges \(ControlVariates\)"):
-        LegacyStrategy(FedAvg(exchanges=[ControlVariates()]))
+@pytest.mark.parametrize("initial", [None, ndarrays_to_parameters(list(MODEL.values()))])
+def test_exchanges_need_arrays_by_name(initial: Parameters | None) -> None:
+    with pytest.raises(ValueError, match=r"Exchanges \(ControlVariates\).*parameters by name"):
+        LegacyStrategy(FedAvg(exchanges=[ControlVariates()]), initial)
+
+
+def test_a_client_that_returns_nothing_to_an_exchange_is_dropped_with_the_reason() -> None:
+    rounds = ClassicRounds(FedAvg(exchanges=[ControlVariates()]), 2)
+    results = [(proxy, result(MODEL, 5, {}, {})) for proxy, _ in rounds.ask().values()]
+    with pytest.raises(RoundFailed, match="no ArrayRecord 'control', which ControlVariates"):
+        rounds.finish(results)
 
 
 def test_it_needs_no_torch() -> None:
@@ -299,6 +349,26 @@ def test_what_was_packed_is_unpacked(kinds: dict[str, list[str]]) -> None:
     for kind, arrays in measured.items():
         assert list(found[kind]) == list(arrays)
         assert all(found[kind][n] is array for n, array in arrays.items())
+
+
+@given(st.dictionaries(st.text(max_size=3), names, max_size=3), st.integers(0, 3))
+def test_what_is_shared_is_split_from_the_model(
+    kinds: dict[str, list[str]], model_size: int
+) -> None:
+    model = [np.full(2, -1 - i) for i in range(model_size)]
+    counter = iter(range(100))
+    sent = {k: {n: np.full(2, next(counter)) for n in part} for k, part in kinds.items()}
+    parameters, _ = pack(model, sent)
+    found, shared = split(parameters, {"shared": json.dumps(kinds)})
+    assert all(a is b for a, b in zip(found, model, strict=True))
+    assert {k: list(arrays) for k, arrays in shared.items()} == kinds
+    assert all(shared[k][n] is array for k, arrays in sent.items() for n, array in arrays.items())
+
+
+def test_a_config_that_names_more_arrays_than_came_is_refused() -> None:
+    with pytest.raises(ValueError, match="'shared' names 3 arrays, but 1 follow"):
+        split([np.zeros(1)], {"shared": '{"control": ["a", "b", "c"]}'})
+    assert split([np.zeros(1)], {}) == ([np.zeros(1)], {})
 
 
 def test_tensors_can_be_packed() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.client import NumPyClient
+from flwr.app import Context
+from flwr.client import Client, NumPyClient
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,7 +21,7 @@ from fairflower.clients.batches import ClientData, Images
 from fairflower.clients.optim import build_optimizer, sharpen
 from fairflower.config import TrainConfig
 from fairflower.data import Split
-from fairflower.packing import pack
+from fairflower.packing import pack, split
 from fairflower.seeds import derive_seed
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +35,7 @@ class Trainer(NumPyClient):
     out depends on the received arrays, ``shared`` and ``state``, the data, the
     settings, the seed, the client id and the round, and on nothing else: not on the
     worker, nor on what the same object did before. ``fit`` and ``evaluate`` do it for
-    a Flower app with ``client_fn`` (``trainer.to_client()``), `make_client_app` for
+    a Flower app with ``client_fn`` (``trainer.to_client(context)``), `make_client_app` for
     one with messages.
 
     A subclass redefines some of ``begin``, ``loss``, ``adjust_gradients``, ``step``
@@ -73,6 +74,8 @@ class Trainer(NumPyClient):
         The config of the round's message.
     num_rounds
         Rounds that the run is to have, for methods with a schedule; 0: not known.
+    context
+        Where ``fit`` keeps ``state``; see ``to_client``.
     """
 
     #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".
@@ -109,6 +112,7 @@ class Trainer(NumPyClient):
         self.steps = 0
         self.told: Mapping[str, Any] = {}
         self.num_rounds = 0
+        self.context: Context | None = None
 
     @classmethod
     def arguments(cls) -> dict[str, Any]:
@@ -346,27 +350,65 @@ class Trainer(NumPyClient):
             parameters = dict(zip(names, parameters, strict=True))
         self.receive(parameters)
 
+    def to_client(self, context: Context | None = None) -> Client:
+        """Put the trainer behind classic Flower's interface, for ``client_fn`` to return.
+
+        Parameters
+        ----------
+        context
+            The one that ``client_fn`` gets. Trainers that keep something from round to
+            round keep it there, as with the message API; the others can do without.
+        """
+        self.context = context
+        return super().to_client()
+
     def fit(
         self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]
     ) -> tuple[list[NDArray], int, dict[str, Any]]:
         """Train the given parameters; ``config`` has to hold ``server-round``.
 
         What the config asks for under ``measure`` comes along, numbers in the metrics
-        and arrays behind the model's (see `fairflower.packing`).
-        """
-        from fairflower.clients.measure import train_and_measure  # late: it measures trainers
+        and arrays behind the model's, and so does what goes back to exchanges (see
+        `fairflower.packing`).
 
+        Raises
+        ------
+        ValueError
+            If something would have to be kept for the next round, and there is no context.
+        """
+        from fairflower.clients.measure import train_and_measure  # late: these two
+        from fairflower.clients.state import load_state, save_state  # know trainers
+
+        if not isinstance(parameters, Mapping):
+            parameters, self.shared = split(parameters, config)
         self.set_parameters(parameters)
+        found = 0
+        if self.context is not None:
+            found = load_state(self, self.context, config, before=server_round(config))
         numbers, measured = train_and_measure(self, config)
-        arrays, note = pack(self.get_parameters(config), measured)
+        if self.state and self.context is None:
+            raise ValueError(
+                f"{self}: {type(self).__name__} keeps {', '.join(self.state)} for its next round, "
+                "and has no place for it. Return trainer.to_client(context) from client_fn."
+            )
+        if self.context is not None:
+            save_state(self, self.context, config)
+        arrays, note = pack(self.get_parameters(config), measured | self.returns)
         metrics: dict[str, Any] = {**numbers, **note, "client-id": self.client_id}
+        if self.state:
+            metrics["state-round"] = found
         return arrays, len(self.data.train.y), metrics
 
     def evaluate(
         self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Test the given parameters on the client's own test images."""
+        from fairflower.clients.state import load_state
+
         self.set_parameters(parameters)
+        if self.context is not None:
+            before = server_round(config) + 1 if "server-round" in config else math.inf
+            load_state(self, self.context, config, before)
         metrics = self.test()
         loss = metrics.pop("eval_loss")
         return loss, len(self.data.test.y), metrics | {"client-id": self.client_id}

@@ -103,6 +103,7 @@ class Trial:
             *("--ssl-keyfile", str(files.key)),
             "--enable-supernode-auth",
             *("--host", HOST, "--port", str(self.port)),
+            *("--database", str(self.folder / "superlink.db")),
             # Its ServerApps would outlive it, out of our reach, for half a minute.
             *("--isolation", "process"),
         ]
@@ -186,7 +187,7 @@ class Trial:
         return len(online) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
-        """Make one run, and return its run folder.
+        """Make one run, or go on with one (``config.resume``), and return its run folder.
 
         Parameters
         ----------
@@ -200,7 +201,9 @@ class Trial:
         """
         self._num_runs += 1
         place = self.folder / "runs" / str(self._num_runs)
-        place.mkdir(parents=True)
+        if config.resume:
+            place = Path(config.resume).parent
+        place.mkdir(parents=True, exist_ok=True)
         evaluate = replace(config.evaluate, by="clients")
         config = replace(config, evaluate=evaluate, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
@@ -208,15 +211,23 @@ class Trial:
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
         run_id = self.flwr_json("run", str(app), LINK)["run-id"]
-        self._follow(run_id)
-        (row,) = self.flwr_json("list", "--run-id", run_id, LINK)["runs"]
+        row = self._follow(run_id)
         if row["status"] != "finished:completed":
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
         (facts,) = place.glob("*/run.json")
         return facts.parent
 
-    def _follow(self, run_id: str) -> None:
-        """Say what the run's ServerApp logs, until it ends."""
+    def _follow(self, run_id: str) -> dict[str, Any]:
+        """Say what the run's ServerApp logs, until it ends; its row in ``flwr list``."""
+        while True:
+            self._say_log(run_id)
+            # The log also ends with the SuperLink, which the run survives.
+            wait_until(self._answers, [], "the SuperLink answered again")
+            row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
+            if row["status"].startswith("finished"):
+                return row
+
+    def _say_log(self, run_id: str) -> None:
         with subprocess.Popen(
             [script("flwr"), "log", run_id, LINK, "--stream"],
             env=environment(self.superlink.home),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fairflower.flower import set_message_id
-from fairflower.packing import MEASURED, unpack
+from fairflower.packing import MEASURED, SHARED, unpack
 from fairflower.strategies.base import FairStrategy
 from fairflower.strategies.cohort import decode_record, encode_record
 from fairflower.strategies.fedavg import FedAvg
@@ -32,7 +33,8 @@ class LegacyStrategy(Strategy):
     The strategy gets the same messages as in an app of Flower's message API and so
     computes the same, to the last bit. Clients are `flwr.client.NumPyClient`s. What
     they measure they append to their arrays (`fairflower.packing.pack`), numbers they
-    put into their metrics; so does ``fairflower.clients.Trainer``.
+    put into their metrics. What exchanges share follows the model's arrays on both ways
+    (`fairflower.packing.split`). ``fairflower.clients.Trainer`` does all of it.
 
     Parameters
     ----------
@@ -44,6 +46,7 @@ class LegacyStrategy(Strategy):
         BatchNorm are told from parameters. By default a random client is asked; then,
         and with ``Parameters``, arrays are called "0", "1", ..., and arrays of whole
         numbers alone count as not trained unless the strategy's ``buffers`` says more.
+        Exchanges need the names.
     on_fit_config_fn, on_evaluate_config_fn : callable, optional
         Round -> what to add to the config that clients get.
     evaluate_fn : callable, optional
@@ -53,6 +56,11 @@ class LegacyStrategy(Strategy):
     ----------
     strategy : FairStrategy
         With its ``diagnostics``, ``client_ids`` and ``dropped``.
+
+    Raises
+    ------
+    ValueError
+        If the strategy has exchanges, and the model's arrays no names.
     """
 
     def __init__(
@@ -64,9 +72,12 @@ class LegacyStrategy(Strategy):
         on_evaluate_config_fn: Callable[[int], Metrics] | None = None,
         evaluate_fn: Callable[[int, NDArrays, Metrics], tuple[float, Metrics] | None] | None = None,
     ) -> None:
-        if strategy.exchanges:
+        if strategy.exchanges and not isinstance(initial_parameters, Mapping):
             names = ", ".join(type(exchange).__name__ for exchange in strategy.exchanges)
-            raise ValueError(f"LegacyStrategy does not carry exchanges ({names}): use messages.")
+            raise ValueError(
+                f"Exchanges ({names}) know the model's arrays by name. Give LegacyStrategy the "
+                "initial parameters by name: {k: v.numpy() for k, v in net.state_dict().items()}."
+            )
         self.strategy = strategy
         self.on_fit_config_fn = on_fit_config_fn
         self.on_evaluate_config_fn = on_evaluate_config_fn
@@ -97,9 +108,18 @@ class LegacyStrategy(Strategy):
         messages = self.strategy.configure_train(server_round, self._sent, config, nodes.grid)
         self._asked = _numbered(messages)
         return [
-            (nodes.proxies[node], FitIns(parameters, self._config(message)))
+            (nodes.proxies[node], self._fit_ins(parameters, message))
             for node, message in self._asked.items()
         ]
+
+    def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
+        """What the message says; what exchanges share comes behind the model."""
+        config, records = self._config(message), message.content.array_records
+        shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
+        if shared:
+            config[SHARED] = json.dumps({name: list(record) for name, record in shared.items()})
+        extra = [array.data for record in shared.values() for array in record.values()]
+        return FitIns(Parameters([*parameters.tensors, *extra], TENSOR_TYPE), config)
 
     def aggregate_fit(
         self,
@@ -115,11 +135,12 @@ class LegacyStrategy(Strategy):
 
     def _check_secure_aggregation(self) -> None:
         """Refuse rules that would be given the same mean in place of every client's model."""
-        if type(self.strategy) is not FedAvg:
+        if type(self.strategy) is not FedAvg or self.strategy.exchanges:
             raise ValueError(
                 "Flower's secure aggregation shows a strategy the mean of the clients' models by "
                 f"sample count, and no client's own, so {type(self.strategy).__name__} cannot "
-                "weigh them. Use FedAvg with it, or do without it."
+                "weigh them, and no exchange can collect anything. Use FedAvg without exchanges "
+                "with it, or do without it."
             )
 
     def _fit_content(self, result: FitRes) -> RecordDict:
@@ -133,9 +154,10 @@ class LegacyStrategy(Strategy):
             }
         )
         measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
+        wanted = {*self.strategy.needs, *(exchange.name for exchange in self.strategy.exchanges)}
         for kind, vectors in measured.items():
             names = list(vectors) if self._names else self._trained(kind, len(vectors))
-            if kind in self.strategy.needs:
+            if kind in wanted:
                 content[kind] = _named(names, list(vectors.values()))
         return content
 
