@@ -23,7 +23,7 @@ from fairflower.clients import (
     limit_threads,
     make_client_app,
 )
-from fairflower.config import DataConfig, RunConfig, keys
+from fairflower.config import DataConfig, ModelConfig, RunConfig, keys
 from fairflower.data import Federation, prepare
 
 
@@ -41,7 +41,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     federation = prepare(_data_config(context, run))
     trainer = build_trainer(
         run.client.name,
-        _model(run.model.name, federation.num_classes, federation.shape),
+        _model(run.model, federation.num_classes, federation.shape),
         _client_data(federation, client_id),
         run.train,
         client_id=client_id,
@@ -92,15 +92,18 @@ def _client_id(context: Context) -> int:
 
 
 # A worker serves many clients in turn: what they share is made once. A trainer
-# overwrites every array of the model with the received ones, so sharing it is safe.
+# overwrites every array of the model that travels with the received ones, and no array
+# that does not is ever trained, so sharing it is safe.
 @lru_cache(maxsize=4)
 def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_flat(dict(items))
 
 
 @lru_cache(maxsize=2)
-def _model(name: str, num_classes: int, shape: tuple[int, int, int]) -> models.Classifier:
-    return models.build(name, num_classes, shape, seed=0)
+def _model(
+    config: ModelConfig, num_classes: int, shape: tuple[int, int, int]
+) -> models.Classifier:
+    return models.build(config.name, num_classes, shape, seed=0, weights=config.weights)
 
 
 @lru_cache(maxsize=64)

@@ -39,7 +39,11 @@ class Evaluator:
         self.batch_size = config.evaluate.batch_size
         self.device = choose_device(config.train.device)
         self.model = models.build(
-            config.model.name, federation.num_classes, federation.shape, config.seed
+            config.model.name,
+            federation.num_classes,
+            federation.shape,
+            config.seed,
+            config.model.weights,
         ).to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
         self._tests: dict[str, list[Images]] = {}
@@ -54,20 +58,21 @@ class Evaluator:
 
     @property
     def buffers(self) -> list[str]:
-        """Names of the model's arrays that are not trained."""
+        """Names of the travelling arrays that are not trained."""
         trained = {name for name, _ in self.model.named_parameters()}
-        return [name for name in self.model.state_dict() if name not in trained]
+        return [name for name in self.model.travelling() if name not in trained]
 
     def arrays(self) -> Arrays:
-        """The model's arrays by name; before any ``__call__`` the initial ones."""
+        """The model's travelling arrays by name; before any ``__call__`` the initial ones."""
         return {
             name: tensor.to("cpu", copy=True).numpy()
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in self.model.travelling().items()
         }
 
     def __call__(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, dict[str, float]]:
         """Domain -> ``accuracy`` (0 to 1) and ``loss`` (mean cross entropy) of ``arrays``."""
-        self.model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()})
+        for name, tensor in self.model.travelling().items():
+            tensor.copy_(torch.tensor(arrays[name]))
         self.model.eval()
         pending = {
             domain: [self._pool.submit(self._test, images) for images in self._chunks(domain)]
@@ -91,6 +96,7 @@ class Evaluator:
                     data.std,
                     Augment(),
                     self.device,
+                    self.model,
                 )
                 for i in range(0, len(y), self.batch_size)
             ]

@@ -57,11 +57,11 @@ class Session:
         stop: threading.Event | None = None,
     ) -> None:
         self.grid = grid
-        # Clients get this config with every message: where the data are must not
+        # Clients get this config with every message: where files are must not
         # depend on the folder or the environment that a worker runs in.
         # Clients that have the data to themselves also know where.
         data = config.data if config.evaluate.by == "clients" else resolve(config.data)
-        self.config = dataclasses.replace(config, data=data)
+        self.config = dataclasses.replace(config, data=data, model=config.model.resolve())
         self.console = console
         self.label = label or config.label
         self.title = title or self.label

@@ -19,6 +19,7 @@ from fairflower.clients.batches import ClientData, Images
 from fairflower.clients.optim import build_optimizer, sharpen
 from fairflower.config import TrainConfig
 from fairflower.data import Split
+from fairflower.models import travelling
 from fairflower.seeds import derive_seed
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -41,8 +42,9 @@ class Trainer(NumPyClient):
     Parameters
     ----------
     model
-        Moved to ``device``. Its state dict names the arrays that travel: parameters
-        and buffers, in that order, float32 as float32 and int64 as int64.
+        Moved to ``device``. Its state dict names the arrays that travel, parameters
+        and buffers, float32 as float32 and int64 as int64; a `Classifier` may leave
+        some out (``Classifier.travelling``).
     data
         The client's images.
     settings
@@ -170,7 +172,7 @@ class Trainer(NumPyClient):
         ValueError
             When the arrays are not exactly the model's: their names, shapes and dtypes.
         """
-        state = self.model.state_dict()
+        state = travelling(self.model)
         missing = [name for name in state if name not in arrays]
         unknown = [name for name in arrays if name not in state]
         if missing or unknown:
@@ -236,7 +238,7 @@ class Trainer(NumPyClient):
         """Copy the model's arrays, by name."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in travelling(self.model).items()
         }
 
     def measure(self, images: Images) -> tuple[float, float]:
@@ -269,7 +271,9 @@ class Trainer(NumPyClient):
         if not len(split.y):
             raise ValueError(f"{self} has no {kind} images. Give it some, or leave it out.")
         data = self.data
-        return Images(split, data.mean, data.std, data.augment, self.device)
+        return Images(
+            split, data.mean, data.std, data.augment, self.device, self.model, data.memory
+        )
 
     def __str__(self) -> str:
         """Name the client, for error messages."""
@@ -284,7 +288,7 @@ class Trainer(NumPyClient):
     def set_parameters(self, parameters: Sequence[NDArray] | Mapping[str, NDArray]) -> None:
         """Like ``receive``; a list is taken in the order of the state dict."""
         if not isinstance(parameters, Mapping):
-            names = list(self.model.state_dict())
+            names = list(travelling(self.model))
             if len(parameters) != len(names):
                 raise ValueError(
                     f"{self}: expected the {len(names)} arrays of the model ({_some(names)}), "

@@ -11,6 +11,7 @@ from fairflower.strategies.exchange import EXCHANGES, ControlVariates, Exchange,
 from fairflower.strategies.fedavg import FedAvg, Uniform
 from fairflower.strategies.fedequilibria import FedEquilibria
 from fairflower.strategies.fedfv import FedFV
+from fairflower.strategies.fedgcr import FedGCR
 from fairflower.strategies.fedheal import FedHEAL
 from fairflower.strategies.fedmgda import FedMGDAPlus
 from fairflower.strategies.qp import MinNorm, min_norm_weights
@@ -23,6 +24,7 @@ STRATEGIES: dict[str, type[FairStrategy]] = {
     "fedequilibria": FedEquilibria,
     "fedmgda+": FedMGDAPlus,
     "fedfv": FedFV,
+    "fedgcr": FedGCR,
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "FedAvg",
     "FedEquilibria",
     "FedFV",
+    "FedGCR",
     "FedHEAL",
     "FedMGDAPlus",
     "MinNorm",
