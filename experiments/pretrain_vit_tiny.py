@@ -41,7 +41,7 @@ from fairflower.models.prompt_vit import vit_tiny
 from fairflower.models.weights import to_text
 
 SEED = 1
-PICTURES = 600_000
+PICTURES = 400_000
 BATCH, LR, WEIGHT_DECAY, WARM_UP = 128, 1.5e-3, 0.05, 400
 #: Weight of the error in style beside the cross entropy of the character.
 STYLE_WEIGHT = 0.5

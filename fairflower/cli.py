@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import fairflower
@@ -25,6 +26,7 @@ from fairflower.paths import home
 from fairflower.plan import Plan, parse_clients, parse_seeds, parse_strategies
 
 if TYPE_CHECKING:
+    from fairflower.landscape import Landscape
     from fairflower.report import Run
 
 app = typer.Typer(
@@ -227,6 +229,62 @@ def report(
             raise typer.Exit(1)
 
 
+@app.command()
+def landscape(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    grid: Annotated[int, typer.Option(help="Points on a side, odd.")] = 21,
+    span: Annotated[
+        float, typer.Option(help="How far to go; at 1 a filter is moved by its own length.")
+    ] = 1.0,
+    images: Annotated[
+        int, typer.Option(help="Images of each domain, in training and in testing; 0: all.")
+    ] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the directions and of the images.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the figures; default: each run's own."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Draw the loss around the final model, of every domain's training and test images.
+
+    Writes landscape.png, .svg and .csv. Several runs are drawn with the same contours.
+    """
+    with friendly_errors():
+        from fairflower.landscape import landscape as explore
+        from fairflower.report import read_run
+        from fairflower.report.contours import draw, levels_of
+
+        found = [read_run(folder) for path in runs for folder in _run_folders(path)]
+        landscapes, places = [], []
+        with _points(console) as bar:
+            tasks = [bar.add_task(run.label, total=grid**2) for run in found]
+            for run, task in zip(found, tasks, strict=True):
+                landscapes.append(
+                    explore(
+                        run,
+                        grid=grid,
+                        span=span,
+                        images=images,
+                        seed=seed,
+                        data_dir=data_dir or "",
+                        device=device,
+                        advance=lambda task=task: bar.advance(task),  # type: ignore[misc]
+                    )
+                )
+                folder, prefix = (out, f"{run.path.name}-") if out else (run.path, "")
+                folder.mkdir(parents=True, exist_ok=True)
+                landscapes[-1].write_csv(folder / f"{prefix}landscape.csv")
+                places.append((folder, prefix))
+        levels = levels_of(landscapes)
+        for one, (folder, prefix) in zip(landscapes, places, strict=True):
+            draw(one, levels, folder, prefix)
+            console.print(_heights(one))
+            path = (folder / f"{prefix}landscape.png").absolute()
+            console.print(f"landscape: {path}", soft_wrap=True, highlight=False)
+
+
 @app.command("list")
 def list_(
     what: Annotated[
@@ -374,6 +432,31 @@ def _run_folders(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
     return found
+
+
+def _points(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("points"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+    )
+
+
+def _heights(landscape: Landscape) -> Table:
+    """Loss of the model, and by how much the points around it exceed that on average."""
+    table = Table(title=f"Loss around the model of {landscape.label}", title_justify="left")
+    for column in ("domain", "images", "loss", "mean rise"):
+        table.add_column(column, justify="left" if column == "domain" else "right")
+    for surface in landscape.surfaces:
+        rise = surface.loss.mean() - surface.centre
+        numbers = (f"{surface.num_images} {surface.split}", f"{surface.centre:.4f}", f"{rise:.4f}")
+        table.add_row(surface.domain, *numbers)
+    return table
 
 
 def _strategies() -> Table:

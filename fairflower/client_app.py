@@ -18,12 +18,13 @@ from fairflower import models
 from fairflower.clients import (
     ClientData,
     Trainer,
+    build_model,
     build_trainer,
     choose_device,
     limit_threads,
     make_client_app,
 )
-from fairflower.config import DataConfig, ModelConfig, RunConfig, keys
+from fairflower.config import ClientConfig, DataConfig, ModelConfig, RunConfig, keys
 from fairflower.data import Federation, prepare
 
 
@@ -41,7 +42,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     federation = prepare(_data_config(context, run))
     trainer = build_trainer(
         run.client.name,
-        _model(run.model, federation.num_classes, federation.shape),
+        _model(run.model, run.client.name, tuple(run.client.args.items()), federation),
         _client_data(federation, client_id),
         run.train,
         client_id=client_id,
@@ -51,6 +52,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     )
     trainer.eval_batch_size = run.evaluate.batch_size
     trainer.measure_memory_mb = run.measure.memory_mb
+    trainer.measure_rho = run.measure.rho
+    trainer.num_rounds = run.num_server_rounds
     return trainer
 
 
@@ -101,9 +104,9 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 @lru_cache(maxsize=2)
 def _model(
-    config: ModelConfig, num_classes: int, shape: tuple[int, int, int]
+    config: ModelConfig, client: str, args: tuple[tuple[str, Any], ...], federation: Federation
 ) -> models.Classifier:
-    return models.build(config.name, num_classes, shape, seed=0, weights=config.weights)
+    return build_model(config, ClientConfig(client, dict(args)), federation, seed=0)
 
 
 @lru_cache(maxsize=64)

@@ -72,6 +72,25 @@ class DataConfig:
     test_examples: int = setting(
         0, "Test images per domain (a fixed random subset); 0: all of them.", min=0
     )
+    dirichlet_alpha: float = setting(
+        0.0,
+        "Label shift between a domain's clients: alpha of a Dirichlet partition, which is then "
+        "of unequal sizes (FedISM: 1.0); 0: equal shares drawn at random.",
+        min=0,
+    )
+    corrupted_clients: int = setting(
+        0, "How many of a domain's clients, its last, have corrupted images; 0: none.", min=0
+    )
+    corruption: str = setting(
+        "noise", "What corrupts them: Gaussian noise or motion blur.", choices=("noise", "blur")
+    )
+    severity: int = setting(3, "How much, from 1 to 5 (FedISM: 3).", min=1, max=5)
+    imbalance_factor: int = setting(
+        1,
+        "Clients of the first domain for one of the last, in a geometric series (FedGCR's DIF: "
+        "1, 5, 10), instead of clients-per-domain; 1: equally many.",
+        min=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -123,9 +142,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """What clients may spend on measuring what a strategy asks for."""
+    """How clients measure what a strategy asks for."""
 
     memory_mb: int = setting(512, "Memory for per-sample gradients, in megabytes.", min=1)
+    rho: float = setting(0.05, "How far from the model sharpness looks (FedISM: 0.05).", min=0)
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,7 @@ class EvaluateConfig:
     )
     every: int = setting(1, "Test after every n-th round (and after the last).", min=1)
     batch_size: int = setting(500, "Images per forward pass.", min=1)
+    auc: bool = setting(False, "At the server, the AUC, too; medical data sets always have it.")
 
 
 @dataclass(frozen=True)
@@ -255,8 +276,10 @@ class RunConfig:
     @property
     def label(self) -> str:
         """How tables and figures call the method: ``fedheal``, or ``fedprox+fedheal``."""
-        client = self.client.label
-        return self.strategy.label if client == "sgd" else f"{client}+{self.strategy.label}"
+        from fairflower.names import PLAIN
+
+        client, strategy = self.client.label, self.strategy.label
+        return strategy if client in PLAIN else f"{client}+{strategy}"
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
@@ -526,7 +549,9 @@ def _check_names(config: RunConfig) -> None:
         )
     _check_arguments(config.strategy, strategy_arguments())
     _check_arguments(config.client, client_arguments())
-    names.CLIENTS[config.client.name].check(config.client.args)
+    method = names.CLIENTS[config.client.name]
+    method.check(config.client.args)
+    method.check_optimizer(config.train.optimizer)
     try:
         STRATEGIES[config.strategy.name](**config.strategy.args)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:

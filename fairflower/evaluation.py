@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from fairflower import models
-from fairflower.clients import Images, choose_device
+from fairflower import metrics
+from fairflower.clients import Images, build_model, choose_device
 from fairflower.config import RunConfig
 from fairflower.data import Augment, Federation, Split
 
@@ -29,7 +29,8 @@ class Evaluator:
     Parameters
     ----------
     config : RunConfig
-        Gives the model, the seed of its initial weights, and the device.
+        Gives the model, the method that it is adapted to, the seed of its initial
+        weights, and the device.
     federation : Federation
         Gives the test sets.
     """
@@ -37,14 +38,10 @@ class Evaluator:
     def __init__(self, config: RunConfig, federation: Federation) -> None:
         self.federation = federation
         self.batch_size = config.evaluate.batch_size
+        self.auc = config.evaluate.auc or federation.auc
         self.device = choose_device(config.train.device)
-        self.model = models.build(
-            config.model.name,
-            federation.num_classes,
-            federation.shape,
-            config.seed,
-            config.model.weights,
-        ).to(self.device)
+        self.model = build_model(config.model, config.client, federation, config.seed)
+        self.model.to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
         self._tests: dict[str, list[Images]] = {}
         self._pool = ThreadPoolExecutor(
@@ -70,9 +67,14 @@ class Evaluator:
         }
 
     def __call__(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, dict[str, float]]:
-        """Domain -> ``accuracy`` (0 to 1) and ``loss`` (mean cross entropy) of ``arrays``."""
-        for name, tensor in self.model.travelling().items():
-            tensor.copy_(torch.tensor(arrays[name]))
+        """Test ``arrays`` on every domain.
+
+        Returns
+        -------
+        Domain -> ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
+        entropy) and, if it is wanted, ``auc`` (one-vs-one).
+        """
+        self.model.load_travelling({name: torch.tensor(a) for name, a in arrays.items()})
         self.model.eval()
         pending = {
             domain: [self._pool.submit(self._test, images) for images in self._chunks(domain)]
@@ -80,8 +82,15 @@ class Evaluator:
         }
         results = {}
         for domain, futures in pending.items():
-            loss, correct, count = np.sum([future.result() for future in futures], axis=0)
-            results[domain] = {"accuracy": correct / count, "loss": loss / count}
+            losses, *chunks = zip(*(future.result() for future in futures), strict=True)
+            labels, predicted, probabilities = map(np.concatenate, chunks)
+            results[domain] = {
+                "accuracy": float((labels == predicted).mean()),
+                "balanced_accuracy": metrics.balanced_accuracy(labels, predicted),
+                "loss": sum(losses) / len(labels),
+            }
+            if self.auc:
+                results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
         return results
 
     def _chunks(self, domain: str) -> list[Images]:
@@ -102,9 +111,14 @@ class Evaluator:
             ]
         return self._tests[domain]
 
-    def _test(self, images: Images) -> tuple[float, int, int]:
+    def _test(
+        self, images: Images
+    ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Summed loss, labels [B], predicted labels [B] and probabilities [B, classes or 0]."""
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
             logits = self.model(x)
             loss = F.cross_entropy(logits, y, reduction="sum")
-            return loss.item(), int((logits.argmax(1) == y).sum()), len(y)
+            wanted = logits if self.auc else logits[:, :0]
+            results = (y, logits.argmax(1), wanted.double().softmax(1))
+            return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]

@@ -15,6 +15,9 @@ mean and the worst: they are perfect when everyone is served equally badly.
 All raise ``ValueError`` when the values are empty, not one-dimensional, NaN or
 infinite, or negative where that has no meaning.
 
+Where classes are of very unequal size, the value per domain may itself be another than
+the accuracy: ``balanced_accuracy`` and ``auc_ovo`` rate one model on one test set.
+
 >>> digits = [0.9027, 0.9569, 0.7994, 0.4645]  # FedHEAL on Digits (CVPR 2024, Table 2)
 >>> round(mean(digits), 4), round(std(digits, ddof=1), 4), worst(digits)
 (0.7809, 0.2208, 0.4645)
@@ -222,6 +225,52 @@ def summary(a: ArrayLike) -> dict[str, float]:
         "gini": gini(a),
         "entropy": entropy(a),
     }
+
+
+def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
+    """Mean over classes of the share of a class that is predicted right (its recall).
+
+    Classes without a test image do not count; ACC of FedISM.
+
+    >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0])
+    0.5
+    """
+    y = np.asarray(labels)
+    if y.size == 0:
+        raise ValueError("Expected at least one of the labels, got none.")
+    _, kind, counts = np.unique(y, return_inverse=True, return_counts=True)
+    right = np.bincount(kind, weights=y == np.asarray(predicted))
+    return float((right / counts).mean())
+
+
+def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """One-vs-one macro AUC (Hand and Till 2001): the mean over all pairs of classes.
+
+    For a pair, how likely a random image of one class has a higher probability of it than
+    a random image of the other, averaged over both; 0.5 is chance. AUC of FedISM.
+
+    Parameters
+    ----------
+    labels
+        [N], in ``0 .. C - 1``. A class without a test image is in no pair.
+    probabilities
+        [N, C], rows that sum to 1.
+
+    Returns
+    -------
+    NaN if fewer than two classes have a test image, or a probability is not finite.
+
+    >>> auc_ovo([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.95, 0.05]])
+    0.5
+    """
+    from sklearn.metrics import roc_auc_score  # late: it takes a second to import
+
+    y, p = np.asarray(labels), np.asarray(probabilities)
+    if np.unique(y).size < 2 or not np.isfinite(p).all():
+        return math.nan
+    if p.shape[1] == 2:  # which scikit-learn takes for something else
+        return float(roc_auc_score(y, p[:, 1]))
+    return float(roc_auc_score(y, p, multi_class="ovo", labels=np.arange(p.shape[1])))
 
 
 def _values(a: ArrayLike, name: str = "values") -> Vector:

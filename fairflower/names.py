@@ -15,7 +15,7 @@ from fairflower.config import ConfigError, kebab
 
 @dataclass(frozen=True)
 class Argument:
-    """A trainer's own argument: its default and the values it may take, both included."""
+    """A method's own argument: its default and the values it may take, both included."""
 
     default: float | str
     min: float = float("-inf")
@@ -33,9 +33,15 @@ class ClientMethod:
     summary
         One line, with the paper.
     arguments
-        The keyword arguments of its constructor, beside every trainer's.
+        The keyword arguments of the trainer's constructor, beside every trainer's, and
+        those of its exchanges that are the paper's.
     exchanges
         What has to travel beside the model: names of `fairflower.strategies.EXCHANGES`.
+    optimizer
+        The only ``train.optimizer`` that it is defined for; empty: any.
+    adapt
+        Name, in ``module``, of a function that changes the network before anybody uses it,
+        clients or server: ``adapt(model, federation, **arguments)``. None if empty.
     """
 
     module: str
@@ -43,6 +49,8 @@ class ClientMethod:
     summary: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     exchanges: tuple[str, ...] = ()
+    optimizer: str = ""
+    adapt: str = ""
 
     def defaults(self) -> dict[str, Any]:
         """Its own arguments with their defaults."""
@@ -66,6 +74,20 @@ class ClientMethod:
                     f"{bounds.max}."
                 )
 
+    def check_optimizer(self, optimizer: str) -> None:
+        """Refuse an optimiser that the method is not defined for.
+
+        Raises
+        ------
+        ConfigError
+            Naming both and the remedy.
+        """
+        if self.optimizer not in ("", optimizer):
+            raise ConfigError(
+                f"train.optimizer = {optimizer!r}: {self.attribute} is defined for "
+                f"{self.optimizer!r} alone. Set it, or choose another client.name."
+            )
+
 
 CLIENTS: dict[str, ClientMethod] = {
     "sgd": ClientMethod(
@@ -74,13 +96,31 @@ CLIENTS: dict[str, ClientMethod] = {
         "plain local training, FedAvg's ClientUpdate (McMahan et al. 2017; settings of "
         "FedHEAL \N{SECTION SIGN}4.1)",
     ),
+    "fedavg": ClientMethod("fairflower.clients.sgd", "SGD", "another name of sgd"),
     "sam": ClientMethod(
-        "fairflower.clients.sam", "SAM", "sharpness-aware minimisation (Foret et al. 2021; FedSAM)"
+        "fairflower.clients.sam", "SAM", "sharpness-aware minimisation (Foret et al. 2021)"
+    ),
+    "fedsam": ClientMethod(
+        "fairflower.clients.sam",
+        "FedSAM",
+        "SAM with FedSAM's radius instead of train.rho (Caldarola et al. 2022)",
+        {"rho": Argument(0.1, min=0)},
     ),
     "gsam": ClientMethod(
         "fairflower.clients.sam",
         "GSAM",
         "surrogate-gap SAM (Zhuang et al. 2022), the steps of FedISM's SALT",
+    ),
+    "harmofl": ClientMethod(
+        "fairflower.clients.harmofl",
+        "HarmoFL",
+        "images of one amplitude, perturbed weights (Jiang et al. 2022)",
+        {
+            "alpha": Argument(0.05, min=0),
+            "momentum": Argument(0.1, min=0, max=1),
+            "band": Argument(0.5, min=0, max=0.5),
+        },
+        adapt="adapt",
     ),
     "fedprox": ClientMethod(
         "fairflower.clients.fedprox",
@@ -93,8 +133,57 @@ CLIENTS: dict[str, ClientMethod] = {
         "SCAFFOLD",
         "control variates against client drift (Karimireddy et al. 2020)",
         exchanges=("control",),
+        optimizer="sgd",
+    ),
+    "moon": ClientMethod(
+        "fairflower.clients.moon",
+        "MOON",
+        "features like the global model's, not like last time's (Li et al. 2021)",
+        {"mu": Argument(5.0, min=0), "tau": Argument(0.5, min=1e-6)},
+    ),
+    "feddyn": ClientMethod(
+        "fairflower.clients.feddyn",
+        "FedDyn",
+        "a dynamic regulariser, so that local and global optima agree (Acar et al. 2021)",
+        {"alpha": Argument(0.01, min=1e-12)},
+        exchanges=("regulariser",),
+    ),
+    "fedproc": ClientMethod(
+        "fairflower.clients.fedproc",
+        "FedProc",
+        "from class prototypes to labels over the rounds (Mu et al. 2023)",
+        {"rounds": Argument(0, min=0)},
+        exchanges=("prototypes",),
+    ),
+    "fedproto": ClientMethod(
+        "fairflower.clients.fedproto",
+        "FedProto",
+        "features near their class's prototype (Tan et al. 2022; models averaged, too)",
+        {"lambda_": Argument(1.0, min=0)},
+        exchanges=("prototypes",),
+    ),
+    "fedlsa": ClientMethod(
+        "fairflower.clients.fedlsa",
+        "FedLSA",
+        "features near anchors that the server learns (Fu et al. 2025)",
+        {
+            "lambda_": Argument(0.1, min=0),
+            "tau": Argument(0.1, min=1e-6),
+            "alpha": Argument(0.02, min=0),
+        },
+        exchanges=("anchors",),
+    ),
+    "ditto": ClientMethod(
+        "fairflower.clients.ditto",
+        "Ditto",
+        "a personal model beside the global one (Li et al. 2021); tested with "
+        "evaluate.by=clients or both",
+        {"lambda_": Argument(1.0, min=0)},
     ),
 }
+
+#: Names of plain local training, left out of a method's label.
+PLAIN = ("sgd", "fedavg")
 
 #: name -> (module, attribute, one line)
 MODELS: dict[str, tuple[str, str, str]] = {
@@ -149,6 +238,31 @@ DATA_SETS: dict[str, tuple[str, str, str]] = {
         "fairflower.data.pacs",
         "PACS",
         "seven kinds of objects in photos, art paintings, cartoons and sketches (FedEquilibria)",
+    ),
+    "digit-five": (
+        "fairflower.data.digits",
+        "DigitFive",
+        "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR",
+    ),
+    "domainnet": (
+        "fairflower.data.domainnet",
+        "DomainNet",
+        "DomainNet from a folder: ten kinds of objects in six kinds of pictures (FedGCR)",
+    ),
+    "ham10000": (
+        "fairflower.data.ham10000",
+        "HAM10000",
+        "seven kinds of skin lesions, one domain: for clean and corrupted clients",
+    ),
+    "isic2019": (
+        "fairflower.data.isic2019",
+        "ISIC2019",
+        "ISIC 2019 from a folder: eight kinds of skin lesions, one domain (FedISM)",
+    ),
+    "rsna-ich": (
+        "fairflower.data.rsna_ich",
+        "RSNAICH",
+        "RSNA intracranial haemorrhage from a folder: five kinds, one domain (FedISM)",
     ),
     "npz": (
         "fairflower.data.folder",

@@ -28,6 +28,9 @@ from fairflower.strategies.observe import UpdateConsistency
 
 logger = logging.getLogger("flwr").getChild("fairflower")
 
+#: What clients may report of their tests: the global model's, and their own model's.
+_ACCURACIES = ("accuracy", "personal_accuracy")
+
 
 class Session:
     """A federation, a strategy and a run folder, from the first round to the last.
@@ -186,7 +189,9 @@ class Session:
         if by in ("clients", "both") and server_round > 0:
             results = self._ask_clients(folder, server_round, arrays)
         if by in ("server", "both"):
-            results = self.evaluator(_values(arrays))
+            # What clients alone can measure stays.
+            tested = self.evaluator(_values(arrays))
+            results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         for domain, values in results.items():
             folder.history(server_round, "domain", domain, values)
         return {domain: values["accuracy"] for domain, values in results.items()}
@@ -194,25 +199,27 @@ class Session:
     def _ask_clients(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
     ) -> dict[str, dict[str, float]]:
-        """The clients' own results; each domain's accuracy is their mean by test images."""
+        """The clients' own results; a domain's accuracies are their means by test images."""
         settings = self._settings()
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
-        correct: dict[str, float] = {}
-        tested: dict[str, float] = {}
-        for client, answer in sorted(self.strategy.evaluations(server_round, replies).items()):
+        answers = self.strategy.evaluations(server_round, replies)
+        accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
+        sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in self.federation.domains}
+        tested = dict.fromkeys(self.federation.domains, 0.0)
+        for client, answer in sorted(answers.items()):
             domain = self.federation.clients[client].domain
-            accuracy, loss, n = (
-                float(answer[key])  # type: ignore[arg-type]
-                for key in ("accuracy", "eval_loss", "num-examples")
-            )
-            folder.history(
-                server_round, "client", str(client), {"accuracy": accuracy, "loss": loss}
-            )
-            correct[domain] = correct.get(domain, 0.0) + accuracy * n
-            tested[domain] = tested.get(domain, 0.0) + n
-        domains = [domain for domain in self.federation.domains if domain in tested]
-        return {domain: {"accuracy": correct[domain] / tested[domain]} for domain in domains}
+            found = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
+            loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
+            folder.history(server_round, "client", str(client), {**found, "loss": loss})
+            for name, value in found.items():
+                sums[domain][name] += value * n
+            tested[domain] += n
+        return {
+            domain: {name: value / n for name, value in sums[domain].items()}
+            for domain, n in tested.items()
+            if n
+        }
 
     def _settings(self) -> ConfigRecord:
         """The whole run config, which travels with every message."""

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import settings
 
 from fairflower.flower import identify
 from fairflower.strategies import FairStrategy
 from fairflower.strategies.cohort import is_buffer
 
 Arrays = Mapping[str, np.ndarray]
+
+# A busy machine is no failure.
+settings.register_profile("fairflower", deadline=None)
+settings.load_profile("fairflower")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,8 +71,9 @@ class Rounds:
 
     def ask(self) -> list[Message]:
         self.round += 1
+        config = ConfigRecord({"train.lr": 0.05})
         messages = list(
-            self.strategy.configure_train(self.round, record(self.model), ConfigRecord(), None)  # type: ignore[arg-type]
+            self.strategy.configure_train(self.round, record(self.model), config, None)  # type: ignore[arg-type]
         )
         for i, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"{self.round}-{i}"
@@ -112,10 +118,10 @@ class Rounds:
         }
         made_up: dict[str, Any] = {}
         for need in self.strategy.needs:
-            if need in FairStrategy.VECTORS:
-                made_up[need] = dict(trained)
-            elif need in FairStrategy.REPRESENTATIONS:
+            if need in FairStrategy.REPRESENTATIONS:
                 made_up[need] = {"h": random.normal(size=7).astype(np.float32)}
+            elif need in FairStrategy.VECTORS:
+                made_up[need] = dict(trained)
             else:
                 made_up[need] = float(random.random())
         return made_up

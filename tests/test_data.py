@@ -269,34 +269,47 @@ def test_partitions_are_disjoint_parts_of_their_domain(
     available = [max(count, clients) for count in available]
     domains = [f"domain {i}" for i in range(len(available))]
     sizes = {
-        domain: data.draw(st.integers(1, count // clients), label=domain)
+        domain: data.draw(
+            st.lists(st.integers(1, count // clients), min_size=1, max_size=clients), label=domain
+        )
         for domain, count in zip(domains, available, strict=True)
     }
     column = data.draw(st.permutations(np.repeat(domains, available).tolist()))
     dataset = Dataset.from_dict({"domain": column, "label": list(range(len(column)))})
-    partitioner = DomainPartitioner(sizes, clients, seed)
+    partitioner = DomainPartitioner(sizes, seed)
     partitioner.dataset = dataset
 
     rows = partitioner.partition_id_to_indices
     assert list(rows) == list(range(partitioner.num_partitions))
-    assert partitioner.num_partitions == clients * len(domains)
+    owners = [domain for domain in domains for _ in sizes[domain]]
+    assert partitioner.num_partitions == len(owners)
     used = [row for part in rows.values() for row in part]
     assert len(used) == len(set(used))
+    wanted = [size for domain in domains for size in sizes[domain]]
     for partition_id, part in rows.items():
-        domain = domains[partition_id // clients]
-        assert [column[row] for row in part] == [domain] * sizes[domain]
+        assert [column[row] for row in part] == [owners[partition_id]] * wanted[partition_id]
         assert partitioner.load_partition(partition_id)["label"][:] == part
 
-    alone = DomainPartitioner({domains[-1]: sizes[domains[-1]]}, clients, seed)
+    alone = DomainPartitioner({domains[-1]: sizes[domains[-1]]}, seed)
     alone.dataset = dataset
-    assert list(alone.partition_id_to_indices.values()) == list(rows.values())[-clients:]
+    last = len(sizes[domains[-1]])
+    assert list(alone.partition_id_to_indices.values()) == list(rows.values())[-last:]
+
+
+def test_partitions_are_those_of_release_0_1() -> None:
+    """The papers' partitions are named by their seed, so no change may move them."""
+    partitioner = DomainPartitioner({"mnist": [3, 3], "usps": [2]}, seed=0)
+    partitioner.dataset = Dataset.from_dict(
+        {"domain": ["mnist"] * 8 + ["usps"] * 4, "label": list(range(12))}
+    )
+    assert partitioner.partition_id_to_indices == {0: [3, 0, 4], 1: [2, 5, 1], 2: [8, 9]}
 
 
 def test_every_image_is_as_likely_as_any_other() -> None:
     dataset = Dataset.from_dict({"domain": ["a"] * 8, "label": list(range(8))})
     drawn = np.zeros(8)
     for seed in range(200):
-        partitioner = DomainPartitioner({"a": 2}, 1, seed)
+        partitioner = DomainPartitioner({"a": [2]}, seed)
         partitioner.dataset = dataset
         drawn[partitioner.partition_id_to_indices[0]] += 1
     # 200 draws with chance 1/4: 50 and a standard deviation of 6.
@@ -307,7 +320,7 @@ def test_every_image_is_as_likely_as_any_other() -> None:
 def test_partitioner_is_at_home_in_flwr_datasets(recwarn: pytest.WarningsRecorder) -> None:
     from flwr_datasets.metrics import compute_counts
 
-    partitioner = DomainPartitioner({"a": 3, "b": 2}, clients_per_domain=2)
+    partitioner = DomainPartitioner({"a": [3, 3], "b": [2, 2]})
     partitioner.dataset = Dataset.from_dict(
         {"domain": ["a"] * 9 + ["b"] * 4, "label": [0] * 9 + [1] * 4}
     )

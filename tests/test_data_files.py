@@ -13,7 +13,8 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, DataError, digits, prepare, resolve
+from fairflower.data import Augment, DataError, prepare, resolve
+from fairflower.data.digits import Digits
 from fairflower.data.images import to_chw
 
 Arrays = dict[str, Any]
@@ -213,6 +214,31 @@ def test_digits_stand_in_for_syn_is_said(tmp_path: Path) -> None:
     assert prepare(config).sources == (str(tmp_path / "syn.npz"),)
 
 
+def test_digit_five_settings_are_fedgcrs(tmp_path: Path) -> None:
+    for domain in ("mnist", "usps", "synlike", "mnistm", "svhn"):
+        np.savez(tmp_path / f"{domain}.npz", **arrays(shape=(16, 16)))
+    federation = prepare(DataConfig(name="digit-five", dir=str(tmp_path), clients_per_domain=2))
+    assert federation.domains == ("mnist", "usps", "syn", "mnistm", "svhn")
+    assert (federation.shape, federation.num_classes) == ((3, 32, 32), 10)
+    assert (federation.mean, federation.std) == ((0.5,) * 3, (0.5,) * 3)
+    assert federation.augment == Augment()
+    assert [client.num_examples for client in federation.clients] == [6] * 10
+    assert federation.sources[2].endswith("synlike.npz (a stand-in for SYN)")
+
+
+def test_digit_five_uses_no_more_of_a_domain_than_fedgcr(tmp_path: Path) -> None:
+    large = {
+        **arrays(),
+        "x_train": np.zeros((4000, 4, 4), np.uint8),
+        "y_train": np.zeros(4000, int),
+    }
+    np.savez(tmp_path / "mnist.npz", **large)
+    np.savez(tmp_path / "usps.npz", **arrays())
+    config = DataConfig(name="digit-five", dir=str(tmp_path), domains="mnist,usps")
+    sizes = [client.num_examples for client in prepare(config).clients]
+    assert sizes == [2975 // 5] * 5 + [12 // 5] * 5
+
+
 def test_digits_complaints(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither .*mnist.npz nor .*mnist exists. Set data.dir"):
         prepare(all_digits(tmp_path))
@@ -302,7 +328,7 @@ def test_hub_data_comes_through_flwr_datasets(
     source = arrays()
     for split, data in hugging_face(source).items():
         data.to_parquet(str(tmp_path / "hub" / f"{split}.parquet"))
-    monkeypatch.setattr(digits, "HUB", {"mnist": (str(tmp_path / "hub"), None)})
+    monkeypatch.setattr(Digits, "hub", {"mnist": (str(tmp_path / "hub"), None)})
     np.savez(tmp_path / "mnist.npz", **source)
     config = DataConfig(name="digits", domains="mnist", clients_per_domain=2, examples_per_client=6)
     hub = prepare(config)

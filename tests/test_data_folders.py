@@ -1,4 +1,4 @@
-"""Office-Caltech and PACS: folders of images, saved data sets and the Hub; every class."""
+"""Folders of images by domain and class, saved data sets and the Hub; every class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    Value,
+    concatenate_datasets,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pictures
@@ -17,12 +25,17 @@ from PIL import Image as Pictures
 from fairflower.config import DataConfig
 from fairflower.data import Augment, DataError, Federation, prepare, resolve
 from fairflower.data.class_folders import ClassFolders, _digest
+from fairflower.data.domainnet import DomainNet
 from fairflower.data.office_caltech import OfficeCaltech
 from fairflower.data.pacs import PACS
 from fairflower.data.partition import DomainPartitioner, with_every_value
 
 RNG = np.random.default_rng(0)
-DATA_SETS: dict[str, type[ClassFolders]] = {"office-caltech": OfficeCaltech, "pacs": PACS}
+DATA_SETS: dict[str, type[ClassFolders]] = {
+    "office-caltech": OfficeCaltech,
+    "pacs": PACS,
+    "domainnet": DomainNet,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -114,32 +127,35 @@ def test_exchange_gives_every_class_and_shares_only_what_is_rare(
 ) -> None:
     total, kinds = sum(counts), len(counts)
     clients = data.draw(st.integers(1, min(6, total // kinds)), label="clients")
-    size = data.draw(st.integers(kinds, total // clients), label="size")
+    each = st.integers(kinds, total // clients)
+    sizes = data.draw(st.lists(each, min_size=clients, max_size=clients), label="sizes")
     values = np.repeat(np.arange(kinds), counts)
     before = np.random.default_rng(seed).permutation(total)
-    after = with_every_value(before, values, clients, size, np.random.default_rng(seed))
-    parts = after[: clients * size].reshape(clients, size)
+    after = with_every_value(before, values, sizes, np.random.default_rng(seed))
+
+    def parts(order: np.ndarray) -> list[np.ndarray]:
+        return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
 
     assert set(after) == set(range(total))
-    for part in parts:
+    for part, size in zip(parts(after), sizes, strict=True):
         assert len(set(part)) == size
         assert set(values[part]) == set(range(kinds))
     for kind, count in enumerate(counts):
-        held = parts[values[parts] == kind]
+        held = np.concatenate([part[values[part] == kind] for part in parts(after)])
         if count >= clients:
             assert len(set(held)) == len(held)
         else:
             assert len(held) == clients
             assert set(held) == set(np.flatnonzero(values == kind))
-    again = with_every_value(before, values, clients, size, np.random.default_rng(seed))
+    again = with_every_value(before, values, sizes, np.random.default_rng(seed))
     np.testing.assert_array_equal(after, again)
-    if all(set(values[p]) == set(range(kinds)) for p in before[: parts.size].reshape(clients, -1)):
+    if all(set(values[part]) == set(range(kinds)) for part in parts(before)):
         np.testing.assert_array_equal(after, before)
 
 
 def test_missing_class_comes_from_what_nobody_holds() -> None:
     values = np.array([0, 1, 0, 0, 1, 1])
-    after = with_every_value(np.arange(6), values, 2, 2, np.random.default_rng(0))
+    after = with_every_value(np.arange(6), values, [2, 2], np.random.default_rng(0))
     assert after[:2].tolist() == [0, 1]
     assert sorted(values[after[2:4]]) == [0, 1]
     assert after[4:].tolist() in ([2, 5], [4, 2], [3, 5], [4, 3])
@@ -151,7 +167,8 @@ def test_partitions_of_other_domains_and_without_the_option_stay() -> None:
     dataset = Dataset.from_dict({"domain": domains, "label": labels})
 
     def parts(sizes: dict[str, int], **options: Any) -> list[list[int]]:
-        partitioner = DomainPartitioner(sizes, 3, 5, **options)
+        each = {domain: [size] * 3 for domain, size in sizes.items()}
+        partitioner = DomainPartitioner(each, 5, **options)
         partitioner.dataset = dataset
         indices = partitioner.partition_id_to_indices
         for partition_id, part in indices.items():
@@ -170,7 +187,7 @@ def test_partitions_of_other_domains_and_without_the_option_stay() -> None:
 
 
 def test_fewer_images_than_classes_are_refused() -> None:
-    partitioner = DomainPartitioner({"a": 2}, 2, every_value_of="label")
+    partitioner = DomainPartitioner({"a": [2, 2]}, every_value_of="label")
     partitioner.dataset = Dataset.from_dict({"domain": ["a"] * 6, "label": [0, 1, 2] * 2})
     with pytest.raises(DataError, match=r"domain 'a' is to hold all 3 classes, but 2 images each"):
         partitioner.load_partition(0)
@@ -197,6 +214,32 @@ def test_pacs_settings(tmp_path: Path) -> None:
     assert (federation.shape, federation.num_classes) == ((3, 128, 128), 7)
     assert federation.augment == Augment(crop_padding=0, horizontal_flip=True)
     assert PACS.fraction == 0.1
+
+
+def test_domainnet_settings_are_fedgcrs(tmp_path: Path) -> None:
+    write(tmp_path, "domainnet", 5)
+    federation = prepare(small("domainnet", tmp_path, image_size=0))
+    assert federation.domains == ("clipart", "real")
+    assert (federation.shape, federation.num_classes) == ((3, 224, 224), 10)
+    assert (federation.mean, federation.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert federation.augment == Augment(horizontal_flip=True)
+    assert DomainNet.domain_names[2:] == ("painting", "sketch", "quickdraw", "infograph")
+
+
+def test_domainnet_passes_over_its_other_classes(tmp_path: Path) -> None:
+    write(tmp_path / "files", "domainnet")
+    ten = prepare(small("domainnet", tmp_path / "files"))
+    for domain in ("clipart", "real"):
+        other = tmp_path / "files" / domain / "aircraft_carrier"
+        other.mkdir()
+        Pictures.fromarray(picture(99, 0, 0)).save(other / "000.png")
+    assert_same(ten, prepare(small("domainnet", tmp_path / "files")))
+    numbers = rows("domainnet")["label"]
+    names = ["aircraft_carrier", *DomainNet.classes]
+    more = data_set("domainnet", ClassLabel(names=names), [c + 1 for c in numbers])
+    other_rows = more.select(range(3)).map(lambda row: {"label": 0})
+    concatenate_datasets([other_rows, more]).save_to_disk(str(tmp_path / "saved"))
+    assert_same(ten, prepare(small("domainnet", tmp_path / "saved")))
 
 
 def test_office_caltech_splits_by_index_as_torchvision_orders(tmp_path: Path) -> None:
@@ -233,7 +276,7 @@ def test_pacs_test_sets_have_the_papers_sizes() -> None:
         test = data.is_test(labels)
         assert test.sum() == test_size
         assert np.bincount(labels[test]).tolist() == [-(-count // 5) for count in counts]
-        clients.append(data.examples_per_client("photo", int((~test).sum())))
+        clients.append(data.train_size("photo", int((~test).sum()), 5) // 5)
     assert clients == [133, 163, 187, 314]
 
 
@@ -260,7 +303,7 @@ def test_real_office_caltech_has_the_papers_sizes(office_dir: str) -> None:
 def test_real_office_caltech_clients_are_disjoint(office_dir: str, seed: int) -> None:
     data = OfficeCaltech(DataConfig(name="office-caltech", dir=office_dir))
     labels = data.labels("dslr", "train")
-    partitioner = DomainPartitioner({"dslr": 12}, 5, seed, every_value_of="label")
+    partitioner = DomainPartitioner({"dslr": [12] * 5}, seed, every_value_of="label")
     partitioner.dataset = Dataset.from_dict({"domain": ["dslr"] * len(labels), "label": labels})
     held = [row for part in partitioner.partition_id_to_indices.values() for row in part]
     assert len(set(held)) == 60

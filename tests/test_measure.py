@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import record, unpack
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,9 +25,16 @@ from fairflower.clients import (
     gradients,
     make_client_app,
     mean_gradient,
+    sharpness,
 )
 from fairflower.clients.gradients import chunk_size
-from fairflower.clients.measure import MEASUREMENTS, Measurement, requested, train_and_measure
+from fairflower.clients.measure import (
+    KEPT,
+    MEASUREMENTS,
+    Measurement,
+    requested,
+    train_and_measure,
+)
 from fairflower.config import ConfigError, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.flower import identify
@@ -317,13 +325,14 @@ def test_images_and_a_data_loader_give_the_same() -> None:
     images, model = Images(split(70), *STATISTICS, Augment(2, True)), make("norms")
     (x, y), (rest_x, rest_y) = images.eval_batches(64)
     loader = DataLoader(TensorDataset(torch.cat([x, rest_x]), torch.cat([y, rest_y])), batch_size=9)
+    assert sharpness(model, images) == pytest.approx(sharpness(model, loader), abs=1e-6)
     for measure in (fisher_diagonal, mean_gradient):
         from_loader = measure(model, loader)
         expected = {key: value.double() for key, value in from_loader.items()}
         assert_close(measure(model, images), expected)
 
 
-@pytest.mark.parametrize("measure", [fisher_diagonal, mean_gradient])
+@pytest.mark.parametrize("measure", [fisher_diagonal, mean_gradient, sharpness])
 def test_no_samples_is_an_error(measure: Any) -> None:
     with pytest.raises(ValueError, match="no samples"):
         measure(make("norms"), [])
@@ -372,11 +381,71 @@ def test_memory_is_that_of_gradients_and_activations_twice() -> None:
     assert chunk_size(model, x, y, memory_mb=1e-6) == 1
 
 
+# --- sharpness --------------------------------------------------------------------------
+
+
+def loss_at(model: nn.Module, moves: Named, x: Tensor, y: Tensor) -> float:
+    """The loss of a float64 copy, its parameters moved by hand."""
+    model = copy.deepcopy(model).eval().double()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name in moves:
+                p += moves[name]
+        return F.cross_entropy(model(x.double()), y).item()
+
+
+def rise(model: nn.Module, rho: float, x: Tensor, y: Tensor) -> float:
+    """L(theta + rho g / ||g||) - L(theta), one sample and one parameter after another."""
+    gradient, _ = loop(model, x, y)
+    length = torch.sqrt(sum((g**2).sum() for g in gradient.values()))
+    moves = {name: rho * g / length for name, g in gradient.items()}
+    return loss_at(model, moves, x, y) - loss_at(model, {}, x, y)
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.5])
+@pytest.mark.parametrize("name", MODELS)
+def test_sharpness_is_that_of_a_brute_force_evaluation(name: str, rho: float) -> None:
+    model, (x, y) = make(name), batch(7)
+    found = sharpness(model, [(x[:4], y[:4]), (x[4:], y[4:])], rho=rho)
+    expected = max(rise(model, rho, x, y), 0)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert expected > 1e-3  # or the line above would say little
+
+
+def test_sharpness_grows_with_rho_as_the_gradient_says() -> None:
+    model, (x, y) = make("norms"), batch(7)
+    slope = torch.sqrt(sum((g**2).sum() for g in loop(model, x, y)[0].values())).item()
+    assert sharpness(model, [(x, y)], rho=1e-2) == pytest.approx(1e-2 * slope, rel=0.05)
+    assert sharpness(model, [(x, y)], rho=0) == 0
+
+
+def test_sharpness_is_never_negative() -> None:
+    """A net whose loss falls again beyond a ridge: the step of length 3 leads down."""
+
+    class Ridge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor(-0.1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            away = self.w.square().expand(len(x))
+            return torch.stack([away, torch.zeros_like(away)], dim=1)
+
+    model, data = Ridge(), [(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))]
+    gradient = mean_gradient(model, data)["w"].item()
+    assert gradient > 0
+    assert loss_at(model, {"w": torch.tensor(3.0)}, *data[0]) < loss_at(model, {}, *data[0])
+    assert sharpness(model, data, rho=3.0) == 0
+    model.w.data.zero_()  # no gradient at all
+    assert sharpness(model, data) == 0
+
+
 # --- without a trace ------------------------------------------------------------------
 
 STATISTICS = ((0.5,) * 3, (0.25,) * 3)
 SETTINGS = TrainConfig(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01)
-ALL = ",".join(MEASUREMENTS)
+#: What any network has; a representation wants a Classifier.
+ALL = ",".join(name for name in MEASUREMENTS if "representation" not in name)
 
 
 def split(n: int, seed: int = 0) -> Split:
@@ -419,6 +488,7 @@ def test_measuring_leaves_the_model_and_torch_as_they_were(name: str) -> None:
     with torch.no_grad():
         fisher_diagonal(model, data)
         mean_gradient(model, data)
+        sharpness(model, data)
         assert not torch.is_grad_enabled()
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
@@ -460,6 +530,13 @@ def test_each_measures_the_model_and_the_images_that_it_names() -> None:
     logits = received.eval()(x)
     assert metrics["received_loss"] == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
     assert metrics["received_accuracy"] == (logits.argmax(1) == y).float().mean().item()
+    assert metrics["received_balanced_accuracy"] == pytest.approx(
+        balanced_accuracy_score(y, logits.argmax(1))
+    )
+    assert metrics["sharpness"] == pytest.approx(rise(received, 0.05, x, y), abs=1e-5)
+    trained = client.model.eval()(x)
+    assert metrics["trained_loss"] == pytest.approx(F.cross_entropy(trained, y).item(), rel=1e-5)
+    assert metrics["trained_loss"] != metrics["received_loss"]
     tensors = {key: {n: torch.tensor(a) for n, a in named.items()} for key, named in arrays.items()}
     assert_close(tensors["gradient"], loop(received, x, y)[0])
     assert_close(tensors["fisher"], loop(client.model, x, y)[1])
@@ -479,6 +556,150 @@ def test_a_methods_own_loss_does_not_enter() -> None:
     for name in expected:
         for key in expected[name]:
             assert np.array_equal(found[name][key], expected[name][key])
+
+
+def test_the_radius_of_sharpness_is_the_trainers() -> None:
+    config = {"server-round": 1, "measure": "sharpness"}
+    wide, narrow = trainer(), trainer()
+    wide.measure_rho = 0.5
+    metrics = [train_and_measure(client, config)[0]["sharpness"] for client in (wide, narrow)]
+    assert metrics[0] > 3 * metrics[1]
+
+
+def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
+    client = trainer()
+    y = np.where(client.data.train.y == 0, 1, client.data.train.y)
+    data = ClientData(
+        Split(client.data.train.x, y), client.data.test, *STATISTICS, CLASSES, Augment(2, True)
+    )
+    client = SGD(make("norms"), data, SETTINGS, client_id=3, seed=0)
+    config = {"server-round": 1, "measure": "received_balanced_accuracy"}
+    (x, _), *_ = client.train_images.eval_batches(64)
+    guesses = client.model.eval()(x).argmax(1).numpy()
+    recalls = [(guesses[y == c] == c).mean() for c in (1, 2, 3)]
+    assert train_and_measure(client, config)[0]["received_balanced_accuracy"] == pytest.approx(
+        np.mean(recalls)
+    )
+
+
+# --- what tells a client's type -------------------------------------------------------------
+
+
+def images_of(y: np.ndarray, seed: int = 0) -> ClientData:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (len(y), 3, 8, 8), dtype=np.uint8)
+    return ClientData(Split(x, y), split(5, 1), *STATISTICS, CLASSES, Augment(2, True))
+
+
+@pytest.mark.parametrize("name", ["cnn", "prompt-vit-tiny"])
+def test_a_representation_is_a_mean_over_classes_of_their_means(name: str) -> None:
+    """Not over images: how often the client has a class does not show."""
+    y = np.array([0, 0, 0, 0, 0, 0, 2, 3, 3])  # and no 1
+    model = models.build(name, CLASSES, (3, 8, 8), seed=0)
+    client = SGD(model, images_of(y), SETTINGS, client_id=3, seed=0)
+    client.eval_batch_size = 4
+    measure = "representation,received_representation"
+    received = copy.deepcopy(model).eval()
+    _, arrays = train_and_measure(client, {"server-round": 1, "measure": measure})
+    x = torch.tensor(client.data.train.x) / 255
+    x = (x - 0.5) / 0.25
+    for key, network in (("received_representation", received), ("representation", model.eval())):
+        assert list(arrays[key]) == ["h"]
+        assert arrays[key]["h"].dtype == np.float32
+        with torch.no_grad():
+            each = network.represent(x).numpy().astype(float)
+        expected = np.mean([each[y == c].mean(0) for c in (0, 2, 3)], axis=0)
+        np.testing.assert_allclose(arrays[key]["h"], expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(arrays["representation"]["h"], arrays["received_representation"]["h"])
+
+
+@torch.no_grad()
+def test_it_is_gc_nets_prompt_or_else_the_features() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    cnn = models.build("cnn", CLASSES, (3, 32, 32), seed=0).eval()
+    assert torch.equal(cnn.represent(x), cnn.features(x))
+    prompted: Any = models.build("prompt-vit-tiny", CLASSES, (3, 32, 32), seed=0).eval()
+    assert torch.equal(prompted.represent(x), prompted.gc_net(prompted.first_stage(x)))
+
+
+def test_a_network_that_does_not_tell_its_features_has_no_representation() -> None:
+    with pytest.raises(TypeError, match=r"Sequential has none.*Classifier"):
+        train_and_measure(trainer(), {"server-round": 1, "measure": "representation"})
+
+
+# --- the received model without the client's part ----------------------------------------
+
+MINUS = {"measure": "received_accuracy,minus_accuracy,minus_balanced_accuracy"}
+
+
+def test_without_its_part_a_client_measures_the_mean_of_the_others() -> None:
+    """Two clients: what the server merged, less one's part, is the other's model."""
+    mine, other = trainer(), trainer()
+    mine.settings = other.settings = TrainConfig(local_epochs=1, batch_size=4, lr=0.5)
+    other.client_id = 4
+    for client in (mine, other):
+        metrics, _ = train_and_measure(client, {"server-round": 1, **MINUS})
+        assert metrics["minus_accuracy"] == metrics["received_accuracy"]  # no part in it yet
+    c = 0.3
+    one, two = mine.send(), other.send()
+    merged = {k: (c * one[k] + (1 - c) * two[k]).astype(one[k].dtype) for k in one}
+    expected = other.measure(mine.train_images)[1]
+    (x, y), *_ = mine.train_images.eval_batches(64)
+    balanced = balanced_accuracy_score(y, other.model.eval()(x).argmax(1))
+
+    mine.receive(merged)
+    state = {name: dict(arrays) for name, arrays in mine.state.items()}
+    metrics, _ = train_and_measure(mine, {"server-round": 2, "coefficient": c, **MINUS})
+    assert metrics["minus_accuracy"] == expected
+    assert metrics["minus_balanced_accuracy"] == pytest.approx(balanced)
+    assert metrics["minus_accuracy"] != metrics["received_accuracy"]
+    assert set(state) == {KEPT}
+    assert all(np.array_equal(one[k], state[KEPT][k]) for k in one)
+    assert all(np.array_equal(mine.send()[k], mine.state[KEPT][k]) for k in one)
+
+
+def test_its_part_is_taken_out_and_put_back_to_the_last_bit() -> None:
+    plain, measured = trainer(), trainer()
+    config = {"server-round": 1, "coefficient": 0.4}
+    measured.state[KEPT] = {k: a + np.ones((), a.dtype) for k, a in measured.send().items()}
+    train_and_measure(plain, config)
+    train_and_measure(measured, config | {"measure": "minus_accuracy"})
+    assert all(np.array_equal(plain.send()[k], measured.send()[k]) for k in plain.send())
+
+
+@pytest.mark.parametrize("coefficient", [None, 0.0, 1.0])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_client_without_a_part_or_a_kept_model_measures_what_it_received(
+    coefficient: float | None, kept: bool
+) -> None:
+    client = trainer()
+    if kept:
+        client.state[KEPT] = {k: a + np.ones((), a.dtype) for k, a in client.send().items()}
+    config = {"server-round": 2} | ({} if coefficient is None else {"coefficient": coefficient})
+    metrics, _ = train_and_measure(client, config | MINUS)
+    assert metrics["minus_accuracy"] == metrics["received_accuracy"]
+
+
+def test_a_variance_without_a_part_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a channel's variance from this client: nothing is left, but for rounding."""
+    client = trainer()
+    seen: list[float] = []
+    received = client.send()
+    own = {k: np.array(a) for k, a in received.items()}
+    own["1.running_var"] = np.full(6, 1234.5678, np.float32)
+    c = 0.999
+    received["1.running_var"] = (c * own["1.running_var"]).astype(np.float32) * np.float32(0.999999)
+    client.receive(received)
+    client.state[KEPT] = own
+
+    def spy(images: Images) -> tuple[float, float]:
+        seen.append(client.model.state_dict()["1.running_var"].min().item())
+        return 0.0, 0.0
+
+    monkeypatch.setattr(client, "measure", spy)
+    config = {"server-round": 2, "coefficient": c, "measure": "minus_accuracy"}
+    train_and_measure(client, config)
+    assert seen == [0.0]
 
 
 def test_memory_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:

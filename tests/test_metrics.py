@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fairflower import metrics
 
@@ -199,3 +202,68 @@ def test_bad_fraction(fraction: float) -> None:
     for metric in (metrics.worst_fraction, metrics.cvar):
         with pytest.raises(ValueError, match="fraction"):
             metric([0.5, 0.6], fraction)
+
+
+# --- one model on one test set ----------------------------------------------------------
+
+
+def predictions(seed: int, present: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of these classes, and probabilities with ties among them."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([present, rng.choice(present, 40)])
+    raw = rng.integers(1, 6, (len(labels), classes)).astype(float)
+    return labels, raw / raw.sum(axis=1, keepdims=True)
+
+
+cases = st.tuples(
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True),
+)
+
+
+@given(cases)
+def test_balanced_accuracy_is_scikit_learns(case: tuple[int, list[int]]) -> None:
+    labels, p = predictions(*case, classes=6)
+    predicted = p.argmax(axis=1)
+    with warnings.catch_warnings(action="ignore"):  # predicted classes without a test image
+        wanted = balanced_accuracy_score(labels, predicted)
+    assert metrics.balanced_accuracy(labels, predicted) == close(wanted)
+    brute = [np.mean(predicted[labels == c] == c) for c in set(labels)]
+    assert metrics.balanced_accuracy(labels, predicted) == close(np.mean(brute))
+
+
+@given(cases)
+def test_auc_is_the_chance_of_the_right_order_over_all_pairs(case: tuple[int, list[int]]) -> None:
+    labels, p = predictions(*case, classes=6)
+    pairs = []
+    for a, b in combinations(sorted(set(labels)), 2):
+        for c, other in ((a, b), (b, a)):
+            high, low = p[labels == c, c], p[labels == other, c]
+            ahead = (high[:, None] > low).mean() + (high[:, None] == low).mean() / 2
+            pairs.append(ahead)
+    assert metrics.auc_ovo(labels, p) == close(np.mean(pairs))
+
+
+def test_auc_is_scikit_learns_where_every_class_is_there() -> None:
+    for classes in (3, 7):
+        labels, p = predictions(1, list(range(classes)), classes)
+        wanted = roc_auc_score(labels, p, multi_class="ovo", average="macro")
+        assert metrics.auc_ovo(labels, p) == close(wanted)
+    labels, p = predictions(1, [0, 1], 2)
+    assert metrics.auc_ovo(labels, p) == close(roc_auc_score(labels, p[:, 1]))
+
+
+def test_auc_of_chance_and_of_certainty() -> None:
+    labels = np.arange(12) % 4
+    assert metrics.auc_ovo(labels, np.full((12, 4), 0.25)) == 0.5
+    assert metrics.auc_ovo(labels, np.eye(4)[labels]) == 1.0
+
+
+def test_auc_that_cannot_be_had_is_nan() -> None:
+    assert math.isnan(metrics.auc_ovo([1, 1, 1], np.full((3, 4), 0.25)))
+    assert math.isnan(metrics.auc_ovo([0, 1, 2], np.full((3, 3), np.nan)))
+
+
+def test_balanced_accuracy_needs_labels() -> None:
+    with pytest.raises(ValueError, match="at least one of the labels"):
+        metrics.balanced_accuracy([], [])

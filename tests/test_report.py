@@ -29,6 +29,7 @@ from fairflower.report import (
     terminal_table,
     write_report,
 )
+from fairflower.report.markdown import markdown_tables
 from fairflower.report.methods import Estimate, compare
 from fairflower.report.tables import product_table
 from fairflower.runfolder import RunFolder
@@ -47,6 +48,7 @@ def make_run(
     seed: int = 0,
     rounds: Sequence[int] | None = None,
     clients: Mapping[int, Sequence[float]] | None = None,
+    personal: Accuracies = (),
     diagnostics: Sequence[Mapping[str, Any]] = (),
     config: str = "",
     **info: Any,
@@ -56,6 +58,8 @@ def make_run(
     domains = list(accuracies[0])
     rounds = range(len(accuracies)) if rounds is None else rounds
     lines = ["round,level,name,metric,value"]
+    for r, values in enumerate(personal, start=1):
+        lines += [f"{r},domain,{d},personal_accuracy,{value!r}" for d, value in values.items()]
     for r, values in zip(rounds, accuracies, strict=True):
         for domain, value in values.items():
             lines += [f"{r},domain,{domain},loss,1.5", f"{r},domain,{domain},accuracy,{value!r}"]
@@ -328,6 +332,133 @@ def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
         "66.67", "50.00", "90.00", "40.00",
     )  # fmt: skip
     assert row["std ddof 1"] == f"{100 * np.std([0.5, 0.6, 0.9], ddof=1):.2f}"
+
+
+def with_scores(folder: Path, **scores: Sequence[Mapping[str, float]]) -> Path:
+    """The run of clean and corrupted clients, with further scores of every domain and round."""
+    lines = [
+        f"{r},domain,{domain},{score},{value!r}\n"
+        for score, rounds in scores.items()
+        for r, values in enumerate(rounds)
+        for domain, value in values.items()
+    ]
+    with (folder / "history.csv").open("a") as history:
+        history.writelines(lines)
+    edit("config.toml", "[data]", "[data]\ncorrupted-clients = 1")(folder)
+    return folder
+
+
+def test_quality_table_by_hand(tmp_path: Path) -> None:
+    """Mean and population std over two seeds times the last five rounds, as FedISM's."""
+    rng = np.random.default_rng(0)
+    acc, auc = rng.uniform(0.3, 0.9, (2, 2, 7, 2))
+    folders = [
+        with_scores(
+            make_run(tmp_path / f"r{seed}", constant(7, clean=0.8, corrupted=0.7), seed=seed),
+            balanced_accuracy=[dict(zip(("clean", "corrupted"), v, strict=True)) for v in a],
+            auc=[dict(zip(("clean", "corrupted"), v, strict=True)) for v in b],
+        )
+        for seed, (a, b) in enumerate(zip(acc.tolist(), auc.tolist(), strict=True))
+    ]
+    title = "Class-balanced accuracy and AUC, the last 5 tested rounds (2 to 6)"
+    row = page_of(tmp_path / "out", *folders).table(title)["fedheal 2 seeds"]
+    for name, values in (("ACC", acc), ("AUC", auc)):
+        last = 100 * values[:, 2:]
+        wanted = {"clean": last[..., 0], "corrupted": last[..., 1], "average": last.mean(axis=2)}
+        for group, cells in wanted.items():
+            assert row[f"{group} {name}"] == f"{cells.mean():.2f} ± {np.std(cells, ddof=0):.2f}"
+    assert title in shown(*folders)
+    assert title in markdown_tables([read_run(folder) for folder in folders])
+
+
+def test_quality_table_marks_the_best_of_comparable_methods(tmp_path: Path) -> None:
+    folders = []
+    for label, clean in (("fedavg", 0.9), ("fedism", 0.6)):
+        made = make_run(tmp_path / label, constant(clean=0.5, corrupted=0.5), label=label)
+        values = constant(clean=clean, corrupted=1 - clean)
+        folders.append(with_scores(made, balanced_accuracy=values))
+    page = page_of(tmp_path / "out", *folders)
+    rows = page.table("Class-balanced accuracy, the last 5")
+    assert list(rows["fedavg seed 0"]) == [
+        "method", "clean ACC", "corrupted ACC", "average ACC",
+    ]  # fmt: skip
+    assert rows["fedism seed 0"]["average ACC"] == "50.00 ± 0.00"
+    text = markdown_tables([read_run(folder) for folder in folders])
+    assert "| fedavg (seed 0) | **90.00** ±0.00 | 10.00 ±0.00 |" in text
+
+
+def test_quality_table_is_for_those_who_need_it(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "plain", rising(0.5))
+    assert "Class-balanced" not in shown(plain)
+    with (plain / "history.csv").open("a") as history:
+        history.writelines(f"6,domain,{d},balanced_accuracy,0.5\n" for d in "ab")
+    assert "Class-balanced" not in shown(plain)
+    with (plain / "history.csv").open("a") as history:
+        history.writelines(f"{r},domain,{d},auc,0.75\n" for r in range(7) for d in "ab")
+    assert "Class-balanced accuracy and AUC" in shown(plain)
+    old = make_run(tmp_path / "old", rising(0.5))
+    edit("config.toml", "[data]", "[data]\ncorrupted-clients = 1")(old)
+    assert "Class-balanced" not in shown(old)
+
+
+def test_an_auc_that_could_not_be_had_is_a_dash(tmp_path: Path) -> None:
+    values = [*constant(6, a=0.5, b=0.5), {"a": math.nan, "b": 0.5}]
+    folder = make_run(tmp_path / "r", rising(0.5))
+    with_scores(folder, auc=values, balanced_accuracy=constant(a=0.5, b=0.5))
+    row = page_of(tmp_path / "out", folder).table("Class-balanced")["fedheal seed 0"]
+    assert row["a AUC"].startswith("\N{EN DASH}")
+    assert row["b AUC"] == "50.00 ± 0.00"
+
+
+def give_clients(folder: Path, **counts: int) -> Path:
+    info = json.loads((folder / "run.json").read_text())
+    names = [domain for domain, count in counts.items() for _ in range(count)]
+    info["clients"] = [
+        {"client_id": k, "domain": domain, "num_examples": 5, "class_counts": [5]}
+        for k, domain in enumerate(names)
+    ]
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def test_types_table_by_hand(tmp_path: Path) -> None:
+    """Three clients of a (0.54 on average) and one of b (0.9)."""
+    folder = give_clients(make_run(tmp_path / "r", rising(0.5)), a=3, b=1)
+    row = page_of(tmp_path / "out", folder).table("Client types and clients, mean of the last 5")
+    assert row["fedheal seed 0"] == {
+        "method": "fedheal seed 0",
+        "Avg over domains": "72.00",
+        "Avg over clients": f"{100 * (3 * 0.54 + 0.9) / 4:.2f}",
+        "σ type": "18.00",  # noqa: RUF001
+        "σ client": f"{100 * np.std([0.54, 0.54, 0.54, 0.9]):.2f}",  # noqa: RUF001
+    }
+
+
+def test_types_table_takes_the_clients_own_tests_where_all_tested(tmp_path: Path) -> None:
+    own = {r: [0.1, 0.2, 0.3, 0.8] for r in range(7)}
+    folder = give_clients(make_run(tmp_path / "r", rising(0.5), clients=own), a=3, b=1)
+    row = page_of(tmp_path / "out", folder).table("Client types")["fedheal seed 0"]
+    assert (row["Avg over domains"], row["Avg over clients"]) == ("72.00", "35.00")
+    some = {r: [0.1, 0.2, 0.3] for r in range(7)}
+    folder = give_clients(make_run(tmp_path / "s", rising(0.5), clients=some), a=3, b=1)
+    row = page_of(tmp_path / "out", folder).table("Client types")["fedheal seed 0"]
+    assert row["Avg over clients"] == "63.00"
+
+
+def test_types_table_needs_domains_of_unequal_weight(tmp_path: Path) -> None:
+    assert "Client types" not in shown(make_run(tmp_path / "r", rising(0.5)))
+
+
+def test_personal_models_have_their_own_table(tmp_path: Path) -> None:
+    own = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=rising(0.8, rounds=6))
+    plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
+    page = page_of(tmp_path / "out", own, plain)
+    row = page.table("Accuracy of personal models, mean of the last 5 tested rounds (2 to 6)")
+    assert list(row) == ["ditto seed 0"]
+    assert (row["ditto seed 0"]["a"], row["ditto seed 0"]["b"]) == ("83.00", "90.00")
+    assert (row["ditto seed 0"]["AVG"], row["ditto seed 0"]["MIN"]) == ("86.50", "83.00")
+    assert "personal models" not in page_of(tmp_path / "other", plain).text
+    assert "Accuracy of personal models" in shown(own)
 
 
 def test_seeds_become_one_row(tmp_path: Path) -> None:

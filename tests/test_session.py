@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import threading
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -19,7 +20,7 @@ from fairflower.config import ConfigError, RunConfig, flatten, read_toml
 from fairflower.inline import InlineGrid
 from fairflower.roster import Stopped, call_the_roll, send_and_receive
 from fairflower.session import Session
-from fairflower.strategies import RoundFailed
+from fairflower.strategies import STRATEGIES, RoundFailed
 
 SMALL = {
     "engine": "inline",
@@ -75,6 +76,63 @@ def test_every_strategy_trains_every_kind_of_model(tmp_path, strategy, model):
         assert np.isfinite(array).all()
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains_prompts_and_moves_nothing_else(tmp_path, strategy):
+    """What travels is what is trained: in every message, in both directions."""
+    sent: list[int] = []
+
+    class Scales(InlineGrid):
+        def _deliver(self, message):
+            reply = super()._deliver(message)
+            if message.metadata.message_type == MessageType.TRAIN:
+                for content in (message.content, reply.content):
+                    arrays = content["arrays"].values()
+                    sent.append(sum(array.numpy().nbytes for array in arrays))
+            return reply
+
+    made = config(tmp_path, **{"strategy.name": strategy, "model.name": "prompt-vit-tiny"})
+    console = Console(file=io.StringIO())
+    folder = Session(Scales(client_app, 4), made, console).run()
+    trained = json.loads((folder / "run.json").read_text())["num_parameters"]
+    assert trained == 133_514
+    assert sent == [4 * trained] * 2 * 4 * 2
+    model = load_file(folder / "model.safetensors")
+    assert {name.partition(".")[0] for name in model} == {"prompts", "gc_net", "head"}
+    assert all(np.isfinite(array).all() for array in model.values())
+
+
+@pytest.mark.parametrize(
+    ("shape", "domains"),
+    [
+        ({"data.imbalance-factor": 5}, [5, 3, 2, 1]),
+        (
+            {"data.domains": "plain", "data.clients-per-domain": 6, "data.corrupted-clients": 2}
+            | {"data.dirichlet-alpha": 1.0},
+            [4, 2],
+        ),
+    ],
+)
+def test_federations_of_every_shape_run_and_are_tested(tmp_path, shape, domains):
+    made = config(tmp_path, **shape, **{"evaluate.by": "both", "evaluate.auc": True})
+    folder = run(made, nodes=sum(domains))
+    facts = json.loads((folder / "run.json").read_text())
+    names = [client["domain"] for client in facts["clients"]]
+    assert [names.count(name) for name in facts["domains"]] == domains
+    scores = ("accuracy", "balanced_accuracy", "auc")
+    for level, name, metrics in (
+        *(("domain", name, scores) for name in facts["domains"]),
+        *(("client", str(client), scores[:1]) for client in range(sum(domains))),
+    ):
+        for metric in metrics:
+            (value,) = (
+                float(row["value"])
+                for row in history(folder)
+                if (row["round"], row["level"], row["name"]) == ("2", level, name)
+                and row["metric"] == metric
+            )
+            assert 0 <= value <= 1
+
+
 def test_the_same_config_gives_the_same_bits_and_another_seed_does_not(tmp_path):
     one, two, other = (
         (run(config(tmp_path, seed=seed, **{"fraction-train": 0.5})) / "model.safetensors")
@@ -105,6 +163,27 @@ def test_clients_can_be_the_ones_who_test(tmp_path):
     # One client per domain, so its test set is the domain's.
     assert accuracy(by_clients, "domain") == accuracy(by_server, "domain")
     assert len(accuracy(by_clients, "client")) == 2 * 4
+
+
+def test_personal_models_are_tested_beside_the_global_one(tmp_path):
+    ditto = {"client.name": "ditto", "client.lambda": 0.0}
+    rows = history(run(config(tmp_path, **ditto, **{"evaluate.by": "both"})))
+    plain = history(run(config(tmp_path)))
+
+    def of(rows, level, metric):
+        return {
+            (r["round"], r["name"]): float(r["value"])
+            for r in rows
+            if (r["level"], r["metric"]) == (level, metric) and r["round"] != "0"
+        }
+
+    assert of(rows, "domain", "accuracy") == of(plain, "domain", "accuracy")
+    domains, clients = (of(rows, level, "personal_accuracy") for level in ("domain", "client"))
+    # One client per domain, in the domains' order.
+    assert list(domains.values()) == list(clients.values())
+    assert len(domains) == 2 * 4
+    assert domains != of(rows, "domain", "accuracy")
+    assert not of(plain, "domain", "personal_accuracy")
 
 
 def test_a_server_without_data_learns_of_the_federation_from_its_clients(tmp_path, monkeypatch):

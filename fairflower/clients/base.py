@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -69,6 +70,10 @@ class Trainer(NumPyClient):
         What goes back to those exchanges; written in ``end``.
     steps
         Optimiser steps of this round so far.
+    told
+        The config of the round's message.
+    num_rounds
+        Rounds that the run is to have, for methods with a schedule; 0: not known.
     """
 
     #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".
@@ -79,6 +84,9 @@ class Trainer(NumPyClient):
 
     #: Memory for measuring what a strategy asks for; see `fairflower.clients.measure`.
     measure_memory_mb = 512
+
+    #: Radius of sharpness.
+    measure_rho = 0.05
 
     def __init__(
         self,
@@ -100,6 +108,16 @@ class Trainer(NumPyClient):
         self.shared: dict[str, Arrays] = {}
         self.returns: dict[str, Arrays] = {}
         self.steps = 0
+        self.told: Mapping[str, Any] = {}
+        self.num_rounds = 0
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        """The method's own arguments with their defaults: the paper's hyper-parameters."""
+        makers = [vars(c)["__init__"] for c in cls.__mro__ if "__init__" in vars(c)]
+        own = makers[: makers.index(Trainer.__init__)]
+        parameters = [p for make in own for p in inspect.signature(make).parameters.values()]
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     # --- what a method varies ----------------------------------------------------------
 
@@ -148,6 +166,23 @@ class Trainer(NumPyClient):
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that are trained, in the model's order."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def copy_trainable(self) -> list[Tensor]:
+        """Values of ``trainable`` at this moment."""
+        return [p.detach().clone() for p in self.trainable]
+
+    def to_named(self, values: Sequence[Tensor]) -> Arrays:
+        """One value for each of ``trainable``, as arrays by the parameters' names."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return {name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}
+
+    def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
+        """Undo ``to_named``; zero for what is not there."""
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        return [
+            torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
+            for name, p in named
+        ]
 
     @cached_property
     def log_prior(self) -> Tensor:
@@ -210,29 +245,46 @@ class Trainer(NumPyClient):
         FloatingPointError
             When the loss is no longer finite.
         """
-        epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
-        draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
             self.begin(server_round)
-            self.model.train()
-            optimizer = self.make_optimizer()
-            for epoch in range(1, epochs + 1):
-                for x, y in self.train_images.epoch_batches(batch_size, draws):
-                    with running_statistics(self.model) if len(y) == 1 else nullcontext():
-                        total += self.step(optimizer, x, y) * len(y)
-                    self.steps += 1
-                # Once an epoch: asking a GPU after every batch would wait for it.
-                if not math.isfinite(total.item()):
-                    raise FloatingPointError(
-                        f"{self}: the training loss became {total.item()} in epoch {epoch} of "
-                        f"round {server_round}. Lower train.lr (now {self.settings.lr})."
-                    )
+            loss = self.descend(server_round)
             self.end(server_round)
+        return {"train_loss": loss}
+
+    def descend(self, server_round: int) -> float:
+        """Take the round's optimiser steps; return the mean loss as ``train`` reports it.
+
+        A second time in the same round gives the same batches.
+        """
+        epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
-            return {"train_loss": self.measure(self.train_images)[0]}
-        return {"train_loss": total.item() / (epochs * len(self.train_images))}
+            return self.measure(self.train_images)[0]
+        draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.train()
+        optimizer = self.make_optimizer()
+        for epoch in range(1, epochs + 1):
+            for x, y in self.train_images.epoch_batches(batch_size, draws):
+                with running_statistics(self.model) if len(y) == 1 else nullcontext():
+                    total += self.step(optimizer, x, y) * len(y)
+                self.steps += 1
+            # Once an epoch: asking a GPU after every batch would wait for it.
+            if not math.isfinite(total.item()):
+                raise FloatingPointError(
+                    f"{self}: the training loss became {total.item()} in epoch {epoch} of "
+                    f"round {server_round}. Lower train.lr (now {self.settings.lr})."
+                )
+        return total.item() / (epochs * len(self.train_images))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copy the model's arrays on the device, by name."""
+        return {name: tensor.detach().clone() for name, tensor in travelling(self.model).items()}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Put the model back to a ``snapshot``."""
+        for name, tensor in travelling(self.model).items():
+            tensor.copy_(snapshot[name])
 
     def send(self) -> Arrays:
         """Copy the model's arrays, by name."""

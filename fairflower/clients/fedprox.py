@@ -29,7 +29,7 @@ class FedProx(Trainer):
 
     def begin(self, server_round: int) -> None:
         """Remember the received parameters."""
-        self.received = [p.detach().clone() for p in self.trainable]
+        self.received = self.copy_trainable()
 
     def adjust_gradients(self) -> None:
         """Add ``mu (w - w_t)``."""

@@ -1,6 +1,7 @@
-"""Gradients of the cross entropy over a data set: their mean, and the mean of their squares.
+"""Gradients of the cross entropy over a data set: their mean, the mean of their squares, and
+how fast the loss rises along them.
 
-The second needs every sample's own gradient. Two ways lead there. `torch.func`
+The mean of squares needs every sample's own gradient. Two ways lead there. `torch.func`
 takes any differentiable model, but on a CPU it is slow where there are convolutions.
 So for models built of the usual layers one ordinary backward pass over a batch tells
 every layer's input and the gradient of its output, whose product is the gradient of
@@ -58,16 +59,52 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     ValueError
         When there are no samples.
     """
-    parameters = _trainable(model)
-    total = _zeros(parameters)
-    n = 0
     with evaluating(model):
-        for x, y in _batches(model, data):
-            loss = F.cross_entropy(model(x), y, reduction="sum")
-            for name, gradient in _gradients(loss, parameters).items():
-                total[name] += gradient
-            n += len(y)
-    return _mean(total, n)
+        return _loss_and_gradient(model, data)[1]
+
+
+@torch.enable_grad()
+def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
+    """How much the mean cross entropy rises within rho of the model, to first order.
+
+    S = L(theta + rho g / ||g||) - L(theta) with the gradient g of the mean L over the
+    data set, and one norm over all trainable parameters (Foret et al., ICLR 2021; Eq. 8
+    of Wu et al., IJCAI 2024). The model is in eval mode for it (batch norm uses its
+    running statistics, and keeps them) and is left as it was found.
+
+    Parameters
+    ----------
+    model, data
+        As for `mean_gradient`.
+    rho
+        Radius, in the parameters' own units. Default 0.05 (FedISM).
+
+    Returns
+    -------
+    float
+        At least 0: where the step leads down, beyond a bend, the maximum over the
+        neighbourhood is at the model itself.
+
+    Raises
+    ------
+    ValueError
+        When there are no samples.
+    """
+    with evaluating(model):
+        loss, gradient = _loss_and_gradient(model, data)
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
+        norm = torch.linalg.vector_norm(torch.stack(norms)).item()
+        if norm == 0:
+            return 0.0
+        step = rho / norm
+        moved = {name: p.detach() + step * gradient[name] for name, p in _trainable(model).items()}
+        total, n = _zero(model), 0
+        with torch.no_grad():
+            for x, y in _batches(model, data):
+                logits = functional_call(model, moved, (x,))
+                total += F.cross_entropy(logits, y, reduction="sum")
+                n += len(y)
+    return max(total.item() / n - loss, 0.0)
 
 
 @torch.enable_grad()
@@ -307,6 +344,21 @@ def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
 # --- named tensors ---------------------------------------------------------------------
 
 
+def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str, Tensor]]:
+    """Mean cross entropy and its gradient, of the model in the mode that it is in."""
+    parameters = _trainable(model)
+    total = _zeros(parameters)
+    losses, n = _zero(model), 0
+    for x, y in _batches(model, data):
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        for name, gradient in _gradients(loss, parameters).items():
+            total[name] += gradient
+        losses += loss.detach()
+        n += len(y)
+    mean = _mean(total, n)
+    return losses.item() / n, mean
+
+
 def _batches(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     device = next(model.parameters()).device
     for x, y in data.eval_batches(_BATCH_SIZE) if isinstance(data, Images) else data:
@@ -315,6 +367,11 @@ def _batches(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _zero(model: nn.Module) -> Tensor:
+    """A sum to begin with, on the model's device: asking a GPU per batch would wait for it."""
+    return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
 
 
 def _zeros(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,34 +6,47 @@ configs hold single values only. Every trainer then measures them on its trainin
 images as they are, in eval mode. Training is not touched: the trained model is the
 same to the last bit, measured or not.
 
-============================  ========  =================================================
-name                          model     what comes back
-============================  ========  =================================================
-``received_loss``             received  a metric: mean cross entropy
-``received_accuracy``         received  a metric: 0 to 1
-``gradient``                  received  arrays: gradient of the mean cross entropy
-``fisher``                    trained   arrays: diagonal of the empirical Fisher
-``representation``            trained   an array: mean over classes of their images' mean
-``received_representation``   received  an array: likewise
-============================  ========  =================================================
+==============================  ========  ===============================================
+name                            model     what comes back
+==============================  ========  ===============================================
+``received_loss``               received  a metric: mean cross entropy
+``received_accuracy``           received  a metric: 0 to 1
+``received_balanced_accuracy``  received  a metric: its mean over the client's classes
+``sharpness``                   received  a metric: rise of the loss at distance rho
+``minus_accuracy``              received  a metric: accuracy without the client's part
+``minus_balanced_accuracy``     received  a metric: likewise, mean over classes
+``gradient``                    received  arrays: gradient of the mean cross entropy
+``received_representation``     received  array: mean over classes of their images' mean
+``trained_loss``                trained   a metric: mean cross entropy
+``fisher``                      trained   arrays: diagonal of the empirical Fisher
+``representation``              trained   array: mean over classes of their images' mean
+==============================  ========  ===============================================
 
 Arrays are an ArrayRecord of the measurement's name, float32, one array per trainable
 parameter under the parameter's name (`fairflower.clients.gradients`). A representation
-is one array ``h`` of the model's own length.
+is one array ``h``, as long as the model makes it.
+
+The received model without a client's part is theta_-k = (theta - c theta_k) / (1 - c),
+where theta_k is the model that the client trained in the round before, and keeps for
+it, and c is its ``coefficient`` in the received model, which the server tells it in the
+config. Where it is told none, or has kept nothing, it is the received model itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflower import metrics
 from fairflower.clients.base import NDArray, Trainer, reproducible, server_round
-from fairflower.clients.gradients import evaluating, fisher_diagonal, mean_gradient
+from fairflower.clients.gradients import evaluating, fisher_diagonal, mean_gradient, sharpness
 from fairflower.config import ConfigError, unknown
 from fairflower.models import Classifier
 
@@ -50,10 +63,64 @@ class Measurement:
         Measures the trainer's model, which is in eval mode, and leaves it as it is.
         A float goes into the reply's metrics, named tensors become an ArrayRecord.
         Random draws from torch's global generator are reproducible.
+    keeps
+        Whether the client has to keep its trained model for the next round's.
     """
 
     model: Literal["received", "trained"]
     compute: Callable[[Trainer], float | Mapping[str, Tensor]]
+    keeps: bool = False
+
+
+#: Where `Trainer.state` holds the model that the client trained in the round before.
+KEPT = "last-trained"
+
+
+def accuracy(trainer: Trainer) -> float:
+    """Share of the training images that the model recognises."""
+    return trainer.measure(trainer.train_images)[1]
+
+
+def balanced_accuracy(trainer: Trainer) -> float:
+    """Mean over the client's classes of the share that the model recognises of each."""
+    with torch.inference_mode():
+        batches = trainer.train_images.eval_batches(trainer.eval_batch_size)
+        found = torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
+    return metrics.balanced_accuracy(trainer.data.train.y, found)
+
+
+def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
+    """Measure the received model without the client's part in it."""
+
+    def measure_the_rest(trainer: Trainer) -> float:
+        with _own_part_removed(trainer):
+            return measure(trainer)
+
+    return measure_the_rest
+
+
+@contextmanager
+def _own_part_removed(trainer: Trainer) -> Iterator[None]:
+    c, own = float(trainer.told.get("coefficient", 0)), trainer.state.get(KEPT)
+    if own is None or not 0 < c < 1:
+        yield
+        return
+    received = trainer.send()
+    try:
+        trainer.receive({name: _rest(name, a, own[name], c) for name, a in received.items()})
+        yield
+    finally:
+        trainer.receive(received)
+
+
+def _rest(name: str, received: NDArray, own: NDArray, c: float) -> NDArray:
+    """(theta - c theta_k) / (1 - c); counters as received, variances not below 0."""
+    if received.dtype.kind != "f":
+        return received
+    rest = (received.astype(np.float64) - c * own) / (1 - c)
+    if name.endswith("running_var"):
+        rest = np.maximum(rest, 0)  # what is 0 up to rounding
+    return rest.astype(received.dtype)
 
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
@@ -89,8 +156,17 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
 
 MEASUREMENTS: dict[str, Measurement] = {
     "received_loss": Measurement("received", lambda t: t.measure(t.train_images)[0]),
-    "received_accuracy": Measurement("received", lambda t: t.measure(t.train_images)[1]),
+    "received_accuracy": Measurement("received", accuracy),
+    "received_balanced_accuracy": Measurement("received", balanced_accuracy),
+    "sharpness": Measurement(
+        "received", lambda t: sharpness(t.model, t.train_images, rho=t.measure_rho)
+    ),
+    "minus_accuracy": Measurement("received", without_own_part(accuracy), keeps=True),
+    "minus_balanced_accuracy": Measurement(
+        "received", without_own_part(balanced_accuracy), keeps=True
+    ),
     "gradient": Measurement("received", lambda t: mean_gradient(t.model, t.train_images)),
+    "trained_loss": Measurement("trained", lambda t: t.measure(t.train_images)[0]),
     "fisher": Measurement(
         "trained",
         lambda t: fisher_diagonal(t.model, t.train_images, memory_mb=t.measure_memory_mb),
@@ -110,7 +186,8 @@ def train_and_measure(
     trainer
         Holds the received model.
     config
-        ``server-round``, and perhaps ``measure``: comma-separated names.
+        ``server-round``, and perhaps ``measure``: comma-separated names. Measurements
+        find it in ``trainer.told``.
 
     Returns
     -------
@@ -125,6 +202,7 @@ def train_and_measure(
         Before anything is trained, on a name that is not in `MEASUREMENTS`.
     """
     names = requested(config)
+    trainer.told = config
     arrays: dict[str, dict[str, NDArray]] = {}
 
     def measure(model: str) -> dict[str, float]:
@@ -143,6 +221,8 @@ def train_and_measure(
     metrics = measure("received")
     metrics |= trainer.train(server_round(config))
     metrics |= measure("trained")
+    if any(MEASUREMENTS[name].keeps for name in names):
+        trainer.state[KEPT] = trainer.send()
     return metrics, arrays
 
 

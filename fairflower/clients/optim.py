@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.config import TrainConfig
 
@@ -34,12 +34,18 @@ def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: flo
 
     GSAM takes the part of g that g_p lacks, at right angles to g_p, back out: a step
     lowers the loss in the neighbourhood and the gap to the loss at w. Batch norm does
-    not count the second pass: neither its statistics nor its step counter move.
+    not count the second pass: neither its statistics nor its step counter move. Dropout
+    draws a new mask in it, as it does in the authors' code.
+
+    Own code, because the published optimisers (pytorch_optimizer has both) wrap the
+    optimiser, let batch norm count twice, give w back by subtraction, which rounds, and
+    take GSAM's radius from a schedule.
 
     Parameters
     ----------
     model
         Its parameters hold g; afterwards they hold the result, and w to the last bit.
+        Parameters without a gradient are left alone.
     loss
         Computes the batch's loss anew.
     rho
@@ -50,7 +56,7 @@ def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: flo
     moved = [p for p in model.parameters() if p.grad is not None]
     w = [p.detach().clone() for p in moved]
     g = [p.grad for p in moved if p.grad is not None]
-    scale = rho / (_norm(g) + 1e-12)
+    scale = rho / (nn.utils.get_total_norm(g) + 1e-12)
     with torch.no_grad():
         for p, direction in zip(moved, g, strict=True):
             p.addcmul_(direction, scale)
@@ -70,8 +76,8 @@ def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: flo
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norm normalise by the batch, but neither update nor count."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    """Let batch norm, and what keeps statistics as it does, neither update nor count them."""
+    norms: list[Any] = [m for m in model.modules() if getattr(m, "track_running_stats", False)]
     try:
         for norm in norms:
             norm.track_running_stats = False
@@ -83,9 +89,3 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.sum(x * y) for x, y in zip(a, b, strict=True)]).sum()
-
-
-def _norm(vectors: Sequence[Tensor]) -> Tensor:
-    lengths = torch.stack([torch.linalg.vector_norm(v) for v in vectors])
-    norm: Tensor = torch.linalg.vector_norm(lengths)
-    return norm

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from fairflower.clients.base import Trainer
+from fairflower.names import CLIENTS
 
 
 class SCAFFOLD(Trainer):
@@ -16,18 +18,28 @@ class SCAFFOLD(Trainer):
     first; the server's c comes with the model and ``c_k+ - c_k`` goes back
     (``ControlVariates``).
 
-    The correction enters the gradient, so momentum and weight decay apply. Option II
-    takes ``(w_t - w) / (S lr)`` for the mean gradient, which momentum would make up
-    to ``1 / (1 - momentum)`` times too long, and Adam something else: use it with
-    ``train.optimizer = "sgd"``; the move is divided by the step sizes' sum including
-    momentum, so that it stays a mean of gradients.
+    The correction enters the gradient, so momentum and weight decay apply, and c_k is
+    an estimate of the gradient with weight decay. Option II takes ``(w_t - w) / (S lr)``
+    for the mean gradient. Momentum makes the way up to ``1 / (1 - momentum)`` times
+    longer, so it is divided by its length for a constant gradient of one instead: S lr
+    without momentum, and with it still a mean of gradients, the early ones counting
+    more. Adam's steps are no sum of gradients: ``train.optimizer`` has to be ``sgd``.
+
+    Raises
+    ------
+    ConfigError
+        With another optimiser.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        CLIENTS["scaffold"].check_optimizer(self.settings.optimizer)
 
     def begin(self, server_round: int) -> None:
         """Read c and c_k; remember the received parameters."""
-        self.received = [p.detach().clone() for p in self.trainable]
-        self.c = self._read("shared")
-        self.c_k = self._read("state")
+        self.received = self.copy_trainable()
+        self.c = self.from_named(self.shared.get("control", {}))
+        self.c_k = self.from_named(self.state.get("control", {}))
         self.correction = [c - c_k for c, c_k in zip(self.c, self.c_k, strict=True)]
 
     def adjust_gradients(self) -> None:
@@ -39,33 +51,22 @@ class SCAFFOLD(Trainer):
 
     def end(self, server_round: int) -> None:
         """Compute c_k+; keep it, and return its change."""
-        length = self._steps_length()
-        state, change = {}, {}
-        for name, p, w_t, c, c_k in zip(
-            self._names(), self.trainable, self.received, self.c, self.c_k, strict=True
-        ):
-            new = c_k - c + (w_t - p.detach()) / length if length else c_k
-            state[name] = new.cpu().numpy()
-            change[name] = (new - c_k).cpu().numpy()
-        self.state["control"], self.returns["control"] = state, change
+        length = self._length_of_steps()
+        moves = [w_t - p.detach() for w_t, p in zip(self.received, self.trainable, strict=True)]
+        # No steps, or of length zero: nothing was learnt about the gradient.
+        new = [
+            c_k - c + move / length if length else c_k
+            for c_k, c, move in zip(self.c_k, self.c, moves, strict=True)
+        ]
+        change = [after - c_k for after, c_k in zip(new, self.c_k, strict=True)]
+        self.state["control"] = self.to_named(new)
+        self.returns["control"] = self.to_named(change)
 
-    def _steps_length(self) -> float:
-        """Sum of the lengths that the S steps give a constant gradient of length 1."""
+    def _length_of_steps(self) -> float:
+        """How far the S steps carry a constant gradient of length 1; S lr without momentum."""
         lr, momentum = self.settings.lr, self.settings.momentum
-        if self.settings.optimizer != "sgd":
-            momentum = 0.0
         length, velocity = 0.0, 0.0
         for _ in range(self.steps):
             velocity = momentum * velocity + 1
             length += lr * velocity
         return length
-
-    def _read(self, where: str) -> list[Tensor]:
-        arrays = getattr(self, where).get("control", {})
-        return [
-            torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
-            for name, p in zip(self._names(), self.trainable, strict=True)
-        ]
-
-    def _names(self) -> list[str]:
-        return [name for name, p in self.model.named_parameters() if p.requires_grad]

@@ -38,8 +38,13 @@ class DataSet(ABC):
     published_sizes
         Training images of a domain as published, of which ``fraction`` is a share. A
         domain that is not here counts as many as it has.
+    domain_size
+        Training images that a domain has at most, where the whole domain is divided. None:
+        all.
     every_class
         Whether every client is to hold every class that its domain has.
+    auc
+        Whether tests also give the AUC, as its papers do.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -50,7 +55,9 @@ class DataSet(ABC):
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     fraction: ClassVar[float | None] = None
     published_sizes: ClassVar[Mapping[str, int]] = {}
+    domain_size: ClassVar[int | None] = None
     every_class: ClassVar[bool] = False
+    auc: ClassVar[bool] = False
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -81,15 +88,15 @@ class DataSet(ABC):
     def source(self, domain: str) -> str:
         """Where a domain's images come from, in words."""
 
-    def examples_per_client(self, domain: str, available: int) -> int:
-        """How many of a domain's ``available`` training images each client gets."""
+    def train_size(self, domain: str, available: int, clients: int) -> int:
+        """How many of a domain's ``available`` training images ``clients`` of it share."""
         if self.config.examples_per_client:
-            return self.config.examples_per_client
+            return self.config.examples_per_client * clients
         fraction = self.config.fraction or self.fraction
         if fraction is None:
-            return available // self.config.clients_per_domain
+            return min(available, self.domain_size or available)
         # A product like 0.29 * 100 = 28.999999999999996 means 29.
-        return int(fraction * self.published_sizes.get(domain, available) + 1e-9)
+        return int(fraction * self.published_sizes.get(domain, available) + 1e-9) * clients
 
 
 def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:

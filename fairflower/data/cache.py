@@ -13,16 +13,18 @@ import importlib
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflower import names
 from fairflower.config import DataConfig, unknown
+from fairflower.data.base import DataSet
+from fairflower.data.corrupt import corrupt, describe
 from fairflower.data.federation import (
     META,
     Augment,
@@ -32,15 +34,19 @@ from fairflower.data.federation import (
     Split,
     client_file,
 )
+from fairflower.data.groups import Group, groups
 from fairflower.paths import home
-
-if TYPE_CHECKING:
-    from fairflower.data.base import DataSet
 
 logger = logging.getLogger(__name__)
 
 #: Raise it when the files or the draw change; older folders are then left alone.
 _FORMAT = 1
+
+SPLITS = ("train", "test")
+#: Group -> the rows of each of its clients, int64 [n].
+Rows = dict[str, list[npt.NDArray[np.int64]]]
+#: Group -> uint8 [N, H, W] or [N, H, W, 3], in the order of its rows.
+Images = dict[str, npt.NDArray[np.uint8]]
 
 
 def prepare(config: DataConfig) -> Federation:
@@ -126,104 +132,117 @@ def _publish(fresh: Path, folder: Path) -> None:
 def _divide(data_set: DataSet, folder: Path) -> tuple[Federation, list[tuple[Split, Split]]]:
     """The federation, and each client's training and test data."""
     config, domains = data_set.config, data_set.domains
-    train_labels = {domain: data_set.labels(domain, "train") for domain in domains}
-    test_labels = {domain: data_set.labels(domain, "test") for domain in domains}
-    train_rows = _train_rows(data_set, train_labels)
-    test_rows = _test_rows(config, test_labels)
-
-    raw: dict[tuple[str, str], npt.NDArray[np.uint8]] = {}
-    for domain in domains:
-        raw[domain, "train"] = data_set.images(domain, "train", np.concatenate(train_rows[domain]))
-        raw[domain, "test"] = data_set.images(domain, "test", np.concatenate(test_rows[domain]))
-    shape = _shape(data_set, raw)
-    every_label = [*train_labels.values(), *test_labels.values()]
-    num_classes = data_set.num_classes or 1 + max(int(labels.max()) for labels in every_label)
+    labels = {s: {domain: data_set.labels(domain, s) for domain in domains} for s in SPLITS}
+    parts = groups(data_set, labels["train"])
+    rows = {
+        "train": _train_rows(data_set, parts, labels["train"]),
+        "test": _test_rows(config, parts, labels["test"]),
+    }
+    images = {s: _images(data_set, parts, rows[s], s) for s in SPLITS}
+    shape = _shape(data_set, images)
+    num_classes = data_set.num_classes or 1 + max(
+        int(values.max()) for of_split in labels.values() for values in of_split.values()
+    )
 
     clients: list[ClientInfo] = []
-    splits: list[tuple[Split, Split]] = []
-    for domain in domains:
-        train = _shares(raw[domain, "train"], shape, train_labels[domain], train_rows[domain])
-        test = _shares(raw[domain, "test"], shape, test_labels[domain], test_rows[domain])
-        splits += zip(train, test, strict=True)
-        for share in train:
-            counts = np.bincount(share.y, minlength=num_classes)
-            clients.append(ClientInfo(len(clients), domain, len(share.y), tuple(counts.tolist())))
+    data: list[tuple[Split, Split]] = []
+    for part in parts:
+        shares = []
+        for s in SPLITS:
+            own = rows[s][part.name]
+            pixels = _pixels(config, part, s, images[s][part.name], np.concatenate(own), shape)
+            ends = np.cumsum([len(share) for share in own])[:-1]
+            x = np.split(pixels, ends)
+            shares.append([Split(x[k], labels[s][part.domain][own[k]]) for k in range(len(own))])
+        for train, test in zip(*shares, strict=True):
+            counts = tuple(np.bincount(train.y, minlength=num_classes).tolist())
+            clients.append(ClientInfo(len(clients), part.name, len(train.y), counts))
+            data.append((train, test))
     federation = Federation(
         name=config.name,
         folder=folder,
-        domains=domains,
-        sources=tuple(data_set.source(domain) for domain in domains),
+        domains=tuple(part.name for part in parts),
+        sources=tuple(_source(data_set, part, shape) for part in parts),
         num_classes=num_classes,
         shape=shape,
         mean=data_set.mean[: shape[0]],
         std=data_set.std[: shape[0]],
         augment=data_set.augment,
-        test_sizes=tuple(sum(map(len, test_rows[domain])) for domain in domains),
+        test_sizes=tuple(sum(map(len, rows["test"][part.name])) for part in parts),
         clients=tuple(clients),
+        auc=data_set.auc,
     )
-    return federation, splits
+    return federation, data
 
 
 def _train_rows(
-    data_set: DataSet, labels: dict[str, npt.NDArray[np.int64]]
-) -> dict[str, list[npt.NDArray[np.int64]]]:
-    """For each domain, the rows of each of its clients."""
+    data_set: DataSet, parts: list[Group], labels: Mapping[str, npt.NDArray[np.int64]]
+) -> Rows:
+    """For each group, the rows of each of its clients."""
     from datasets import Dataset  # seconds to import, hence only here
 
     from fairflower.data.partition import DomainPartitioner
 
     config = data_set.config
-    lengths = [len(values) for values in labels.values()]
-    sizes = {d: data_set.examples_per_client(d, len(values)) for d, values in labels.items()}
     partitioner = DomainPartitioner(
-        sizes,
-        config.clients_per_domain,
+        {part.name: part.sizes for part in parts},
         config.seed,
         every_value_of="label" if data_set.every_class else None,
+        alpha=config.dirichlet_alpha,
     )
+    lengths = [len(part.rows) for part in parts]
     partitioner.dataset = Dataset.from_dict(
-        {"domain": np.repeat(list(labels), lengths), "label": np.concatenate(list(labels.values()))}
+        {
+            "domain": np.repeat([part.name for part in parts], lengths),
+            "label": np.concatenate([labels[part.domain][part.rows] for part in parts]),
+        }
     )
-    rows: dict[str, list[npt.NDArray[np.int64]]] = {domain: [] for domain in labels}
-    starts = dict(zip(labels, np.cumsum([0, *lengths]), strict=False))
-    for partition_id, indices in partitioner.partition_id_to_indices.items():
-        domain = data_set.domains[partition_id // config.clients_per_domain]
-        rows[domain].append(np.asarray(indices, np.int64) - starts[domain])
-    return rows
+    everything = np.concatenate([part.rows for part in parts])
+    indices = iter(partitioner.partition_id_to_indices.values())
+    return {part.name: [everything[next(indices)] for _ in part.sizes] for part in parts}
 
 
 def _test_rows(
-    config: DataConfig, labels: dict[str, npt.NDArray[np.int64]]
-) -> dict[str, list[npt.NDArray[np.int64]]]:
-    """For each domain, a random order of its test rows, cut off and dealt to its clients."""
+    config: DataConfig, parts: list[Group], labels: Mapping[str, npt.NDArray[np.int64]]
+) -> Rows:
+    """For each group, a random order of its domain's test rows, cut off and dealt to clients."""
     from fairflower.data.partition import draw
 
     rows = {}
-    for domain, values in labels.items():
-        order = draw(config.seed, domain, "test").permutation(len(values))
+    for part in parts:
+        order = draw(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
         kept = order[: config.test_examples or None]
-        if len(kept) < config.clients_per_domain:
+        if len(kept) < len(part.sizes):
             raise DataError(
-                f"Domain {domain!r} has {len(kept)} test images for {config.clients_per_domain} "
+                f"Domain {part.name!r} has {len(kept)} test images for {len(part.sizes)} "
                 "clients. Lower data.clients-per-domain or raise data.test-examples."
             )
-        rows[domain] = np.array_split(kept, config.clients_per_domain)
+        rows[part.name] = np.array_split(kept, len(part.sizes))
     return rows
 
 
-def _shape(
-    data_set: DataSet, raw: dict[tuple[str, str], npt.NDArray[np.uint8]]
-) -> tuple[int, int, int]:
+def _images(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> Images:
+    """For each group, the images of its rows; those of two groups are read once."""
+    found: Images = {}
+    for domain in data_set.domains:
+        wanted = {p.name: np.concatenate(rows[p.name]) for p in parts if p.domain == domain}
+        distinct = np.unique(np.concatenate(list(wanted.values())))
+        images = data_set.images(domain, split, distinct)
+        found |= {name: images[np.searchsorted(distinct, own)] for name, own in wanted.items()}
+    return found
+
+
+def _shape(data_set: DataSet, images: Mapping[str, Images]) -> tuple[int, int, int]:
     """(C, H, W) that every image is brought to."""
-    colour = any(images.ndim == 4 and images.shape[3] == 3 for images in raw.values())
+    shapes = [(name, x.shape[1:]) for found in images.values() for name, x in found.items()]
+    colour = any(shape[2:] == (3,) for _, shape in shapes)
     channels = data_set.channels or (3 if colour else 1)
     side = data_set.config.image_size or data_set.image_size
     if side:
         return channels, side, side
-    found = {domain: images.shape[1:3] for (domain, _), images in raw.items()}
-    sizes = {images.shape[1:3] for images in raw.values()}
+    sizes = {shape[:2] for _, shape in shapes}
     if len(sizes) > 1:
-        listing = ", ".join(f"{domain} {h}x{w}" for domain, (h, w) in found.items())
+        listing = ", ".join(f"{name} {h}x{w}" for name, (h, w, *_) in dict(shapes).items())
         raise DataError(
             f"The images differ in size ({listing}). Set data.image-size to resize them all."
         )
@@ -231,15 +250,35 @@ def _shape(
     return channels, height, width
 
 
-def _shares(
+def _pixels(
+    config: DataConfig,
+    part: Group,
+    split: str,
     images: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int64],
     shape: tuple[int, int, int],
-    labels: npt.NDArray[np.int64],
-    rows: list[npt.NDArray[np.int64]],
-) -> list[Split]:
-    """One ``Split`` per client of a domain whose ``rows`` give ``images``, in this order."""
+) -> npt.NDArray[np.uint8]:
+    """A group's images as they are trained on or tested with, uint8 [N, C, H, W]."""
     from fairflower.data.images import to_chw
 
     pixels = to_chw(images, shape[0], shape[1:])
-    ends = np.cumsum([len(part) for part in rows])[:-1]
-    return [Split(x, labels[part]) for x, part in zip(np.split(pixels, ends), rows, strict=True)]
+    if not part.corrupted:
+        return pixels
+    return corrupt(
+        pixels,
+        rows,
+        config.corruption,
+        config.severity,
+        seed=config.seed,
+        domain=part.domain,
+        split=split,
+    )
+
+
+def _source(data_set: DataSet, part: Group, shape: tuple[int, int, int]) -> str:
+    """Where a group's images come from and what was done to them."""
+    source = data_set.source(part.domain)
+    if not part.corrupted:
+        return source
+    config = data_set.config
+    return f"{source} with {describe(config.corruption, config.severity, min(shape[1:]))}"

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: What torchvision's ImageFolder takes for an image.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
+#: The label of what is passed over.
+OTHER = -1
+
 Labels = npt.NDArray[np.int64]
 
 
@@ -72,6 +75,8 @@ class ClassFolders(DataSet):
         In their order.
     aliases
         Another name of a class -> its name here.
+    others
+        Whether images of other classes may be among them; they are passed over.
     subfolders
         Where the domains are also looked for.
     hub
@@ -82,6 +87,7 @@ class ClassFolders(DataSet):
     domain_names: ClassVar[tuple[str, ...]]
     classes: ClassVar[tuple[str, ...]]
     aliases: ClassVar[Mapping[str, str]] = {}
+    others: ClassVar[bool] = False
     subfolders: ClassVar[tuple[str, ...]] = ()
     hub: ClassVar[str | None] = None
     image_size: ClassVar[int]
@@ -140,20 +146,27 @@ class ClassFolders(DataSet):
             return f"Hugging Face {self.hub}"
         return str(self._root if is_saved(self._root) else self._root / domain)
 
+    def layout(self) -> str:
+        """What the folder is to hold, for messages."""
+        return (
+            f"<domain>/<class>/<image> for the domains {', '.join(self.domains)}, or a Hugging "
+            "Face data set written with save_to_disk (image, domain, label)"
+        )
+
+    def is_in(self, place: Path) -> bool:
+        """Whether a folder holds that."""
+        return is_saved(place) or all((place / domain).is_dir() for domain in self.domains)
+
     @cached_property
     def _root(self) -> Path | None:
-        """The folder of the domains' folders, or of one saved data set; None: the Hub."""
-        remedy = (
-            "Set data.dir or FAIRFLOWER_DATA to a folder that has <domain>/<class>/<image> for "
-            f"the domains {', '.join(self.domains)}, or a Hugging Face data set written with "
-            "save_to_disk (image, domain, label)"
-        )
+        """The folder that holds the images; None: the Hub."""
+        remedy = f"Set data.dir or FAIRFLOWER_DATA to a folder that has {self.layout()}"
         if self.folder is None:
             if self.hub is None:
                 raise DataError(f"{self.title} is not on the Hugging Face Hub. {remedy}.")
             return None
         for place in (self.folder, *(self.folder / name for name in self.subfolders)):
-            if is_saved(place) or all((place / domain).is_dir() for domain in self.domains):
+            if self.is_in(place):
                 return place
         places = ", ".join(self.subfolders)
         if self.hub:
@@ -196,6 +209,7 @@ class ClassFolders(DataSet):
         files = sorted(
             (label, path.name, path)
             for class_folder, label in found.items()
+            if label != OTHER
             for path in class_folder.iterdir()
             if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
         )
@@ -220,6 +234,7 @@ class ClassFolders(DataSet):
             check_labels(f"{where}: label", values, len(self.classes))
         else:
             values = np.array([self._class_of(str(name), where) for name in values], np.int64)
+        rows, values = rows[values != OTHER], values[values != OTHER]
         self._check_complete(where if domain is None else f"{where}: {domain}", values)
         order = np.argsort(values, kind="stable")
         images = data.select_columns(["image"])
@@ -233,6 +248,8 @@ class ClassFolders(DataSet):
     def _class_of(self, name: str, where: str) -> int:
         name = self.aliases.get(name, name)
         if name not in self.classes:
+            if self.others:
+                return OTHER
             raise DataError(
                 f"{where}: found the class {name!r}; expected {', '.join(self.classes)}."
             )
@@ -242,6 +259,13 @@ class ClassFolders(DataSet):
         absent = [name for i, name in enumerate(self.classes) if i not in labels]
         if absent:
             raise DataError(f"{where} has no images of {', '.join(absent)}. Complete the copy.")
+
+
+def every_fifth(labels: Labels) -> npt.NDArray[np.bool_]:
+    """The first image of a class and every fifth after it, of labels in ascending order."""
+    place = np.arange(len(labels)) - np.searchsorted(labels, labels)
+    chosen: npt.NDArray[np.bool_] = place % 5 == 0
+    return chosen
 
 
 def is_saved(folder: Path) -> bool:

@@ -71,7 +71,8 @@ class Federation:
     name, folder
         The data set and where it was prepared.
     domains
-        In the order of the clients.
+        Groups of clients whose images look alike, in the order of the clients: the data
+        set's domains, or the clean and the corrupted clients of each.
     sources
         For each domain, where its images came from.
     shape
@@ -84,6 +85,8 @@ class Federation:
         Test images of each domain.
     clients
         ``client_id`` is the index here and Flower's partition id; domain after domain.
+    auc
+        Whether tests also give the AUC.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Federation:
     augment: Augment
     test_sizes: tuple[int, ...]
     clients: tuple[ClientInfo, ...]
+    auc: bool = False
 
     @classmethod
     def open(cls, folder: str | Path) -> Federation:

@@ -5,32 +5,32 @@ Imports ``flwr_datasets`` and so ``datasets`` and ``pandas``: import this only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner, SizePartitioner
+from flwr_datasets.partitioner import DirichletPartitioner, Partitioner
 
 from fairflower.data.federation import DataError
+from fairflower.seeds import derive_seed
 
 
 class DomainPartitioner(Partitioner):  # type: ignore[misc]
-    """``clients_per_domain`` partitions of every domain, drawn at random and disjoint.
+    """Partitions of every domain, drawn at random and disjoint.
 
-    Partition ``d * clients_per_domain + j`` is the j-th of the d-th domain. A domain's
-    draw depends on the seed, on its own name and on its own rows, and on nothing else: not
-    on the other domains, and not on anything that drew random numbers before. (In the
-    code of FedHEAL the number of rounds moves the partition.)
+    They are numbered domain after domain. A domain's draw depends on the seed, on its own
+    name and on its own rows, and on nothing else: not on the other domains, and not on
+    anything that drew random numbers before. (In the code of FedHEAL the number of rounds
+    moves the partition.)
 
     Parameters
     ----------
     sizes
         Domain -> rows in each of its partitions, in the order of the partitions.
-    clients_per_domain
-        Partitions of each domain (papers: 5).
     seed
         Of the draw.
     partition_by
@@ -39,27 +39,35 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         A column of which every partition is to hold each value that its domain has, such
         as the label. Values that are missing in the draw are brought in by
         `with_every_value`, which may share rare ones. None: the draw stays as it is.
+    alpha
+        0: partitions of these sizes. Otherwise as many rows as these sizes have in all go
+        to a domain's partitions by flwr-datasets' ``DirichletPartitioner`` with this
+        concentration, label by label; every partition gets two rows at least.
+    label
+        The column of the labels for ``alpha``.
     """
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        clients_per_domain: int,
+        sizes: Mapping[str, Sequence[int]],
         seed: int = 0,
         partition_by: str = "domain",
         every_value_of: str | None = None,
+        alpha: float = 0.0,
+        label: str = "label",
     ) -> None:
         super().__init__()
-        self._sizes = dict(sizes)
-        self._clients_per_domain = clients_per_domain
+        self._sizes = {domain: list(own) for domain, own in sizes.items()}
         self._seed = seed
         self._partition_by = partition_by
         self._every_value_of = every_value_of
+        self._alpha = alpha
+        self._label = label
 
     @property
     def num_partitions(self) -> int:
-        """Domains times clients per domain."""
-        return len(self._sizes) * self._clients_per_domain
+        """Partitions of all domains."""
+        return sum(map(len, self._sizes.values()))
 
     def load_partition(self, partition_id: int) -> Dataset:
         """The rows of one partition.
@@ -70,77 +78,89 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
             If a domain has fewer rows than its partitions need, or a partition fewer than
             there are values to hold.
         """
-        domain, share = self._locate(partition_id)
-        return self._partitioners[domain].load_partition(share)
+        return self.dataset.select(self._parts[partition_id])
 
     @property
     def partition_id_to_indices(self) -> dict[int, list[int]]:
         """The rows of ``dataset`` in each partition."""
-        indices = {}
-        for partition_id in range(self.num_partitions):
-            domain, share = self._locate(partition_id)
-            places = self._partitioners[domain].partition_id_to_indices[share]
-            indices[partition_id] = self._rows[domain][places].tolist()
-        return indices
-
-    def _locate(self, partition_id: int) -> tuple[str, int]:
-        domain, share = divmod(partition_id, self._clients_per_domain)
-        return list(self._sizes)[domain], share
+        return {partition_id: part.tolist() for partition_id, part in enumerate(self._parts)}
 
     @cached_property
-    def _rows(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Each domain's rows, those of its first partition first, no more than needed."""
+    def _parts(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of each partition."""
         column = np.asarray(self.dataset[self._partition_by][:])
-        every = self._every_value_of
-        values = None if every is None else np.asarray(self.dataset[every][:])
-        rows = {}
-        for domain, size in self._sizes.items():
+        parts = []
+        for domain, sizes in self._sizes.items():
             own = np.flatnonzero(column == domain)
-            needed = size * self._clients_per_domain
-            if not 0 < needed <= len(own):
+            parts += self._dirichlet(domain, own) if self._alpha else self._draw(domain, own, sizes)
+        return parts
+
+    def _draw(
+        self, domain: str, own: npt.NDArray[np.int64], sizes: list[int]
+    ) -> list[npt.NDArray[np.int64]]:
+        """Partitions of a domain with these sizes, out of its rows."""
+        needed = sum(sizes)
+        if not (sizes and min(sizes) > 0 and needed <= len(own)):
+            low, high = min(sizes, default=0), max(sizes, default=0)
+            each = f"{low}" if low == high else f"{low} to {high}"
+            raise DataError(
+                f"Domain {domain!r} has {len(own)} training images, but "
+                f"{len(sizes)} clients x {each} images = {needed} were asked "
+                "for. Change data.clients-per-domain, data.fraction or "
+                "data.examples-per-client."
+            )
+        rng = draw(self._seed, domain, "train")
+        order = rng.permutation(len(own))
+        if self._every_value_of is not None:
+            values = np.asarray(self.dataset[self._every_value_of][:])[own]
+            kinds = len(np.unique(values))
+            if min(sizes) < kinds:
                 raise DataError(
-                    f"Domain {domain!r} has {len(own)} training images, but "
-                    f"{self._clients_per_domain} clients x {size} images = {needed} were asked "
-                    "for. Change data.clients-per-domain, data.fraction or "
+                    f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
+                    f"{min(sizes)} images each were asked for. Raise data.fraction or "
                     "data.examples-per-client."
                 )
-            rng = draw(self._seed, domain, "train")
-            order = rng.permutation(len(own))
-            if values is not None:
-                kinds = len(np.unique(values[own]))
-                if size < kinds:
-                    raise DataError(
-                        f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
-                        f"{size} images each were asked for. Raise data.fraction or "
-                        "data.examples-per-client."
-                    )
-                order = with_every_value(order, values[own], self._clients_per_domain, size, rng)
-            rows[domain] = own[order[:needed]]
-        return rows
+            order = with_every_value(order, values, sizes, rng)
+        return np.split(own[order[:needed]], np.cumsum(sizes)[:-1])
 
-    @cached_property
-    def _partitioners(self) -> dict[str, SizePartitioner]:
-        partitioners = {}
-        for domain, rows in self._rows.items():
-            partitioners[domain] = SizePartitioner([self._sizes[domain]] * self._clients_per_domain)
-            partitioners[domain].dataset = self.dataset.select(rows)
-        return partitioners
+    def _dirichlet(self, domain: str, own: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """Partitions of a domain by label, out of a random choice of its rows."""
+        sizes = self._sizes[domain]
+        (pool,) = self._draw(domain, own, [sum(sizes)])
+        labels = np.asarray(self.dataset[self._label][:])[pool]
+        partitioner = DirichletPartitioner(
+            len(sizes),
+            "label",
+            self._alpha,
+            min_partition_size=2,  # batch norm cannot train on a single image
+            seed=derive_seed(self._seed, domain, "dirichlet"),
+        )
+        partitioner.dataset = Dataset.from_dict({"label": labels, "row": pool})
+        with warnings.catch_warnings(action="ignore"):  # on every draw that it rejects
+            try:
+                shares = [partitioner.load_partition(share) for share in range(len(sizes))]
+            except ValueError as error:
+                raise DataError(
+                    f"No Dirichlet partition with data.dirichlet-alpha = {self._alpha:g} gives "
+                    f"each of {len(sizes)} clients two of the {len(pool)} training images of "
+                    f"domain {domain!r}. Raise it, or lower data.clients-per-domain."
+                ) from error
+        return [np.asarray(share["row"][:], np.int64) for share in shares]
 
 
 def with_every_value(
     order: npt.NDArray[np.int64],
     values: npt.NDArray[Any],
-    clients: int,
-    size: int,
+    sizes: Sequence[int],
     rng: np.random.Generator,
 ) -> npt.NDArray[np.int64]:
     """Change an order of images as little as it takes for every client to hold every class.
 
-    Client j holds ``order[j * size : (j + 1) * size]``; what comes after the last client's
-    is nobody's. A client that lacks a class gets a random image of it that is nobody's, or
-    else one of a client with several, in exchange for a random one of its own of which it
-    has several. If there is no such image, the class has fewer images than there are
-    clients: then a random one is shared, and only then.
+    The clients hold the first ``sizes[0]``, the next ``sizes[1]``, ... images of ``order``;
+    what comes after the last client's is nobody's. A client that lacks a class gets a random
+    image of it that is nobody's, or else one of a client with several, in exchange for a
+    random one of its own of which it has several. If there is no such image, the class has
+    fewer images than there are clients: then a random one is shared, and only then.
 
     (FedHEAL's code draws the missing image from all of the domain, so that clients may
     share it even when there are enough.)
@@ -151,8 +171,8 @@ def with_every_value(
         int64 [N], a permutation of the domain's images.
     values
         [N], the class of each image.
-    clients, size
-        ``clients * size <= N``, and at most ``size`` different values.
+    sizes
+        Images of each client: at most N in all, and for each as many as there are values.
     rng
         For all choices.
 
@@ -161,13 +181,14 @@ def with_every_value(
     The new order, int64 [N + images shared].
     """
     order = order.copy()
-    for client in range(clients):
-        own = np.arange(client * size, (client + 1) * size)
+    clients, ends = len(sizes), np.cumsum(sizes)
+    for size, end in zip(sizes, ends, strict=True):
+        own = np.arange(end - size, end)
         for value in np.setdiff1d(values, values[order[own]]):
             _, kind, counts = np.unique(values[order[own]], return_inverse=True, return_counts=True)
             given = rng.choice(own[counts[kind] > 1])
             found = np.flatnonzero(values[order] == value)
-            holder = np.minimum(found // size, clients)
+            holder = np.searchsorted(ends, found, side="right")
             spare = found[holder == clients]
             if not len(spare):
                 spare = found[np.bincount(holder)[holder] > 1]

@@ -29,13 +29,13 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
 
     # In inches: square cells, with room above each row for its heading and the labels.
     cell, gap, margin, heading = 0.7, 0.05, 0.15, 0.45
-    count = len(federation.domains)
+    rows = len(federation.domains)
     width = 2 * margin + COLUMNS * cell + (COLUMNS - 1) * gap
-    height = margin + count * (cell + heading)
+    height = margin + rows * (cell + heading)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     grid = figure.subplots(
-        count,
+        rows,
         COLUMNS,
         squeeze=False,
         gridspec_kw={
@@ -50,7 +50,8 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     for row, domain, test_size in zip(grid, federation.domains, federation.test_sizes, strict=True):
         clients = federation.clients_of(domain)
         train_size = sum(federation.clients[client].num_examples for client in clients)
-        sizes = f"{len(clients)} clients, {train_size:,} training images, {test_size:,} test images"
+        count = f"{len(clients)} client{'s' if len(clients) > 1 else ''}"
+        sizes = f"{count}, {train_size:,} training images, {test_size:,} test images"
         _heading(row[0], 0, domain, weight="bold", ha="left")
         _heading(row[-1], 1, sizes, color="0.35", ha="right")
         sample = _sample(federation, clients)

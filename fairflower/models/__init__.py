@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -50,6 +51,18 @@ class Classifier(nn.Module):
         A network leaves out what is frozen and everybody has from the start.
         """
         return self.state_dict()
+
+    def load_travelling(self, arrays: Mapping[str, Tensor]) -> None:
+        """Copy arrays into those that travel.
+
+        Raises
+        ------
+        RuntimeError
+            When they are not exactly those, in name and shape.
+        """
+        own = self.state_dict()
+        frozen = {name: own[name] for name in own.keys() - self.travelling().keys()}
+        self.load_state_dict({**frozen, **arrays})
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:

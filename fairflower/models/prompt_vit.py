@@ -76,7 +76,7 @@ class PromptViT(Classifier):
         self.vit = vit.requires_grad_(False).eval()
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known."""
+        """Give z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known."""
         known = recall(x)
         if known is not None:
             return known
@@ -89,7 +89,7 @@ class PromptViT(Classifier):
         return h
 
     def prompted(self, x: Tensor, h: Tensor) -> Tensor:
-        """z [N, d] of images that are seen with the prompts p + h, h being [N, d]."""
+        """See images with the prompts p + h, h being [N, d]: z [N, d]."""
         return self._class_token(x, self.prompts + h[:, None])
 
     def features(self, x: Tensor) -> Tensor:
@@ -127,9 +127,7 @@ class PromptViT(Classifier):
         return encoded[:, 0]
 
 
-def prompt_vit_tiny(
-    num_classes: int, shape: tuple[int, int, int], weights: str = ""
-) -> PromptViT:
+def prompt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
     """``model.name = "prompt-vit-tiny"``; without ``weights``, those shipped here.
 
     0.76 M frozen parameters; 0.13 M are trained, for ten classes. The weights were
@@ -164,7 +162,7 @@ def prompt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str 
         except (URLError, OSError) as error:
             raise ConfigError(
                 f"The ImageNet weights of vit_b_16 cannot be downloaded ({error}). Get "
-                f"{ViT_B_16_Weights.IMAGENET1K_V1.url} elsewhere, and set model.weights to the file."
+                f"{ViT_B_16_Weights.IMAGENET1K_V1.url} elsewhere, and name it in model.weights."
             ) from error
     else:
         arrays = from_file(weights)
@@ -173,7 +171,7 @@ def prompt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str 
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
-    """torchvision's ViT at a CPU's size: 16 tokens of a 32x32 image, 5 layers, d = 128.
+    """Make torchvision's ViT at a CPU's size: 16 tokens of a 32x32 image, 5 layers, d = 128.
 
     Patches of 8x8 pixels go through three convolutions of stride 2 first, which lets a
     small transformer learn from few images (Xiao et al., NeurIPS 2021).

@@ -17,6 +17,9 @@ from fairflower.data import ClientInfo
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
+#: What may be known of a domain beside its accuracy, as fractions.
+SCORES = ("balanced_accuracy", "auc")
+
 
 class RunError(ValueError):
     """A folder that cannot be reported on; the message names it and says why."""
@@ -49,6 +52,11 @@ class Run:
     client_rounds, client_accuracy : int array [S], float array [S, K]
         The same by client, in the order of ``clients``; NaN where one did not test.
         S is 0 when clients tested nothing.
+    personal_rounds, personal_accuracy : int array [P], float array [P, D]
+        Accuracy of the clients' personal models, by domain, the mean of its clients by
+        test images. P is 0 where there are none.
+    scores : mapping of str -> float array [R, D]
+        Those of `SCORES` that were measured, like ``accuracy``; NaN in a round without.
     diagnostics : tuple of mappings
         What the strategy recorded, one mapping a round.
     info : mapping
@@ -65,6 +73,9 @@ class Run:
     accuracy: NDArray[np.float64]
     client_rounds: NDArray[np.int64]
     client_accuracy: NDArray[np.float64]
+    personal_rounds: NDArray[np.int64]
+    personal_accuracy: NDArray[np.float64]
+    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,9 +104,20 @@ class Run:
         """
         return np.asarray(self.accuracy[_last(self.rounds, window)].mean(axis=0))
 
+    def final_scores(self, score: str, window: int) -> NDArray[np.float64]:
+        """One of ``scores`` in each of those rounds, [rounds, D], not averaged."""
+        return self.scores[score][_last(self.rounds, window)]
+
     def final_rounds(self, window: int) -> tuple[int, ...]:
         """The rounds that `final` averages."""
         return tuple(self.rounds[_last(self.rounds, window)].tolist())
+
+    def final_personal(self, window: int) -> NDArray[np.float64]:
+        """Accuracy of personal models per domain [D], like `final`; NaN without any."""
+        if not self.personal_rounds.size:
+            return np.full(len(self.domains), np.nan)
+        last = _last(self.personal_rounds, window)
+        return np.asarray(self.personal_accuracy[last].mean(axis=0))
 
     def final_clients(self, window: int) -> NDArray[np.float64]:
         """Accuracy per client [K], like `final`; NaN for a client that never tested."""
@@ -128,12 +150,12 @@ def read_run(path: str | Path) -> Run:
     info, domains, clients = _read_info(path / "run.json")
     # A run made before a setting existed ran with what is now its default.
     config = keys() | read_toml(path / "config.toml")
-    domain_history, client_history = _read_history(path / "history.csv")
-
-    client_rounds, client_accuracy = _matrix(client_history, [str(c.client_id) for c in clients])
-    rounds, accuracy = _matrix(domain_history, domains)
-    whole = np.isfinite(accuracy).all(axis=1)
-    rounds, accuracy = rounds[whole], accuracy[whole]
+    history = _read_history(path / "history.csv")
+    names = [str(c.client_id) for c in clients]
+    client_rounds, client_accuracy = _matrix(history["client", "accuracy"], names)
+    rounds, accuracy = _whole(*_matrix(history["domain", "accuracy"], domains))
+    personal_rounds, personal = _whole(*_matrix(history["domain", "personal_accuracy"], domains))
+    scores = {score: history["domain", score] for score in SCORES}
 
     status = str(info["status"])
     if not rounds.size or (status != "completed" and not rounds[-1]):
@@ -150,6 +172,15 @@ def read_run(path: str | Path) -> Run:
         accuracy=accuracy,
         client_rounds=client_rounds,
         client_accuracy=client_accuracy,
+        personal_rounds=personal_rounds,
+        personal_accuracy=personal,
+        scores={
+            score: np.array(
+                [[found.get(r, {}).get(name, np.nan) for name in domains] for r in rounds]
+            )
+            for score, found in scores.items()
+            if found
+        },
         diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
@@ -206,31 +237,33 @@ def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Clien
 _History = dict[int, dict[str, float]]
 
 
-def _read_history(path: Path) -> tuple[_History, _History]:
-    """Accuracy by round and name, of domains and of clients."""
+def _read_history(path: Path) -> dict[tuple[str, str], _History]:
+    """By level and metric, values by round and name: accuracies and `SCORES`."""
     reader = csv.reader(_whole_lines(path))
     header = next(reader, [])
     if header != HISTORY_COLUMNS:
         raise RunError(
             f"{path} has the columns {','.join(header)!r}; expected {','.join(HISTORY_COLUMNS)!r}."
         )
-    history: dict[str, _History] = {"domain": {}, "client": {}}
+    of_domains = ("accuracy", "personal_accuracy", *SCORES)
+    wanted = [("client", "accuracy"), *(("domain", metric) for metric in of_domains)]
+    history: dict[tuple[str, str], _History] = {key: {} for key in wanted}
     for row in reader:
         try:
             number, level, name, metric, text = row
-            if metric != "accuracy" or level not in history:
+            if (level, metric) not in history:
                 continue
             index, value = int(number), float(text)
         except ValueError as error:
             raise RunError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
-        unmeasured = level == "client" and np.isnan(value)
+        unmeasured = np.isnan(value) and (level, metric) != ("domain", "accuracy")
         if not (unmeasured or 0 <= value <= 1):
             raise RunError(
-                f"{path}, line {reader.line_num}: accuracy {text} of {level} {name}; "
+                f"{path}, line {reader.line_num}: {metric} {text} of {level} {name}; "
                 "expected a fraction between 0 and 1."
             )
-        history[level].setdefault(index, {})[name] = value
-    return history["domain"], history["client"]
+        history[level, metric].setdefault(index, {})[name] = value
+    return history
 
 
 def _matrix(
@@ -242,6 +275,14 @@ def _matrix(
     return np.array(rounds, dtype=np.int64), np.array(values, dtype=float).reshape(
         len(rounds), len(names)
     )
+
+
+def _whole(
+    rounds: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rounds that have a value of every name."""
+    whole = np.isfinite(values).all(axis=1)
+    return rounds[whole], values[whole]
 
 
 def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:

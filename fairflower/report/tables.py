@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower import metrics
 from fairflower.report.methods import WINDOW, Comparison, Estimate, Method, by_client, number
-from fairflower.report.reading import Run
+from fairflower.report.reading import SCORES, Run
 from fairflower.report.verdicts import TITLES, Difference, differences
 
 Vector = NDArray[np.float64]
@@ -57,12 +58,21 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """One figure of a run: ``better`` is 1 if more is, -1 if less is, 0 if neither."""
+    """One figure of a run: ``better`` is 1 if more is, -1 if less is, 0 if neither.
+
+    A figure that a run has once is estimated over seeds, one that it has in every round
+    (an array) over seeds and rounds.
+    """
 
     title: str
-    figure: Callable[[Run], float]
+    figure: Callable[[Run], float | Vector]
     better: int
     digits: int = 2
+
+    def estimate(self, method: Method) -> Estimate:
+        figure: Callable[[Run], Any] = self.figure
+        pooled = isinstance(figure(method.runs[0]), np.ndarray)
+        return method.over_rounds(figure) if pooled else method.over_seeds(figure)
 
 
 def accuracy_tables(comparison: Comparison) -> list[Table]:
@@ -70,17 +80,22 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
     windows = [WINDOW]
     if any(m.runs[0].final_rounds(WINDOW) != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
-    tables = [accuracy_table(comparison, window) for window in windows]
-    product = product_table(comparison)
-    if product:
-        tables.append(product)
-    against = difference_table(comparison)
-    return [*tables, against] if against else tables
+    further = (
+        quality_table(comparison),
+        types_table(comparison),
+        personal_table(comparison),
+        product_table(comparison),
+        difference_table(comparison),
+    )
+    return [
+        *(accuracy_table(comparison, window) for window in windows),
+        *(table for table in further if table),
+    ]
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
     """The papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
-    columns = _accuracy_columns(comparison, window)
+    columns = _accuracy_columns(comparison.domains, lambda run: run.final(window))
     return Table(
         title=f"Accuracy per domain, {comparison.span(window)}",
         caption=(
@@ -94,12 +109,121 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
     )
 
 
+def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+    """FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
+
+    None where neither images were corrupted nor an AUC was measured.
+    """
+
+    def of(score: str, d: int | None) -> Callable[[Run], Vector]:
+        def values(run: Run) -> Vector:
+            found = 100 * run.final_scores(score, window)
+            return found.mean(axis=1) if d is None else found[:, d]
+
+        return values
+
+    measured = [set.intersection(*(set(run.scores) for run in m.runs)) for m in comparison.methods]
+    methods = [
+        method
+        for method, scores in zip(comparison.methods, measured, strict=True)
+        if "auc" in scores or ("balanced_accuracy" in scores and _corrupted(method))
+    ]
+    if not methods:
+        return None
+    auc = all(set(run.scores) == set(SCORES) for method in methods for run in method.runs)
+    places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
+    columns = [
+        _Column(f"{name} {title}", of(score, d), 1)
+        for name, d in (places | ({"average": None} if len(places) > 1 else {})).items()
+        for title, score in (("ACC", "balanced_accuracy"), *(("AUC", "auc") for _ in range(auc)))
+    ]
+    pooled = comparison.span(window).removeprefix("mean of ")
+    return Table(
+        title=f"Class-balanced accuracy{' and AUC' if auc else ''}, {pooled}",
+        caption=(
+            "In %. ACC: mean over classes of their accuracy. "
+            f"{'AUC: one-vs-one, mean over pairs of classes. ' if auc else ''}"
+            "As in FedISM's tables, figures are means over these rounds and all seeds, and "
+            "under them ± the standard deviation over rounds and seeds together (ddof 0); "
+            f"average: of the groups, in every round. {_bold(comparison)}"
+        ),
+        columns=[column.title for column in columns],
+        groups=_groups(comparison, methods, columns),
+    )
+
+
+def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+    """FedGCR's Table 1: average and spread over client types (domains) and over clients.
+
+    None where every domain has equally many clients, as then they are the same.
+    """
+
+    def over(values: Callable[[Run], Vector], metric: Callable[[Vector], float]) -> Any:
+        return lambda run: 100 * metric(values(run))
+
+    def domains(run: Run) -> Vector:
+        return run.final(window)
+
+    def clients(run: Run) -> Vector:
+        own = run.final_clients(window)
+        theirs = run.final(window)[[run.domains.index(client.domain) for client in run.clients]]
+        return own if np.isfinite(own).all() else theirs
+
+    def spread(values: Vector) -> float:
+        return metrics.std(values, ddof=0)
+
+    methods = [
+        method
+        for method in comparison.methods
+        if len(set(Counter(client.domain for client in method.runs[0].clients).values())) > 1
+        and not _corrupted(method)
+    ]
+    if not methods:
+        return None
+    sigma = "\N{GREEK SMALL LETTER SIGMA}"
+    columns = [
+        _Column("Avg over domains", over(domains, metrics.mean), 1),
+        _Column("Avg over clients", over(clients, metrics.mean), 1),
+        _Column(f"{sigma} type", over(domains, spread), -1),
+        _Column(f"{sigma} client", over(clients, spread), -1),
+    ]
+    return Table(
+        title=f"Client types and clients, {comparison.span(window)}",
+        caption=(
+            "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
+            f"domain counts once for each of its clients. {sigma} type and {sigma} client: "
+            "standard deviations over domains and over clients (ddof 0). A client's accuracy is "
+            "that on its own test data if all clients tested, else that of its domain. "
+            f"{_how_to_read(comparison)}"
+        ),
+        columns=[column.title for column in columns],
+        groups=_groups(comparison, methods, columns),
+    )
+
+
+def personal_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+    """The same figures of the clients' personal models; None if nobody has any."""
+    methods = [m for m in comparison.methods if all(run.personal_rounds.size for run in m.runs)]
+    if not methods:
+        return None
+    columns = _accuracy_columns(comparison.domains, lambda run: run.final_personal(window))
+    return Table(
+        title=f"Accuracy of personal models, {comparison.span(window)}",
+        caption=(
+            "Each client's own model on its own test images in %, the mean of a domain's clients "
+            "by test images. Not comparable with the global model's accuracy on whole domains."
+        ),
+        columns=[column.title for column in columns],
+        groups=_groups(comparison, methods, columns),
+    )
+
+
 def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     """FedHEAL's Table 2: for each local training the strategies; None where there is one."""
     grid = by_client(comparison)
     if not grid:
         return None
-    columns = _accuracy_columns(comparison, window)
+    columns = _accuracy_columns(comparison.domains, lambda run: run.final(window))
     groups = [
         Group(client, _rows(list(row.values()), columns, list(row))) for client, row in grid.items()
     ]
@@ -111,15 +235,17 @@ def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     )
 
 
-def _accuracy_columns(comparison: Comparison, window: int) -> list[_Column]:
+def _accuracy_columns(domains: Sequence[str], accuracies: Callable[[Run], Vector]) -> list[_Column]:
+    """Each domain's accuracy, and what the papers say of all of them, in percent."""
+
     def of(metric: Callable[[Vector], float]) -> Callable[[Run], float]:
-        return lambda run: 100 * metric(run.final(window))
+        return lambda run: 100 * metric(accuracies(run))
 
     def accuracy(d: int) -> Callable[[Run], float]:
         return of(lambda values: float(values[d]))
 
     return [
-        *(_Column(domain, accuracy(d), 1) for d, domain in enumerate(comparison.domains)),
+        *(_Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
         _Column("AVG", of(metrics.mean), 1),
         _Column("STD ddof 1", of(lambda values: metrics.std(values, ddof=1)), -1),
         _Column("STD ddof 0", of(lambda values: metrics.std(values, ddof=0)), -1),
@@ -195,6 +321,11 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
     )
 
 
+def _corrupted(method: Method) -> bool:
+    """Whether some of its clients have corrupted images."""
+    return bool(method.config.get("data.corrupted-clients"))
+
+
 _DIFFERENCES = ("MIN", "STD", "AVG")
 
 # key of metrics.summary, title, unit, better, digits
@@ -220,9 +351,13 @@ def _how_to_read(comparison: Comparison) -> str:
             "Every figure is computed per seed; shown is the mean over seeds, and under it "
             "± their sample standard deviation (ddof 1)."
         )
-    if len(comparison.methods) > 1:
-        parts.append("Bold: best of the methods that may be compared, to the digits shown.")
-    return " ".join(parts)
+    return " ".join([*parts, _bold(comparison)]).strip()
+
+
+def _bold(comparison: Comparison) -> str:
+    if len(comparison.methods) == 1:
+        return ""
+    return "Bold: best of the methods that may be compared, to the digits shown."
 
 
 def _groups(
@@ -236,7 +371,7 @@ def _groups(
 
 def _rows(methods: Sequence[Method], columns: Sequence[_Column], names: Sequence[str]) -> list[Row]:
     """One row per method, the best of each column marked."""
-    estimates = [[method.over_seeds(column.figure) for column in columns] for method in methods]
+    estimates = [[column.estimate(method) for column in columns] for method in methods]
     best = [_best([row[c].mean for row in estimates], column) for c, column in enumerate(columns)]
     return [
         Row(

@@ -5,16 +5,32 @@ arguments and its paper's own, and works in any Flower app without the rest of
 fairflower. Importing this package does not import torch.
 """
 
+from fairflower.strategies.afl import AFL
 from fairflower.strategies.base import FairStrategy, RoundFailed
 from fairflower.strategies.cohort import Cohort
-from fairflower.strategies.exchange import EXCHANGES, ControlVariates, Exchange, build_exchange
+from fairflower.strategies.exchanges import (
+    EXCHANGES,
+    ControlVariates,
+    DynamicRegulariser,
+    Exchange,
+    Prototypes,
+    SemanticAnchors,
+    build_exchange,
+)
+from fairflower.strategies.fairfed import FairFed
 from fairflower.strategies.fedavg import FedAvg, Uniform
+from fairflower.strategies.fedce import FedCE
 from fairflower.strategies.fedequilibria import FedEquilibria
 from fairflower.strategies.fedfv import FedFV
+from fairflower.strategies.fedga import FedGA
 from fairflower.strategies.fedgcr import FedGCR
 from fairflower.strategies.fedheal import FedHEAL
+from fairflower.strategies.fedism import FedISM
 from fairflower.strategies.fedmgda import FedMGDAPlus
+from fairflower.strategies.pa3fed import PA3Fed
+from fairflower.strategies.qffl import QFFL
 from fairflower.strategies.qp import MinNorm, min_norm_weights
+from fairflower.strategies.term import TERM
 
 #: The names that a run config knows.
 STRATEGIES: dict[str, type[FairStrategy]] = {
@@ -25,23 +41,42 @@ STRATEGIES: dict[str, type[FairStrategy]] = {
     "fedmgda+": FedMGDAPlus,
     "fedfv": FedFV,
     "fedgcr": FedGCR,
+    "fedism": FedISM,
+    "afl": AFL,
+    "qffl": QFFL,
+    "fairfed": FairFed,
+    "fedce": FedCE,
+    "fedga": FedGA,
+    "term": TERM,
+    "pa3fed": PA3Fed,
 }
 
 __all__ = [
+    "AFL",
     "EXCHANGES",
+    "QFFL",
     "STRATEGIES",
+    "TERM",
     "Cohort",
     "ControlVariates",
+    "DynamicRegulariser",
     "Exchange",
+    "FairFed",
     "FairStrategy",
     "FedAvg",
+    "FedCE",
     "FedEquilibria",
     "FedFV",
+    "FedGA",
     "FedGCR",
     "FedHEAL",
+    "FedISM",
     "FedMGDAPlus",
     "MinNorm",
+    "PA3Fed",
+    "Prototypes",
     "RoundFailed",
+    "SemanticAnchors",
     "Uniform",
     "build_exchange",
     "min_norm_weights",

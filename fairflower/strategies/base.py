@@ -33,7 +33,7 @@ from fairflower.strategies.cohort import (
     is_buffer,
     scalar_metrics,
 )
-from fairflower.strategies.exchange import Exchange
+from fairflower.strategies.exchanges.base import Exchange
 from fairflower.strategies.state import flatten, unflatten
 
 # A child of Flower's logger: shown and streamed wherever Flower's own lines are.
@@ -124,16 +124,19 @@ class FairStrategy(flower.FedAvg):
     #: reply's metrics or of ArrayRecords. A subclass (or its constructor) sets it;
     #: the train message's config asks for it under ``measure``.
     needs: tuple[str, ...] = ()
-    #: Those of ``needs`` that are one array per parameter.
-    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient")
     #: Those of ``needs`` that are one array ``h``, of the same length for every client.
     REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
+    #: Those of ``needs`` that are arrays: the others have one per parameter.
+    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Metrics that the rule reads and clients report unasked.
     reads: tuple[str, ...] = ()
 
     #: Attributes that the rule carries from round to round: numbers, None, arrays, and
     #: dicts of them with text or whole numbers (client ids) as keys.
     STATE: ClassVar[tuple[str, ...]] = ()
+    #: Arguments that, where they are None, the config that goes to the clients gives:
+    #: attribute -> key. Fairflower's own app sends its whole run config.
+    FROM_CONFIG: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **options: Unpack[Options]) -> None:
         buffers = options.pop("buffers", None)
@@ -149,6 +152,7 @@ class FairStrategy(flower.FedAvg):
         self.client_metrics: dict[str, NDArray[np.float64]] = {}
         self.dropped: dict[int, str] = {}
         self._roster: dict[int, int] | None = None
+        self._clients: dict[int, int] = {}  # node id -> client id, as far as is known
         self._seed = 0
         self._population = 0
         self._sent: ArrayRecord | None = None
@@ -201,6 +205,10 @@ class FairStrategy(flower.FedAvg):
         self.diagnostics["weights"] = weights
         return cohort.average(weights)
 
+    def tell(self, client_id: int) -> Mapping[str, float | str]:
+        """What this client alone is to know: goes into the config of its train message."""
+        return {}
+
     # --- Flower's side ---------------------------------------------------------------
 
     def enroll(self, nodes: Mapping[int, int], seed: int) -> None:
@@ -213,15 +221,21 @@ class FairStrategy(flower.FedAvg):
         nodes : mapping of int -> int
             Client id -> node id, for all clients of the federation.
         seed : int
-            Seed of the sampling.
+            Seed of the sampling, and of what exchanges draw.
         """
         self._roster = dict(sorted(nodes.items()))
+        self._clients = {node: client for client, node in nodes.items()}
         self._seed = seed
+        for exchange in self.exchanges:
+            exchange.seed = seed
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages for this round's clients (see Flower's ``FedAvg``)."""
+        for attribute, key in self.FROM_CONFIG.items():
+            if getattr(self, attribute) is None:
+                setattr(self, attribute, config.get(key))
         if self.needs:
             config["measure"] = ",".join(self.needs)
         if self._roster is None:
@@ -237,6 +251,8 @@ class FairStrategy(flower.FedAvg):
             if shared := exchange.broadcast(server_round):
                 for message in messages:
                     message.content[exchange.name] = encode_record(shared)
+        for message in messages:
+            self._add_what_to_tell(message)
         self._sent, self._asked = arrays, messages
         return messages
 
@@ -277,6 +293,15 @@ class FairStrategy(flower.FedAvg):
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))
         return encode_record(merged), self._mean_metrics(cohort, contents)
+
+    def _add_what_to_tell(self, message: Message) -> None:
+        node = message.metadata.dst_node_id
+        told = self.tell(self._clients.get(node, node))
+        if told:
+            # The messages of a round share their content.
+            config = message.content.config_records[self.configrecord_key]
+            own = ConfigRecord({**config, **told})
+            message.content = RecordDict({**message.content, self.configrecord_key: own})
 
     # --- a round's replies -------------------------------------------------------------
 
@@ -378,6 +403,7 @@ class FairStrategy(flower.FedAvg):
                 self.dropped[client] = str(problem)
             else:
                 members[client] = answer
+                self._clients[node] = client
         for node in waiting:
             self.dropped[names.get(node, node)] = "no reply before the timeout"
         for client, reason in sorted(self.dropped.items()):
@@ -391,7 +417,7 @@ class FairStrategy(flower.FedAvg):
         """The vectors that the strategy asked for; its scalars are there and finite."""
         vectors: dict[str, Arrays] = {}
         for name in (*self.needs, *self.reads):
-            is_record = name in self.VECTORS or name in self.REPRESENTATIONS
+            is_record = name in self.VECTORS
             if name not in (content.array_records if is_record else metrics):
                 remedy = (
                     "must measure what the message's config names under 'measure'"
@@ -406,9 +432,9 @@ class FairStrategy(flower.FedAvg):
                 try:
                     arrays = decode_record(content.array_records[name])
                     vectors[name] = (
-                        check_arrays(arrays, trained)
-                        if name in self.VECTORS
-                        else check_representation(arrays)
+                        check_representation(arrays)
+                        if name in self.REPRESENTATIONS
+                        else check_arrays(arrays, trained)
                     )
                 except InvalidReply as problem:
                     raise InvalidReply(f"its {name!r}: {problem}") from problem

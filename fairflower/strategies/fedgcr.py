@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.strategies.base import FairStrategy, Options
+from fairflower.strategies.clusters import cluster, principal
 from fairflower.strategies.cohort import Cohort
-from fairflower.strategies.groups import group, principal
 
 Values = NDArray[np.float64]
 
@@ -18,15 +18,15 @@ class FedGCR(FairStrategy):
     """Find the clients' types, and favour clients and types with a large loss.
 
     Every client k of K sends a representation h_k, balanced over its classes (Eq. 4).
-    A Gaussian mixture divides them into T' groups; a group's loss is the mean over its
-    clients. In round r = 1, 2, ... (Eq. 3 and 5; Algorithm 1, lines 5 to 9)::
+    A Gaussian mixture divides them into T' clusters; a cluster's loss is the mean over
+    its clients. In round r = 1, 2, ... (Eq. 3 and 5; Algorithm 1, lines 5 to 9)::
 
         beta = delta (1 - gamma^(r-1))
         w_k ~ omega_k (L_k^(1-beta) L~_k^beta)^(q+1),    omega_k = n_k / sum_j n_j
         theta <- sum_k w_k theta_k
 
-    with L_k the loss of this round's local training and L~_k its group's. Weights are
-    normalised, which the paper leaves out. A group keeps its number from round to round.
+    with L_k the loss of this round's local training and L~_k its cluster's. Weights are
+    normalised, which the paper leaves out. A cluster keeps its number from round to round.
 
     Clients have to send an ArrayRecord ``representation`` with one array ``h``, of one
     length for all (``fairflower.clients`` do when asked, whatever the model), and
@@ -37,11 +37,11 @@ class FedGCR(FairStrategy):
     num_clusters : int, or "auto"
         T'. The paper takes the number of domains, and finds more to do no harm (Table
         4). Default "auto": the number with the least Bayesian information criterion,
-        found anew each round (`fairflower.strategies.groups.bic`).
+        found anew each round (`fairflower.strategies.clusters.bic`).
     q : float
         At least 0; the larger, the more for large losses. Default 1 (paper).
     delta : float in [0, 1]
-        Where beta goes: 0 weighs by the clients' own losses alone, 1 by their groups'.
+        Where beta goes: 0 weighs by the clients' own losses alone, 1 by their clusters'.
         Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
         How slowly. None: 0.5 (paper), or the released code's 0.9.
@@ -49,7 +49,7 @@ class FedGCR(FairStrategy):
         ``"released"`` follows the authors' code where it differs from the text: h and
         the loss are those of the received model (``received_representation``,
         ``received_loss``), the loss 100 / floor(100 / L), and 1 for all in the first
-        round; a group's loss is weighted by examples; beta = delta (1 - gamma^r). (Its
+        round; a cluster's loss is weighted by examples; beta = delta (1 - gamma^r). (Its
         h is of three random batches; here it is of all images.)
     """
 
@@ -84,12 +84,12 @@ class FedGCR(FairStrategy):
             self.needs, self.reads = ("representation",), ("train_loss",)
         else:
             self.needs = ("received_representation", "received_loss")
-        self.members: dict[int, int] = {}  # client -> its group when it was last here
-        self.centres: dict[int, Values] = {}  # group -> mean representation, H
+        self.members: dict[int, int] = {}  # client -> its cluster when it was last here
+        self.centres: dict[int, Values] = {}  # cluster -> mean representation, H
 
     def weigh(self, cohort: Cohort) -> Values:
         h = np.array([arrays["h"] for arrays in cohort.measured[self.needs[0]]], np.float64)
-        groups = group(
+        clusters = cluster(
             h,
             cohort.client_ids,
             None if isinstance(self.num_clusters, str) else self.num_clusters,
@@ -97,24 +97,25 @@ class FedGCR(FairStrategy):
             centres=self.centres,
             seed=self._seed,
         )
-        self.members, self.centres = groups.members, groups.centres
+        self.members, self.centres = clusters.members, clusters.centres
         loss = self._losses(cohort)
         beta = self._beta(cohort.server_round)
         omega = cohort.sample_weights
         shares = omega if self.variant == "released" else np.ones(len(cohort))
-        group_loss = group_means(loss, groups.ids, shares)
+        cluster_loss = cluster_means(loss, clusters.ids, shares)
         east, north = principal(h, 2).T
         self.diagnostics |= {
             "loss": loss,
-            "cluster_loss": group_loss,
-            "cluster": groups.ids.astype(np.float64),
-            "num_clusters": float(len(np.unique(groups.ids))),
-            "bic": groups.bic,
+            "cluster_loss": cluster_loss,
+            "cluster": clusters.ids.astype(np.float64),
+            "num_clusters": float(len(np.unique(clusters.ids))),
             "beta": beta,
             "map_x": east,
             "map_y": north,
         }
-        return reweigh(omega, loss, group_loss, beta, self.q)
+        if np.isfinite(clusters.bic):
+            self.diagnostics["bic"] = clusters.bic
+        return reweigh(omega, loss, cluster_loss, beta, self.q)
 
     def _losses(self, cohort: Cohort) -> Values:
         """L_k, shape (K,)."""
@@ -138,21 +139,21 @@ class FedGCR(FairStrategy):
         return float(self.delta * (1 - self.gamma**elapsed))
 
 
-def group_means(values: Values, groups: NDArray[np.int64], shares: Values) -> Values:
-    """Each client's group's mean of the values, weighted by shares; all of shape (K,).
+def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:
+    """Each client's cluster's mean of the values, weighted by shares; all of shape (K,).
 
-    >>> group_means(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 4]), np.ones(3)).tolist()
+    >>> cluster_means(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 4]), np.ones(3)).tolist()
     [2.0, 2.0, 5.0]
     """
     means = np.empty(len(values))
-    for g in np.unique(groups):
-        inside = groups == g
+    for c in np.unique(clusters):
+        inside = clusters == c
         means[inside] = np.average(values[inside], weights=shares[inside])
     return means
 
 
-def reweigh(omega: Values, loss: Values, group_loss: Values, beta: float, q: float) -> Values:
-    """omega (L^(1-beta) L~^beta)^(q+1), normalised; all of shape (K,).
+def reweigh(omega: Values, loss: Values, cluster_loss: Values, beta: float, q: float) -> Values:
+    """Weigh by omega (L^(1-beta) L~^beta)^(q+1), normalised; all of shape (K,).
 
     A loss of zero weighs nothing; where all are zero, omega is left as it is.
 
@@ -162,7 +163,7 @@ def reweigh(omega: Values, loss: Values, group_loss: Values, beta: float, q: flo
     """
     with np.errstate(divide="ignore"):
         # In logarithms, since powers of large losses overflow; 0 times infinity is left out.
-        parts = [s * np.log(x) for s, x in ((1 - beta, loss), (beta, group_loss)) if s > 0]
+        parts = [s * np.log(x) for s, x in ((1 - beta, loss), (beta, cluster_loss)) if s > 0]
     exponent = (q + 1) * np.sum(parts, axis=0)
     if not np.isfinite(exponent.max()):
         return np.asarray(omega / omega.sum())

@@ -1,0 +1,89 @@
+"""What a method of local training costs: its epoch over one of plain SGD.
+
+    python benchmarks/steps.py            # a minute
+    python benchmarks/steps.py --quick
+
+One client, one thread, colour images of 32x32 pixels, batches of 64, the second round of
+a run. `sgd` is the unit. SAM and GSAM compute two gradients a step and are meant to stay
+near 2: what they add to that are a few passes over the parameters.
+
+Times are CPU seconds of this process, all rows measured in turn in every repetition;
+ratios compare min with min and median with median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from common import machine_facts, markdown, say, times_and_ratios, version_facts
+
+from fairflower.clients import ClientData, Trainer, build_trainer
+from fairflower.config import TrainConfig
+from fairflower.data import Augment, Split
+from fairflower.models import build
+
+CLASSES = 10
+MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
+
+
+def make_trainer(name: str, model: str, images: int) -> Trainer:
+    """A client with random images that has trained in round 1."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
+    split = Split(x, rng.integers(0, CLASSES, images))
+    data = ClientData(split, split, *MEAN_STD, CLASSES, Augment(crop_padding=4))
+    network = build(model, CLASSES, (3, 32, 32), seed=0)
+    settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
+    trainer = build_trainer(name, network, data, settings, client_id=0, seed=0)
+    trainer.train(1)
+    return trainer
+
+
+def measure(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """CPU seconds of every method's epoch, interleaved."""
+    trainers = {name: make_trainer(name, model, options.images) for name in options.clients}
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+    for repetition in range(1, options.repetitions + 1):
+        say(f"{model}: repetition {repetition} of {options.repetitions}")
+        for name, trainer in trainers.items():
+            begin = time.process_time()
+            trainer.train(2)
+            seconds[name].append(time.process_time() - begin)
+    return seconds
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="cnn,resnet10", help="default: cnn,resnet10")
+    parser.add_argument(
+        "--clients", default="sam,gsam,harmofl", help="beside sgd (default: sam,gsam,harmofl)"
+    )
+    parser.add_argument("--images", type=int, default=256, help="of the client (default: 256)")
+    parser.add_argument("--repetitions", type=int, default=9, help="per row (default: 9)")
+    parser.add_argument("--quick", action="store_true", help="128 images, 2 repetitions")
+    options = parser.parse_args()
+    options.clients = ["sgd", *options.clients.split(",")]
+    if options.quick:
+        options.images, options.repetitions = 128, 2
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1)
+    print(f"\n{options.images} images, batches of 64, 1 thread")
+    print(f"{machine_facts()}\n{version_facts('torch')}")
+    for model in options.models.split(","):
+        seconds = measure(model, options)
+        rows = [[name, *times_and_ratios(times, seconds["sgd"])] for name, times in seconds.items()]
+        header = ["", "min s", "median s", "x sgd (min)", "x sgd (median)"]
+        print(f"\n{model}\n\n{markdown(header, rows)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

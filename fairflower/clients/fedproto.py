@@ -1,0 +1,40 @@
+"""FedProto (Tan et al., AAAI 2022), with averaged models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fairflower.clients.features import PrototypeTrainer
+
+
+class FedProto(PrototypeTrainer):
+    """Local training that draws every feature vector to its class's prototype.
+
+    Adds ``lambda * mean ||z - c_y||^2 / d`` to the cross entropy: z the features of an
+    image, c_y [d] the mean over all clients of the features of its class, and the mean
+    over the batch, as the original's released code does (its Eq. 7 takes class means
+    for z). An image whose class has no prototype yet adds nothing.
+
+    Models are averaged, too, as in the tables of FedHEAL and FedEquilibria; the
+    original shares prototypes alone.
+
+    Parameters
+    ----------
+    lambda_
+        Default 1 (FedEquilibria, Table 5; the original's ``ld``).
+    """
+
+    def __init__(self, *args: Any, lambda_: float = 1.0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lambda_ = lambda_
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy and distance to the prototypes."""
+        z, logits = self.outputs(x)
+        loss = self.criterion(logits, y)
+        if self.prototypes is None:
+            return loss
+        distance = (z - self.prototypes[y]).square().mean(1)
+        return loss + self.lambda_ * (distance * self.known[y]).mean()

@@ -1,0 +1,64 @@
+"""MOON (Li et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflower.clients.features import FeatureTrainer
+
+
+class MOON(FeatureTrainer):
+    """Local training that keeps the features like the global model's, not like last time's.
+
+    Adds to the cross entropy, with z, z_glob, z_prev the features of the model in
+    training, the received one, and the client's own at the end of its last round
+    (their Eq. 3)::
+
+        mu * mean -log( e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)) )
+
+    sim being the cosine. In a client's first round there is no z_prev and the term is
+    left out; the original starts with z_prev = z_glob, where its gradient is zero. The
+    two other models are frozen: eval mode, no gradients. (Code around FedHEAL leaves
+    them in training mode, where their batch statistics move, and starts z_prev from
+    differently initialised networks.)
+
+    Features are what the head sees, as in FedHEAL's group's code; the original has a
+    projection head between them. The client keeps its last model.
+
+    Parameters
+    ----------
+    mu
+        Default 5 (FedEquilibria, Table 5; the original tries 0.1, 1, 5 and 10).
+    tau
+        Default 0.5 (both).
+    """
+
+    def __init__(self, *args: Any, mu: float = 5.0, tau: float = 0.5, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mu = mu
+        self.tau = tau
+
+    def begin(self, server_round: int) -> None:
+        """Remember the received model; read the previous one."""
+        self.received = self.snapshot()
+        previous = self.state.get("previous", {})
+        self.previous = {k: torch.tensor(a, device=self.device) for k, a in previous.items()}
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy and contrast."""
+        z, logits = self.outputs(x)
+        loss = self.criterion(logits, y)
+        if not self.previous:
+            return loss
+        near = F.cosine_similarity(z, self.frozen_features(self.received, x))
+        far = F.cosine_similarity(z, self.frozen_features(self.previous, x))
+        # -log(e^a / (e^a + e^b)) = softplus(b - a)
+        return loss + self.mu * F.softplus((far - near) / self.tau).mean()
+
+    def end(self, server_round: int) -> None:
+        """Keep the trained model."""
+        self.state["previous"] = self.send()

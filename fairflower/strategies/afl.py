@@ -1,0 +1,58 @@
+"""AFL: Agnostic Federated Learning (Mohri, Sivek, Suresh, ICML 2019)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.strategies.base import FairStrategy, Options
+from fairflower.strategies.cohort import Cohort
+from fairflower.strategies.shares import hold, shares
+from fairflower.strategies.simplex import project
+
+
+class AFL(FairStrategy):
+    """Minimise the loss of the worst mixture of clients: min over theta, max over lambda.
+
+    With F_k the received model's loss on client k's data, one step for each side from
+    where both stand (the paper's Stochastic-AFL)::
+
+        theta  <- sum_k lambda_k theta_k
+        lambda <- project(lambda + lr F)       onto the simplex, from 1/K
+
+    The clients have to report ``received_loss``: a mean over their own data, so the
+    number of their examples does not enter. BatchNorm statistics are averaged by lambda.
+    The next round starts from the newest model, not from the mean of all so far, which
+    is what the paper returns. Clients that are present take the step among themselves.
+
+    In known implementations lambda starts anew in every round, so that it is never more
+    than one step from 1/K; or does not weigh the model at all; or leaves the simplex,
+    because a sum in the projection lacks its last term. FedISM's experiments give all
+    weight to the largest loss.
+
+    Parameters
+    ----------
+    lr : float >= 0
+        Step of lambda, gamma_lambda; 0 gives equal weights. Default 0.01 (the value
+        reported for the paper's Fashion-MNIST).
+    """
+
+    paper: ClassVar[str] = "Mohri, Sivek, Suresh, ICML 2019"
+    needs = ("received_loss",)
+    STATE: ClassVar[tuple[str, ...]] = ("lambdas",)
+
+    def __init__(self, *, lr: float = 0.01, **options: Unpack[Options]) -> None:
+        if not 0 <= lr < np.inf:
+            raise ValueError(f"lr = {lr}: expected a finite number, 0 or more.")
+        super().__init__(**options)
+        self.lr = lr
+        self.lambdas: dict[int, float] = {}  # client -> multiple of 1/K
+
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+        clients, equal = cohort.client_ids, np.ones(len(cohort))
+        lambdas = shares(self.lambdas, clients, equal)
+        F = cohort.metrics["received_loss"]
+        hold(self.lambdas, clients, equal, project(lambdas + self.lr * F))
+        return lambdas

@@ -1,0 +1,53 @@
+"""What an exchange is: shared state that travels beside the model."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from fairflower.strategies.cohort import Arrays, Cohort, check_arrays
+
+
+class Exchange:
+    """One kind of shared state; a subclass is one method's.
+
+    Attributes
+    ----------
+    name
+        Of the ArrayRecord in train messages and, if ``returned``, in their replies.
+    returned
+        Whether clients send something back.
+    seed
+        The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
+    """
+
+    name: ClassVar[str]
+    returned: ClassVar[bool] = True
+    seed: int = 0
+
+    #: Attributes that are carried from round to round, as in ``FairStrategy.STATE``.
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        """The exchange's own arguments with their defaults."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def broadcast(self, server_round: int) -> Arrays:
+        """What this round's train messages carry; empty for no record at all."""
+        return {}
+
+    def check(self, arrays: Arrays, trained: Arrays) -> Arrays:
+        """One client's return, or ``InvalidReply`` saying what is wrong with it.
+
+        By default one array for each of the model's ``trained`` arrays.
+        """
+        return check_arrays(arrays, trained)
+
+    def collect(self, cohort: Cohort) -> None:
+        """Merge what the cohort returned (``cohort.measured[self.name]``)."""
+
+    def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
+        """Change the merged model; called after ``collect``."""
+        return merged

@@ -1,0 +1,36 @@
+"""SCAFFOLD's shared state (Karimireddy et al., ICML 2020)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fairflower.strategies.cohort import Arrays, Cohort
+from fairflower.strategies.exchanges.base import Exchange
+
+
+class ControlVariates(Exchange):
+    """SCAFFOLD's c: the mean of all clients' control variates.
+
+    Clients return the change of their own, and c <- c + (1/N) sum_{k in cohort}
+    (c_k+ - c_k), N counting all clients: their Eq. 5, whatever the weights of the
+    models are. The server's step size is 1.
+    """
+
+    name = "control"
+    STATE: ClassVar[tuple[str, ...]] = ("c",)
+
+    def __init__(self) -> None:
+        self.c: Arrays = {}
+
+    def broadcast(self, server_round: int) -> Arrays:
+        return self.c
+
+    def collect(self, cohort: Cohort) -> None:
+        for name in cohort.parameters:
+            change = np.zeros(cohort.received[name].shape, np.float64)
+            for returned in cohort.measured[self.name]:
+                change += returned[name]
+            c = self.c.get(name, 0) + change / cohort.population
+            self.c[name] = np.asarray(c, cohort.received[name].dtype)

@@ -1,0 +1,50 @@
+"""Weights that clients keep from round to round, when not all of them take part in each.
+
+The papers' rules carry on one weight per client of a fixed group. Here the clients that
+are present share out among themselves what they hold together; those that are absent
+keep theirs. Held is a multiple of a client's fair share (``fair``: equal parts, or its
+examples), so a client never seen before holds 1.
+
+>>> held = {}
+>>> hold(held, (0, 1), np.ones(2), np.array([0.9, 0.1]))
+>>> held
+{0: 1.8, 1: 0.2}
+>>> shares(held, (1, 7), np.ones(2)).round(4).tolist()
+[0.1667, 0.8333]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+def shares(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
+    """What the clients hold, normalised, shape (K,).
+
+    Parameters
+    ----------
+    held : dict of int -> float
+        Client id -> multiple of its fair share.
+    clients : sequence of K ints
+        Those that are present. If they hold nothing together, they start anew.
+    fair : ndarray of shape (K,)
+        Their fair shares, positive, up to a common factor.
+    """
+    units = _units(held, clients, fair)
+    return np.asarray(units / units.sum())
+
+
+def hold(held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector) -> None:
+    """Let the clients hold ``weights``, shape (K,) on the simplex, of what they held together."""
+    mass = _units(held, clients, fair).sum()
+    held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
+
+
+def _units(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
+    units = fair * np.array([held.get(client, 1.0) for client in clients])
+    return units if units.sum() > 0 else fair

@@ -1,0 +1,119 @@
+"""AFL: lambda stays on the simplex, is remembered, and weighs the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from fairflower.strategies import AFL
+
+
+def weights(rounds: Rounds, losses) -> np.ndarray:
+    if not isinstance(losses, dict):
+        losses = dict(enumerate(losses))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in losses},
+        {k: 10 ** (k % 4) for k in losses},
+        metrics={k: {"received_loss": loss} for k, loss in losses.items()},
+    )
+    return rounds.strategy.diagnostics["weights"]
+
+
+def start(clients: int = 3, **arguments) -> Rounds:
+    return Rounds(AFL(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
+
+
+def nearest(point: np.ndarray) -> np.ndarray:
+    """The projection by a general solver."""
+    return minimize(
+        lambda w: ((w - point) ** 2).sum(),
+        np.full(len(point), 1 / len(point)),
+        bounds=[(0, 1)] * len(point),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-15},
+    ).x
+
+
+def test_the_first_round_is_uniform_and_the_next_one_step_away():
+    """One step is what an implementation that begins anew every round prints."""
+    rounds = start()
+    np.testing.assert_allclose(weights(rounds, (2.3, 0.5, 0.1)), 1 / 3)
+    np.testing.assert_allclose(
+        weights(rounds, (2.3, 0.5, 0.1)), (0.346667, 0.328667, 0.324667), atol=1e-6
+    )
+
+
+def test_lambda_is_kept_from_round_to_round():
+    rounds = start()
+    losses, expected = np.array([2.3, 0.5, 0.1]), np.full(3, 1 / 3)
+    for _ in range(10):
+        np.testing.assert_allclose(weights(rounds, losses), expected, atol=1e-6)
+        expected = nearest(expected + 0.01 * losses)
+    assert weights(rounds, losses)[0] > 0.46  # begun anew every round: .3467 for ever
+
+
+def test_lambda_weighs_the_model_and_examples_do_not():
+    rounds = start(lr=0.5)
+    weights(rounds, (2.0, 0.5, 0.1))
+    before = rounds.model["x"][0]
+    w = weights(rounds, (2.0, 0.5, 0.1))
+    np.testing.assert_allclose(w, nearest(np.array([1, 0.25, 0.05]) + 1 / 3), atol=1e-6)
+    assert rounds.model["x"][0] - before == pytest.approx(w @ [1, 2, 3])
+
+
+def test_a_game_is_won_by_its_equilibrium():
+    """theta in R with losses (theta - 1)^2 and (theta + 1)^2 + .5: both losses end up equal."""
+    rounds = Rounds(AFL(lr=0.02), {"x": np.zeros(1)}, range(2))
+    path = []
+    for _ in range(600):
+        x = rounds.model["x"][0]
+        path.append(x)
+        rounds.step(
+            {0: {"x": -0.1 * np.array([2 * (x - 1)])}, 1: {"x": -0.1 * np.array([2 * (x + 1)])}},
+            metrics={
+                0: {"received_loss": (x - 1) ** 2},
+                1: {"received_loss": (x + 1) ** 2 + 0.5},
+            },
+        )
+    assert np.mean(path[-200:]) == pytest.approx(-0.125, abs=0.01)
+    assert rounds.strategy.diagnostics["weights"][1] == pytest.approx(0.5625, abs=0.02)
+
+
+def test_lr_0_is_uniform():
+    rounds = start(lr=0)
+    for _ in range(3):
+        np.testing.assert_allclose(weights(rounds, (5.0, 0.1, 1.0)), 1 / 3)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0, 1e3))
+def test_lambda_is_on_the_simplex_whoever_comes_and_goes(seed, lr):
+    random = np.random.default_rng(seed)
+    rounds = start(6, lr=lr)
+    for _ in range(6):
+        present = sorted(random.choice(6, random.integers(1, 7), replace=False).tolist())
+        w = weights(rounds, {k: float(random.exponential(3)) for k in present})
+        assert w.shape == (len(present),)
+        assert w.min() >= 0
+        assert w.sum() == pytest.approx(1)
+
+
+def test_a_client_that_sat_out_keeps_its_lambda():
+    rounds = start(lr=0.1)
+    weights(rounds, (1.0, 0.0, 0.0))
+    held = nearest(np.full(3, 1 / 3) + 0.1 * np.array([1, 0, 0]))
+    weights(rounds, {1: 1.0, 2: 0.0})
+    found = weights(rounds, (0.0, 0.0, 0.0))
+    assert found[0] == pytest.approx(held[0], abs=1e-6)
+    pair = nearest(held[1:] / held[1:].sum() + 0.1 * np.array([1, 0]))
+    np.testing.assert_allclose(found[1:], pair * held[1:].sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize("lr", [-0.1, np.inf, np.nan])
+def test_arguments_out_of_range_are_named(lr):
+    with pytest.raises(ValueError, match="lr"):
+        AFL(lr=lr)

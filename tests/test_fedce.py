@@ -1,0 +1,143 @@
+"""FedCE against the vectors themselves, and what each client is told of its part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairflower.strategies import FedCE
+
+
+def start(clients: int = 3, size: int = 5, **arguments) -> Rounds:
+    return Rounds(FedCE(min_clients=1, **arguments), {"x": np.zeros(size)}, range(clients))
+
+
+def weights(rounds: Rounds, updates, accuracies) -> np.ndarray:
+    rounds.step(
+        {k: {"x": update} for k, update in updates.items()},
+        {k: 10 ** (k % 4) for k in updates},
+        metrics={k: {"minus_accuracy": accuracies[k]} for k in updates},
+    )
+    return rounds.strategy.diagnostics["weights"]
+
+
+def normalised(scores) -> np.ndarray:
+    return np.maximum(scores, 1e-6) / np.maximum(scores, 1e-6).sum()
+
+
+def by_vectors(history, mode) -> np.ndarray:
+    """The coefficients after rounds of (updates [K, n], accuracies [K]), all clients present."""
+    c = np.full(len(history[0][0]), 1 / len(history[0][0]))
+    cosines, minus, coefficients = [], [], []
+    for updates, accuracies in history:
+        consensus = c @ updates
+        rest = [consensus - c[k] * updates[k] for k in range(len(c))]
+        cosines.append(
+            [
+                u @ r / np.linalg.norm(u) / np.linalg.norm(r)
+                for u, r in zip(updates, rest, strict=True)
+            ]
+        )
+        minus.append(accuracies)
+        A = normalised(1 - np.mean(cosines, axis=0))
+        B = normalised(1 - np.mean(minus, axis=0))
+        coefficients.append(normalised(A * B if mode == "times" else A + B))
+        c = np.mean(coefficients, axis=0)
+    return c
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), mode=st.sampled_from(["times", "plus"]))
+def test_the_gram_matrix_gives_what_the_vectors_give(seed, mode):
+    random = np.random.default_rng(seed)
+    history = [(random.normal(size=(4, 5)), random.random(4)) for _ in range(3)]
+    rounds = start(4, mode=mode)
+    for t, (updates, accuracies) in enumerate(history, start=1):
+        before = rounds.model["x"]
+        found = weights(rounds, dict(enumerate(updates)), accuracies)
+        expected = by_vectors(history[:t], mode)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+        np.testing.assert_allclose(rounds.model["x"] - before, expected @ updates, atol=1e-9)
+
+
+def test_a_direction_of_ones_own_and_data_of_ones_own_give_weight():
+    same, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    found = weights(start(size=2), {0: same, 1: same, 2: other}, (0.5, 0.5, 0.5))
+    assert found[2] > found[0] == pytest.approx(found[1])
+    found = weights(start(size=2), {0: same, 1: same, 2: same}, (0.9, 0.9, 0.1))
+    np.testing.assert_allclose(found, np.array([0.1, 0.1, 0.9]) / 1.1)
+
+
+def test_equal_clients_are_equal_and_not_what_rounding_makes_of_them():
+    update = np.random.default_rng(0).normal(size=50)
+    rounds = start(7, 50)
+    for _ in range(3):
+        np.testing.assert_allclose(
+            weights(rounds, dict.fromkeys(range(7), update), [1.0] * 7), 1 / 7
+        )
+
+
+def test_the_first_round_counts_as_it_was_measured():
+    """Entered as 0, as in a known implementation, it would be half of the second mean."""
+    update = np.eye(2)
+    rounds = start(2, 2)
+    for _ in range(2):
+        found = weights(rounds, dict(enumerate(update)), (0.8, 0.6))
+    np.testing.assert_allclose(found, [1 / 3, 2 / 3])
+
+
+def test_clients_that_do_not_move_have_no_direction():
+    rounds = start(2)
+    np.testing.assert_allclose(weights(rounds, dict.fromkeys(range(2), np.zeros(5)), (0, 0)), 0.5)
+    np.testing.assert_allclose(weights(start(1), {0: np.ones(5)}, (0.5,)), 1)
+
+
+def told(rounds: Rounds) -> dict[int, object]:
+    return {
+        m.metadata.dst_node_id - 1000: m.content.config_records["config"].get("coefficient")
+        for m in rounds.ask()
+    }
+
+
+def test_each_client_is_told_its_coefficient_in_the_model_that_it_receives():
+    random = np.random.default_rng(3)
+    rounds = start(3)
+    assert told(rounds) == dict.fromkeys(range(3))
+    locals_ = {k: random.normal(size=5) for k in range(3)}
+    base = rounds.model["x"]
+    c = weights(rounds, {k: local - base for k, local in locals_.items()}, random.random(3))
+    assert told(rounds) == dict(enumerate(c))
+    for k, local in locals_.items():
+        without = (rounds.model["x"] - c[k] * local) / (1 - c[k])
+        others = [j for j in locals_ if j != k]
+        mean = sum(c[j] * locals_[j] for j in others) / sum(c[j] for j in others)
+        np.testing.assert_allclose(without, mean)
+
+
+def test_a_client_that_sat_out_has_no_part_and_is_told_nothing():
+    random = np.random.default_rng(4)
+    rounds = start(3)
+    for present in ([0, 1, 2], [0, 2]):
+        weights(rounds, {k: random.normal(size=5) for k in present}, random.random(3))
+    answers = told(rounds)
+    assert answers[1] is None
+    assert answers[0] + answers[2] == pytest.approx(1)
+
+
+def test_what_is_told_survives_a_checkpoint():
+    random = np.random.default_rng(5)
+    rounds = start(3)
+    weights(rounds, {k: random.normal(size=5) for k in range(3)}, random.random(3))
+    resumed = start(3)
+    for name in FedCE.STATE:
+        setattr(resumed.strategy, name, getattr(rounds.strategy, name))
+    assert told(resumed) == told(rounds)
+
+
+@pytest.mark.parametrize("bad", [{"mode": "minus"}, {"metric": ""}])
+def test_arguments_out_of_range_are_named(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        FedCE(**bad)

@@ -1,0 +1,105 @@
+"""FedGA: the official sign, each loss where it belongs, and a step that ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Rounds, record
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower.strategies import FedGA
+
+
+def weights(rounds: Rounds, received, trained) -> np.ndarray:
+    if not isinstance(received, dict):
+        received, trained = dict(enumerate(received)), dict(enumerate(trained))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in received},
+        {k: 10 ** (k % 4) for k in received},
+        metrics={k: {"received_loss": received[k], "trained_loss": trained[k]} for k in received},
+    )
+    return rounds.strategy.diagnostics["weights"]
+
+
+def start(clients: int = 3, **arguments) -> Rounds:
+    return Rounds(FedGA(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
+
+
+@pytest.mark.parametrize("common", [0.0, 0.7])
+def test_the_known_numbers(common):
+    """Gaps .3, -.1, -.2 beside what is common to all; the client that lost most gains."""
+    rounds = start()
+    np.testing.assert_allclose(weights(rounds, (9.0, 9.0, 9.0), (0.2, 0.4, 0.6)), 1 / 3)
+    gaps = np.array([0.3, -0.1, -0.2]) + common
+    found = weights(rounds, np.array([0.2, 0.4, 0.6]) + gaps, (0.1, 0.1, 0.1))
+    np.testing.assert_allclose(found, (0.35, 0.327778, 0.322222), atol=1e-6)
+    np.testing.assert_allclose(rounds.strategy.diagnostics["gap"], (0.3, -0.1, -0.2))
+
+
+def test_the_gap_is_between_the_last_own_model_and_its_average():
+    """Neither this round's training nor what was received in the first round enters."""
+    one, other = start(), start()
+    weights(one, (5.0, 1.0, 2.0), (0.2, 0.4, 0.6))
+    weights(other, (0.0, 8.0, 9.0), (0.2, 0.4, 0.6))
+    a, b = weights(one, (0.5, 0.3, 0.4), (1, 2, 3)), weights(other, (0.5, 0.3, 0.4), (3, 2, 1))
+    np.testing.assert_array_equal(a, b)
+    assert a.argmax() == 0
+
+
+def test_the_step_falls_to_nothing_over_the_rounds():
+    rounds = start(2, step=0.4, rounds=4)
+    gained = []
+    previous = weights(rounds, (1.0, 1.0), (0.0, 0.0))
+    for _ in range(5):
+        w = weights(rounds, (1.0, 0.0), (0.0, 0.0))
+        gained.append(w[0] - previous[0])
+        previous = w
+    np.testing.assert_allclose(gained, [0.15, 0.1, 0.05, 0, 0], atol=1e-12)
+
+
+def test_rounds_come_from_the_config_that_the_clients_get_or_the_step_stays():
+    strategy = FedGA()
+    model = record({"x": np.zeros(1)})
+    rounds = Rounds(strategy, {"x": np.zeros(1)}, range(1))
+    weights(rounds, (1.0,), (1.0,))
+    assert strategy.rounds is None
+    list(strategy.configure_train(1, model, ConfigRecord({"num-server-rounds": 12}), None))
+    assert strategy.rounds == 12
+    explicit = FedGA(rounds=3)
+    explicit.enroll({0: 1}, 0)
+    list(explicit.configure_train(1, model, ConfigRecord({"num-server-rounds": 12}), None))
+    assert explicit.rounds == 3
+
+
+def test_step_0_and_equal_gaps_are_uniform():
+    for rounds, received in ((start(step=0), (5.0, 1.0, 0.0)), (start(), (1.0, 1.0, 1.0))):
+        for _ in range(3):
+            np.testing.assert_allclose(weights(rounds, received, (0.5, 0.5, 0.5)), 1 / 3)
+
+
+def test_a_client_never_seen_before_has_the_mean_gap():
+    rounds = start(4)
+    weights(rounds, {0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5})
+    found = weights(rounds, {0: 0.9, 1: 0.5, 2: 7.0}, {0: 0.5, 1: 0.5, 2: 0.5})
+    np.testing.assert_allclose(rounds.strategy.diagnostics["gap"], (0.2, -0.2, 0))
+    np.testing.assert_allclose(found, np.array([1, 1, 1]) / 3 + 0.05 / 3 * np.array([1, -1, 0]))
+
+
+@given(st.integers(0, 10_000), st.floats(0, 50))
+def test_weights_stay_on_the_simplex_whoever_comes_and_goes(seed, step):
+    random = np.random.default_rng(seed)
+    rounds = start(5, step=step)
+    for _ in range(5):
+        present = sorted(random.choice(5, random.integers(1, 6), replace=False).tolist())
+        losses = [{k: float(random.exponential()) for k in present} for _ in range(2)]
+        found = weights(rounds, *losses)
+        assert found.min() >= 0
+        assert found.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("bad", [{"step": -1}, {"step": np.inf}, {"rounds": 0}, {"rounds": 1.5}])
+def test_arguments_out_of_range_are_named(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        FedGA(**bad)

@@ -1,0 +1,108 @@
+"""Strategies that need a number, in an app whose clients are nothing of fairflower's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import record, unpack
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairflower.flower import identify
+from fairflower.strategies import QFFL, STRATEGIES, FairStrategy
+
+CLIENTS, ROUNDS = 3, 4
+MODEL = {"w": np.zeros(2, np.float32)}
+TARGETS = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]])
+
+#: Strategies whose measurements are numbers only.
+NUMERIC = [
+    name
+    for name, strategy in STRATEGIES.items()
+    if strategy().needs and not set(strategy().needs) & set(FairStrategy.VECTORS)
+]
+
+foreign = ClientApp()
+
+
+@foreign.train()
+def train(message: Message, context: Context) -> Message:
+    """A step of gradient descent to the client's own target, and what was asked for."""
+    measure = str(message.content["config"].get("measure", ""))
+    k = int(context.node_config["partition-id"])
+    w = message.content["arrays"]["w"].numpy()
+    new = (w - 0.4 * (w - TARGETS[k])).astype(np.float32)
+    loss = {"received": ((w - TARGETS[k]) ** 2).sum(), "trained": ((new - TARGETS[k]) ** 2).sum()}
+    metrics = {"num-examples": 10 * (k + 1)}
+    for name in filter(None, measure.split(",")):
+        when = "trained" if name.startswith("trained") else "received"
+        metrics[name] = float(np.exp(-loss[when]) if "accuracy" in name else loss[when])
+    arrays = ArrayRecord({"w": Array(new)})
+    return Message(
+        RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=message
+    )
+
+
+class Nodes:
+    """As much of a grid as sampling asks for."""
+
+    def get_node_ids(self) -> list[int]:
+        return [11, 12, 13]
+
+
+def run(strategy: FairStrategy) -> np.ndarray:
+    """The model after some rounds of strategy and clients passing each other messages."""
+    identify()
+    arrays = record(MODEL)
+    contexts = {
+        11 + k: Context(1, 11 + k, {"partition-id": k}, RecordDict(), {}) for k in range(CLIENTS)
+    }
+    for server_round in range(1, ROUNDS + 1):
+        messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(), Nodes()))  # type: ignore[arg-type]
+        replies = []
+        for i, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"{server_round}-{i}"
+            replies.append(foreign(message, contexts[message.metadata.dst_node_id]))
+        merged, _ = strategy.aggregate_train(server_round, replies)
+        assert merged is not None
+        arrays = merged
+    return unpack(arrays)["w"]
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_clients_that_send_the_metric_are_enough(name: str) -> None:
+    arguments = {"lr": 0.4} if name == "qffl" else {}
+    strategy = STRATEGIES[name](**arguments)
+    w = run(strategy)
+    assert strategy.client_ids == (11, 12, 13)
+    assert not strategy.dropped
+    assert strategy.diagnostics["weights"].sum() == pytest.approx(1)
+    assert (w > 0.1).all()
+    assert (w < 3).all()
+
+
+def test_the_seven_are_among_them() -> None:
+    assert {"fedism", "afl", "qffl", "fairfed", "fedce", "fedga", "term"} <= set(NUMERIC)
+
+
+@pytest.mark.parametrize("name", ["fedism", "afl", "qffl", "fedga", "term"])
+def test_the_client_that_is_served_worst_gains(name: str) -> None:
+    """Client 2's target lies apart: its loss is lower than in the rule's neutral setting."""
+
+    def loss(strategy: FairStrategy) -> float:
+        return float(((run(strategy) - TARGETS[2]) ** 2).sum())
+
+    arguments = {
+        "fedism": {"q": 1.0},
+        "afl": {"lr": 0.1},
+        "qffl": {"q": 2.0, "rule": "weights"},
+        "fedga": {"step": 0.2},
+        "term": {"t": 1.0},
+    }[name]
+    neutral = STRATEGIES["fedavg" if name == "term" else "uniform"]()
+    assert loss(STRATEGIES[name](**arguments)) < 0.95 * loss(neutral)
+
+
+def test_q_fedavg_asks_for_the_learning_rate_that_it_cannot_know() -> None:
+    with pytest.raises(ValueError, match=r"QFFL\(lr="):
+        run(QFFL())

@@ -1,0 +1,74 @@
+"""PA3Fed as reconstructed: weights that follow the change of each client's loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Rounds
+
+from fairflower.strategies import PA3Fed
+
+MODEL = {"w": np.zeros(2, np.float32)}
+EXAMPLES = {0: 10, 1: 30, 2: 60}
+
+
+def weights(strategy: PA3Fed, *losses: dict[int, float]) -> np.ndarray:
+    """After rounds in which those clients took part that have a loss."""
+    rounds = Rounds(strategy, MODEL, range(3))
+    for found in losses:
+        rounds.step(
+            {k: {"w": np.ones(2)} for k in found},
+            {k: EXAMPLES[k] for k in found},
+            metrics={k: {"received_loss": loss} for k, loss in found.items()},
+        )
+    return np.asarray(strategy.diagnostics["weights"])
+
+
+def test_the_first_round_is_fedavg():
+    assert weights(PA3Fed(), {0: 1.0, 1: 2.0, 2: 3.0}) == pytest.approx([0.1, 0.3, 0.6])
+
+
+def test_weights_follow_the_relative_change_of_the_loss():
+    found = weights(PA3Fed(beta=0.3), {0: 2.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 2.2, 2: 3.2})
+    d = np.array([0.5, 0.1, 0.2])
+    expected = 0.7 * np.array([0.1, 0.3, 0.6]) + 0.3 * d / d.sum()
+    assert found == pytest.approx(expected)
+
+
+def test_outside_critical_periods_it_is_fedavg():
+    losses = {0: 2.0, 1: 2.0, 2: 4.0}, {0: 2.0, 1: 2.002, 2: 4.0}  # 0.3 * 0.001 on the whole
+    assert weights(PA3Fed(delta=0.001), *losses) == pytest.approx([0.1, 0.3, 0.6])
+    assert weights(PA3Fed(delta=0.0001), *losses) == pytest.approx([0.07, 0.51, 0.42])
+
+
+def test_beta_0_is_fedavg():
+    losses = {0: 2.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 2.2, 2: 3.2}
+    assert weights(PA3Fed(beta=0), *losses) == pytest.approx([0.1, 0.3, 0.6])
+
+
+def test_a_client_compares_with_the_last_time_it_took_part():
+    strategy = PA3Fed(beta=1, min_clients=1)
+    found = weights(strategy, {0: 2.0, 1: 2.0}, {1: 1.0}, {0: 1.0, 1: 0.75})
+    assert found == pytest.approx([2 / 3, 1 / 3])  # halved since round 1, by a quarter since 2
+
+
+def test_a_client_never_seen_before_counts_as_the_mean_of_the_others():
+    strategy = PA3Fed(beta=1, min_clients=1)
+    found = weights(strategy, {0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.6, 2: 9.0})
+    assert found == pytest.approx(np.array([0.5, 0.2, 0.35]) / 1.05)
+
+
+def test_losses_of_zero_do_no_harm():
+    found = weights(PA3Fed(), {0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+    assert found == pytest.approx([0.1, 0.3, 0.6])
+    found = weights(PA3Fed(), {0: 0.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert found.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"delta": -1.0}, "delta = -1"), ({"beta": 1.5}, "beta = 1.5"), ({"beta": -0.1}, "beta")],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PA3Fed(**arguments)

@@ -1,0 +1,76 @@
+"""TERM: the gradient of its objective, its limits, and a full step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Rounds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower.strategies import TERM
+
+EXAMPLES = np.array([10, 500, 90])
+
+
+def weights(t: float, losses, examples=EXAMPLES) -> np.ndarray:
+    rounds = Rounds(TERM(t=t), {"x": np.zeros(1)}, range(len(losses)))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in range(len(losses))},
+        {k: int(n) for k, n in enumerate(examples)},
+        metrics={k: {"received_loss": loss} for k, loss in enumerate(losses)},
+    )
+    found = rounds.strategy.diagnostics["weights"]
+    assert rounds.model["x"][0] == pytest.approx(found @ (1 + np.arange(len(losses))))
+    return found
+
+
+@given(
+    st.lists(st.floats(0, 5), min_size=3, max_size=3).map(np.array),
+    st.floats(0.05, 5) | st.floats(-5, -0.05),
+)
+def test_weights_are_the_gradient_of_the_tilted_objective(losses, t):
+    def objective(F):
+        return np.log((EXAMPLES * np.exp(t * F)).sum() / EXAMPLES.sum()) / t
+
+    step = 1e-5
+    slope = [
+        (objective(losses + step * unit) - objective(losses - step * unit)) / (2 * step)
+        for unit in np.eye(3)
+    ]
+    np.testing.assert_allclose(weights(t, losses), slope, atol=1e-7)
+
+
+@pytest.mark.parametrize("t", [0.0, 1e-12, -1e-12])
+def test_t_to_0_is_fedavg(t):
+    np.testing.assert_allclose(weights(t, (3.0, 0.1, 40.0)), EXAMPLES / 600, atol=1e-9)
+
+
+@pytest.mark.parametrize("t", [1e3, 1e300, 1.7e308])
+def test_a_large_t_gives_all_to_the_largest_loss_and_a_negative_one_to_the_smallest(t):
+    np.testing.assert_allclose(weights(t, (3.0, 0.1, 40.0)), (0, 0, 1))
+    np.testing.assert_allclose(weights(-t, (3.0, 0.1, 40.0)), (0, 1, 0))
+    np.testing.assert_allclose(weights(t, (7.0, 7.0, 1.0)), (1 / 51, 50 / 51, 0))
+
+
+def test_losses_far_too_large_for_exp_are_no_trouble():
+    np.testing.assert_allclose(
+        weights(1.0, (1e9, 1e9 + 1, 0.0), (1, 1, 1)), (1 / (1 + np.e), np.e / (1 + np.e), 0)
+    )
+
+
+def test_the_step_is_a_whole_one():
+    """Averaged once more after weighting, as in the authors' code, it is 1/K of this."""
+    rounds = Rounds(TERM(t=2.0), {"x": np.zeros(1)}, range(4))
+    for t in range(1, 4):
+        after = rounds.step(
+            {k: {"x": np.ones(1)} for k in range(4)},
+            metrics={k: {"received_loss": 1.0 + k} for k in range(4)},
+        )
+        assert after["x"][0] == pytest.approx(t)
+
+
+@pytest.mark.parametrize("t", [np.inf, -np.inf, np.nan])
+def test_arguments_out_of_range_are_named(t):
+    with pytest.raises(ValueError, match="t = "):
+        TERM(t=t)
