@@ -230,6 +230,7 @@ class Session:
         federation = self.federation
         return {
             "num_parameters": self.evaluator.num_parameters,
+            "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
             "num_classes": federation.num_classes,
             "shape": list(federation.shape),
             "domains": list(federation.domains),

@@ -88,6 +88,7 @@ def make_run(
         "versions": {"flwr": "1.41.0"},
         "machine": {"cpus": 2},
         "num_parameters": 25130,
+        "model_bytes": 100520,
         "rounds": rounds[-1],
         "domains": domains,
         "clients": [

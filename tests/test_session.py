@@ -93,9 +93,10 @@ def test_every_strategy_trains_prompts_and_moves_nothing_else(tmp_path, strategy
     made = config(tmp_path, **{"strategy.name": strategy, "model.name": "prompt-vit-tiny"})
     console = Console(file=io.StringIO())
     folder = Session(Scales(client_app, 4), made, console).run()
-    trained = json.loads((folder / "run.json").read_text())["num_parameters"]
-    assert trained == 133_514
-    assert sent == [4 * trained] * 2 * 4 * 2
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["num_parameters"] == 133_514
+    assert facts["model_bytes"] == 4 * 133_514
+    assert sent == [4 * 133_514] * 2 * 4 * 2  # there and back, 4 clients, 2 rounds
     model = load_file(folder / "model.safetensors")
     assert {name.partition(".")[0] for name in model} == {"prompts", "gc_net", "head"}
     assert all(np.isfinite(array).all() for array in model.values())

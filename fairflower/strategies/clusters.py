@@ -111,7 +111,8 @@ def principal(h: Vectors, axes: int) -> Vectors:
     An axis points to where its largest entry is positive, so a picture of it does not
     flip from one round to the next without a cause.
     """
-    left, lengths, right = np.linalg.svd(h - h.mean(axis=0), full_matrices=False)
+    with threadpool_limits(1, user_api="blas"):  # the bits do not depend on cores
+        left, lengths, right = np.linalg.svd(h - h.mean(axis=0), full_matrices=False)
     signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
     coordinates = (left * (lengths * signs))[:, :axes]
     missing = axes - coordinates.shape[1]

@@ -50,7 +50,8 @@ class FedGCR(FairStrategy):
         the loss are those of the received model (``received_representation``,
         ``received_loss``), the loss 100 / floor(100 / L), and 1 for all in the first
         round; a cluster's loss is weighted by examples; beta = delta (1 - gamma^r). (Its
-        h is of three random batches; here it is of all images.)
+        h is of three random batches and its mixture scikit-learn's default; here they
+        are those of the paper's variant.)
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
