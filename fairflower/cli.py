@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,15 +19,18 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 import fairflower
 from fairflower import config as run_config
 from fairflower import names
+from fairflower.checkpoint import continued, unfinished
 from fairflower.config import ConfigError, RunConfig
 from fairflower.paths import home
 from fairflower.plan import Plan, parse_clients, parse_seeds, parse_strategies
 
 if TYPE_CHECKING:
+    from fairflower.flatness import Flatness
     from fairflower.landscape import Landscape
     from fairflower.report import Run
 
@@ -37,6 +42,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+deploy_app = typer.Typer(help="A federation of real processes.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 
 # Warnings and errors of a run appear between its progress lines, so on one stream.
 console = Console()
@@ -113,13 +120,25 @@ def run(
     output_dir: OutputDir = None,
     config: Config = None,
     set_: Set = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run folder to go on with, by its own settings.")
+    ] = None,
 ) -> None:
     """Train one federation and write its run folder.
 
     Later settings win: defaults, --config, the options, --set.
     `fairflower list settings` shows all keys that --set takes.
+
+    --resume goes on with a run that was stopped or killed, as if it never had been. Only
+    how it is executed may change (--engine, --workers, --data-dir, ...), and --rounds.
     """
     with friendly_errors():
+        if resume is not None:
+            for option, value in {"strategy": strategy, "client": client, "config": config}.items():
+                if value is not None:
+                    raise ConfigError(f"--{option}: a run that is resumed keeps its own settings.")
+            _make(continued(resume, _options(ctx) | _assignments(set_)))
+            return
         settings = run_config.read_toml(config) if config else {}
         if strategy is not None:
             chosen, *others = parse_strategies(strategy)
@@ -131,11 +150,7 @@ def run(
             (trainer,) = parse_clients(client)
             settings = {k: v for k, v in settings.items() if not k.startswith("client.")}
             settings |= trainer.to_flat()
-        made = RunConfig.from_flat(settings | _options(ctx) | _assignments(set_))
-        folders = _execute(Plan([(made.label, made)]))
-        _report(folders)
-        path = shlex.quote(str(folders[0]))
-        console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+        _make(RunConfig.from_flat(settings | _options(ctx) | _assignments(set_)))
 
 
 @app.command()
@@ -181,11 +196,12 @@ def compare(
 
     Strategies and seeds come from the two options alone; `--set strategy.tau=0.4` goes to
     all strategies that have a tau. A folder used again keeps its earlier runs: those that
-    are completed are not made again, and the report covers them all.
+    are completed are not made again, others go on where they were, and the report covers
+    them all.
     """
     with friendly_errors():
         assigned = _assignments(set_)
-        for key in ("seed", "strategy.name", "run-name", "output-dir"):
+        for key in ("seed", "strategy.name", "run-name", "output-dir", "resume"):
             if key in assigned:
                 raise ConfigError(f"compare does not take --set {key}: see its --help.")
         settings = (run_config.read_toml(config) if config else {}) | _options(ctx) | assigned
@@ -204,6 +220,9 @@ def compare(
         plan = plan.without(_readable(folder / "runs"))
         if len(plan.runs) < planned:
             console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
+        plan = plan.resuming(unfinished(folder / "runs"))
+        if going_on := sum(bool(config.resume) for _, config in plan.runs):
+            console.print(f"{going_on} of {planned} runs go on where they were stopped.")
         folders: list[Path] = []
         try:
             if plan.runs:
@@ -285,6 +304,43 @@ def landscape(
             console.print(f"landscape: {path}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def sharpness(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    rho: Annotated[
+        float | None, typer.Option(min=0, help="Radius; default: each run's measure.rho.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="CSV of every client's sharpness.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
+    with friendly_errors():
+        from fairflower.flatness import flatness, write_csv
+        from fairflower.report import read_run
+
+        found = [read_run(folder) for path in runs for folder in _run_folders(path)]
+        measured = []
+        with _points(console) as bar:
+            task = bar.add_task("clients", total=sum(len(run.clients) for run in found))
+            for run in found:
+                measured.append(
+                    flatness(
+                        run,
+                        rho=rho,
+                        data_dir=data_dir or "",
+                        device=device,
+                        advance=lambda: bar.advance(task),
+                    )
+                )
+        console.print(_sharpness_table(measured))
+        if out:
+            write_csv(measured, out)
+            console.print(f"sharpness: {out.absolute()}", soft_wrap=True, highlight=False)
+
+
 @app.command("list")
 def list_(
     what: Annotated[
@@ -334,6 +390,73 @@ def data_show(
         console.print(f"contact sheet: {path}", soft_wrap=True)
 
 
+@deploy_app.command("trial")
+def deploy_trial(
+    ctx: typer.Context,
+    strategies: Annotated[
+        str, typer.Option(help="Comma-separated aggregation rules, one run each.")
+    ] = "fedheal",
+    sites: Annotated[
+        int | None, typer.Option(min=1, help="SuperNodes; default: one for each domain.")
+    ] = None,
+    client: Client = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    model: Model = None,
+    rounds: Rounds = 3,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The trial's folder; default: a new one.")
+    ] = None,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Try a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
+
+    A site starts a process for every message, so a round takes ten seconds even where there
+    is little to do. Everything is ended at the end, or by Ctrl-C.
+    """
+    with friendly_errors():
+        settings = run_config.read_toml(config) if config else {}
+        settings = {k: v for k, v in settings.items() if not k.startswith("strategy.")}
+        settings |= {"data.clients-per-domain": 1} | _options(ctx) | _assignments(set_)
+        settings.pop("output-dir", None)
+        if client is not None:
+            (trainer,) = parse_clients(client)
+            settings |= trainer.to_flat()
+        chosen = parse_strategies(strategies)
+        made = [RunConfig.from_flat(settings | strategy.to_flat()) for strategy in chosen]
+        folder = (output_dir or home() / "trials" / _stamp()).expanduser().absolute()
+        _trial(made, sites, folder)
+
+
+@deploy_app.command("certificates")
+def deploy_certificates(
+    hosts: Annotated[list[str], typer.Argument(help="Names and addresses of the server.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder.")] = Path("certificates"),
+    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 365,
+) -> None:
+    """Make ca.crt for the sites, and server.pem and server.key for the SuperLink."""
+    from fairflower.deploy.credentials import make_certificates
+
+    with friendly_errors():
+        for file in make_certificates(out, hosts, days):
+            console.print(str(file), soft_wrap=True, highlight=False)
+
+
+@deploy_app.command("key")
+def deploy_key(
+    path: Annotated[Path, typer.Argument(help="The private key; the public one is <path>.pub.")],
+) -> None:
+    """Make a SuperNode's key pair, whose public half the server's operator registers."""
+    from fairflower.deploy.credentials import make_key_pair
+
+    with friendly_errors():
+        public = make_key_pair(path)
+        console.print(f"{path}\n{public}", soft_wrap=True, highlight=False)
+
+
 def main() -> None:
     """Entry point of the ``fairflower`` command."""
     app()
@@ -370,6 +493,14 @@ def _stamp() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
+def _make(config: RunConfig) -> None:
+    """Make a run, and say how to look at it."""
+    folders = _execute(Plan([(config.label, config)]))
+    _report(folders)
+    path = shlex.quote(str(folders[0]))
+    console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+
+
 def _execute(plan: Plan, folders: list[Path] | None = None, jobs: int = 1) -> list[Path]:
     """Run a plan; ``folders`` grows as runs end, whatever happens to the rest."""
     from fairflower.data import prepare
@@ -393,6 +524,35 @@ def _execute(plan: Plan, folders: list[Path] | None = None, jobs: int = 1) -> li
             console.print("Stopped." + (" The run folder has what was done." if folders else ""))
             raise KeyboardInterrupt from None
     return folders
+
+
+def _trial(configs: list[RunConfig], sites: int | None, folder: Path) -> None:
+    """Make the runs on a deployment of this machine, and report on them."""
+    from fairflower.data import prepare, resolve
+    from fairflower.deploy.trial import Trial
+
+    first = configs[0].data
+    if sites is not None:
+        domains = len(prepare(first).domains)
+        if sites % domains:
+            raise ConfigError(
+                f"--sites {sites}: the {domains} domains of {first.name} share the sites equally. "
+                f"Choose {domains}, {2 * domains}, ..., or fewer domains with data.domains."
+            )
+        first = replace(first, clients_per_domain=sites // domains)
+    first = resolve(first)
+    number = len(prepare(first).clients)
+    nodes = [{"partition-id": k, "num-partitions": number} for k in range(number)]
+    # Whatever ends this process ends the others.
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+    runs: list[Path] = []
+    with Trial(
+        folder, nodes, lambda line: console.print(Text.from_ansi(line), soft_wrap=True)
+    ) as trial:
+        for config in configs:
+            runs.append(trial.run(replace(config, data=first)))
+    _report(runs, folder / "report")
 
 
 def _report(folders: list[Path], out: Path | None = None) -> bool:
@@ -456,6 +616,34 @@ def _heights(landscape: Landscape) -> Table:
         rise = surface.loss.mean() - surface.centre
         numbers = (f"{surface.num_images} {surface.split}", f"{surface.centre:.4f}", f"{rise:.4f}")
         table.add_row(surface.domain, *numbers)
+    return table
+
+
+def _sharpness_table(measured: list[Flatness]) -> Table:
+    """A row per method: means over seeds of the clients' means, and of their spread."""
+    import numpy as np
+
+    table = Table(
+        title="Sharpness of the final model over clients",
+        caption="Mean over clients of each group, and mean and standard deviation (ddof 0) over "
+        "all; means over seeds.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    methods: dict[tuple[str, tuple[str, ...]], list[Flatness]] = {}
+    for one in measured:
+        methods.setdefault((one.label, tuple(one.values)), []).append(one)
+    domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))
+    for column in ("method", *domains, "all", "std"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for (label, groups), seeds in methods.items():
+        shown = [
+            f"{np.mean([one.values[d].mean() for one in seeds]):.4f}" if d in groups else ""
+            for d in domains
+        ]
+        overall = np.mean([one.over_clients for one in seeds], axis=0)
+        count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
+        table.add_row(label + count, *shown, *(f"{value:.4f}" for value in overall))
     return table
 
 

@@ -1,8 +1,12 @@
 """The ClientApp: a node's data and trainer, answering train, evaluate and query.
 
 A client keeps no run config of its own. Every message carries the whole of it,
-so one federation can serve run after run, and a site only says where its data
-are (``--node-config 'data-dir="/data/digits"'``).
+so one federation can serve run after run. A node's config says what its client has:
+
+- ``partition-id=3 num-partitions=20``: the fourth share of the run's data set, which the
+  node divides like everybody else; ``data-dir="/data/digits"`` says where it is.
+- ``domain="svhn" data-dir="/data/svhn"``: data of its own, which nobody else has. The
+  server numbers such clients.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -25,7 +30,8 @@ from fairflower.clients import (
     make_client_app,
 )
 from fairflower.config import ClientConfig, DataConfig, ModelConfig, RunConfig, keys
-from fairflower.data import Federation, prepare
+from fairflower.data import Federation, Split, prepare
+from fairflower.data.sites import as_in, open_site
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
@@ -34,16 +40,15 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     Raises
     ------
     ValueError
-        If the node was started without a ``partition-id``.
+        If the node's config does not say which client it is.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)
-    client_id = _client_id(context)
-    federation = prepare(_data_config(context, run))
+    client_id, federation, data = _place(context, config, run)
     trainer = build_trainer(
         run.client.name,
         _model(run.model, run.client.name, tuple(run.client.args.items()), federation),
-        _client_data(federation, client_id),
+        data,
         run.train,
         client_id=client_id,
         seed=run.seed,
@@ -63,15 +68,39 @@ app = make_client_app(trainer_of)
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say which client this node is and, if the message carries a run config, what it has."""
-    client_id = _client_id(context)
-    answer = ConfigRecord({"partition-id": client_id})
-    if "num-partitions" in context.node_config:
-        answer["num-partitions"] = int(context.node_config["num-partitions"])
     config = message.content.config_records.get("config", ConfigRecord())
-    if config:
-        federation = prepare(_data_config(context, _settings(config)))
-        answer["federation"] = federation.to_json()
+    node = context.node_config
+    answer = ConfigRecord()
+    if config and "domain" in node:
+        run = _settings(config)
+        answer["site"] = open_site(_data_config(context, run), str(node["domain"])).to_json()
+    elif config:
+        answer["federation"] = prepare(_data_config(context, _settings(config))).to_json()
+    if "site" not in answer:
+        answer["partition-id"] = _partition_id(context)
+    for key in ("partition-id", "num-partitions"):
+        if key in node:
+            answer[key] = int(node[key])
     return Message(RecordDict({"node": answer}), reply_to=message)
+
+
+def _place(
+    context: Context, config: Mapping[str, Any], run: RunConfig
+) -> tuple[int, Federation, ClientData]:
+    """The node's client id, the federation as it is to see it, and the client's data."""
+    if "domain" not in context.node_config:
+        client_id = _partition_id(context)
+        federation = prepare(_data_config(context, run))
+        return client_id, federation, _client_data(federation, client_id)
+    if "federation" not in config or "client-id" not in config:
+        raise ValueError(
+            f"Node {context.node_id} is a site with data of its own (its node config names a "
+            "domain), but the server did not ask the sites what they have. Set "
+            'evaluate.by = "clients".'
+        )
+    site = open_site(_data_config(context, run), str(context.node_config["domain"]))
+    whole = _federation(str(config["federation"]))
+    return int(config["client-id"]), whole, _site_data(site, whole)
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:
@@ -85,11 +114,12 @@ def _data_config(context: Context, run: RunConfig) -> DataConfig:
     return run.data
 
 
-def _client_id(context: Context) -> int:
+def _partition_id(context: Context) -> int:
     if "partition-id" not in context.node_config:
         raise ValueError(
             f"Node {context.node_id} has no partition-id. Start its SuperNode with "
-            '--node-config "partition-id=<client> num-partitions=<clients>".'
+            '--node-config "partition-id=<client> num-partitions=<clients>". A site with data '
+            'of its own (domain="...") needs a run with evaluate.by = "clients".'
         )
     return int(context.node_config["partition-id"])
 
@@ -111,9 +141,24 @@ def _model(
 
 @lru_cache(maxsize=64)
 def _client_data(federation: Federation, client_id: int) -> ClientData:
+    return _data(federation, federation.train(client_id), federation.client_test(client_id))
+
+
+@lru_cache(maxsize=2)
+def _site_data(site: Federation, whole: Federation) -> ClientData:
+    train, test = (as_in(whole, site, split) for split in (site.train(0), site.client_test(0)))
+    return _data(whole, train, test)
+
+
+@lru_cache(maxsize=2)
+def _federation(text: str) -> Federation:
+    return Federation.from_json(text, Path("at-the-sites"))
+
+
+def _data(federation: Federation, train: Split, test: Split) -> ClientData:
     return ClientData(
-        train=federation.train(client_id),
-        test=federation.client_test(client_id),
+        train=train,
+        test=test,
         mean=federation.mean,
         std=federation.std,
         augment=federation.augment,

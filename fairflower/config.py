@@ -161,6 +161,29 @@ class ObserveConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """How a run can be continued that was stopped or killed."""
+
+    every: int = setting(1, "Write a checkpoint after every n-th round; 0: none.", min=0)
+    keep: int = setting(2, "Checkpoints to keep.", min=1)
+
+
+@dataclass(frozen=True)
+class BoundConfig:
+    """Bounds on one client's influence, whatever the strategy."""
+
+    max_client_weight: float = setting(
+        1.0, "Largest weight of a client, its excess going to the others; 1: any.", above=0, max=1
+    )
+    clip_update_norm: float = setting(
+        0.0, "Length to which longer updates are scaled down; 0: any.", min=0
+    )
+    clip_update_median: float = setting(
+        0.0, "The same as a multiple of the round's median length; 0: any.", min=0
+    )
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """Where and how often the global model is tested."""
 
@@ -253,9 +276,15 @@ class RunConfig:
     min_clients: int = setting(
         0, "Fewest valid replies a round may have; 0: half of those asked.", min=0
     )
+    sites: int = setting(
+        0,
+        "Fewest sites with data of their own to begin with; 0: take those that are connected.",
+        min=0,
+    )
     round_timeout: float = setting(3600.0, "Seconds to wait for a round's replies.", above=0)
     output_dir: str = setting("", "Where run folders go; empty: $FAIRFLOWER_HOME/runs.")
     run_name: str = setting("", "Name of the run folder; empty: time, method, data and seed.")
+    resume: str = setting("", "Run folder to go on with, by its own settings.")
     engine: str = setting(
         "ray",
         "`fairflower run` only. ray: Flower's simulation engine; inline: one process.",
@@ -270,6 +299,8 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    bound: BoundConfig = field(default_factory=BoundConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
 
@@ -310,14 +341,19 @@ class RunConfig:
                 flat[f"{choice.TABLE}.{kebab(arg)}"] = "none" if value is None else value
         return flat
 
-    def to_toml(self) -> str:
-        """The config as TOML tables that ``--config`` and ``flwr run`` read back."""
+    def to_toml(self, parent: str = "") -> str:
+        """The config as TOML tables that ``--config`` and ``flwr run`` read back.
+
+        With a ``parent``, as its sub-tables.
+        """
         tables: dict[str, list[str]] = {"": []}
         for key, value in self.to_flat().items():
             table, _, leaf = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{leaf} = {_toml_value(value)}")
-        parts = ["\n".join(tables.pop(""))]
-        parts += [f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items()]
+            tables.setdefault(table, []).append(f"{leaf} = {toml_value(value)}")
+        parts = []
+        for table, lines in tables.items():
+            name = ".".join(filter(None, (parent, table)))
+            parts.append("\n".join([f"[{name}]", *lines] if name else lines))
         return "\n\n".join(parts) + "\n"
 
 
@@ -580,7 +616,8 @@ def _check_arguments(choice: Choice, known: Mapping[str, list[str]]) -> None:
             raise ConfigError(f"{key} = {value!r}: expected {expected}.")
 
 
-def _toml_value(value: Scalar) -> str:
+def toml_value(value: Scalar) -> str:
+    """A value as TOML (and Flower's ``--run-config`` and ``--node-config``) spells it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

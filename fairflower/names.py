@@ -264,6 +264,11 @@ DATA_SETS: dict[str, tuple[str, str, str]] = {
         "RSNAICH",
         "RSNA intracranial haemorrhage from a folder: five kinds, one domain (FedISM)",
     ),
+    "images": (
+        "fairflower.data.image_folder",
+        "ImageFolder",
+        "your own: a folder with <domain>/<class>/<image>",
+    ),
     "npz": (
         "fairflower.data.folder",
         "NpzFolder",

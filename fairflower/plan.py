@@ -171,6 +171,29 @@ class Plan:
             ]
         )
 
+    def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
+        """The same runs, each in the folder of an unfinished one if there is one.
+
+        Parameters
+        ----------
+        unfinished
+            Configs with ``resume``; of several for a run the last is taken.
+        """
+        from fairflower.report.methods import identity
+
+        folders = {(identity(c.to_flat()), c.seed): c.resume for c in unfinished}
+        return Plan(
+            [
+                (
+                    label,
+                    dataclasses.replace(
+                        config, resume=folders.get((identity(config.to_flat()), config.seed), "")
+                    ),
+                )
+                for label, config in self.runs
+            ]
+        )
+
     def execute(
         self, grid: Grid, console: Console, stop: threading.Event, folders: list[Path]
     ) -> None:

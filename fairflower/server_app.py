@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fairflower.config import RunConfig
+from fairflower.checkpoint import continued
+from fairflower.config import RunConfig, keys
 from fairflower.session import Session
 
 app = ServerApp()
@@ -16,4 +19,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says."""
     config = RunConfig.from_flat(context.run_config)
+    if config.resume:
+        # Flower sends every key; those that are not as in pyproject.toml were given.
+        flat, defaults = config.to_flat(), keys()
+        given = {k: v for k, v in flat.items() if k != "resume" and v != defaults[k]}
+        config = continued(Path(config.resume), given)
     Session(grid, config, Console(width=200, force_terminal=False)).run()

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from fairflower.config import ConfigError, RunConfig
+from fairflower import checkpoint
+from fairflower.checkpoint import Checkpoint
+from fairflower.config import ConfigError, DataConfig, RunConfig
 from fairflower.data import Federation, prepare, resolve
 from fairflower.evaluation import Arrays, Evaluator
 from fairflower.names import CLIENTS
+from fairflower.paths import client_states
 from fairflower.progress import RunProgress
-from fairflower.roster import Stopped, call_the_roll, check_size, send_and_receive
-from fairflower.runfolder import RunFolder
+from fairflower.roster import (
+    Roster,
+    Stopped,
+    call_the_roll,
+    check_size,
+    look_again,
+    send_and_receive,
+)
+from fairflower.runfolder import RunFolder, read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy, build_exchange
 from fairflower.strategies.observe import UpdateConsistency
 
@@ -40,7 +51,7 @@ class Session:
     grid : Grid
         Flower's link to the nodes, of whatever engine.
     config : RunConfig
-        What to run.
+        What to run; with ``resume``, by `fairflower.checkpoint.continued`.
     console : Console
         Where progress is shown.
     label, title : str
@@ -64,7 +75,8 @@ class Session:
         # depend on the folder or the environment that a worker runs in.
         # Clients that have the data to themselves also know where.
         data = config.data if config.evaluate.by == "clients" else resolve(config.data)
-        self.config = dataclasses.replace(config, data=data, model=config.model.resolve())
+        self.config = replace(config, data=data, model=config.model.resolve(), resume="")
+        self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
         self.label = label or config.label
         self.title = title or self.label
@@ -73,6 +85,8 @@ class Session:
         self.run_id = uuid.uuid4().hex
         #: Made when the first round begins.
         self.folder: RunFolder | None = None
+        self._merged: dict[int, int] = {}  # client -> the last round that it was merged in
+        self._told: dict[str, str] = {}  # what sites with data of their own hear of the others
 
     def run(self) -> Path:
         """Train, and return the run folder.
@@ -87,7 +101,8 @@ class Session:
             If ``stop`` was set.
         """
         config = self.config
-        self.federation, nodes = self._meet()
+        self.federation, self.roster = self._meet()
+        self.nodes = self.roster.nodes
         self.evaluator = Evaluator(config, self.federation)
         strategy: Any = STRATEGIES[config.strategy.name]
         method = CLIENTS[config.client.name]
@@ -101,33 +116,49 @@ class Session:
             buffers=self.evaluator.buffers,
             exchanges=[build_exchange(name, config.client.args) for name in method.exchanges],
             observers=[UpdateConsistency(window)] if (window := config.observe.window) else [],
+            max_client_weight=config.bound.max_client_weight,
+            clip_update_norm=config.bound.clip_update_norm or None,
+            clip_update_median=config.bound.clip_update_median or None,
         )
-        self.strategy.enroll(nodes, config.seed)
-        folder = self.folder = RunFolder(config, self.label, self._facts())
+        self.strategy.enroll(self.nodes, config.seed)
+        saved = self._open_folder()
+        folder = self.folder
+        assert folder is not None
         progress = RunProgress(self.console, self.title, config.num_server_rounds)
         with _logged(folder):
             progress.start(folder.path)
             try:
-                self._rounds(folder, progress)
-            except Stopped:
+                self._rounds(folder, progress, saved)
+            except (Stopped, KeyboardInterrupt, SystemExit):  # the last is `flwr stop`
                 folder.finish("stopped")
                 raise
             except BaseException as error:
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             else:
+                # The last checkpoint stays: num-server-rounds can be raised later.
+                checkpoint.prune(folder.path, keep=1)
+                shutil.rmtree(client_states() / self.run_id, ignore_errors=True)
                 folder.finish("completed")
             finally:
                 progress.stop()
                 self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
         return folder.path
 
-    def _meet(self) -> tuple[Federation, dict[int, int]]:
+    def _meet(self) -> tuple[Federation, Roster]:
         """The federation and its nodes; as the clients know it where they do the testing."""
         config, timeout, stop = self.config, self.config.round_timeout, self.stop
         if config.evaluate.by == "clients":
-            roster = call_the_roll(self.grid, None, timeout, stop, self._settings())
-            federation = Federation.from_json(roster.federation, Path("at-the-clients"))
+            # A run that goes on needs the sites that it had.
+            had = len(read_facts(self.resume)["clients"]) if self.resume else 0
+            settings, sites = self._settings(), max(config.sites, had)
+            roster = call_the_roll(self.grid, None, timeout, stop, settings, sites)
+            assert roster.federation is not None
+            federation = roster.federation
+            if roster.sites:
+                _check_undivided(config.data)
+                # The clients' own accounts stay between them and the server.
+                self._told = {"federation": replace(federation, clients=()).to_json()}
         else:
             federation = prepare(config.data)
             roster = call_the_roll(self.grid, len(federation.clients), timeout, stop)
@@ -139,12 +170,43 @@ class Session:
                 f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower it, "
                 "or raise fraction-train or data.clients-per-domain."
             )
-        return federation, {client: roster.nodes[client] for client in range(num_clients)}
+        if config.bound.max_client_weight * asked < 1:
+            raise ConfigError(
+                f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
+                f"{asked} clients of a round cannot sum to 1. Give at least 1/{asked}."
+            )
+        nodes = {client: roster.nodes[client] for client in range(num_clients)}
+        return federation, roster._replace(nodes=nodes)
 
-    def _rounds(self, folder: RunFolder, progress: RunProgress) -> None:
-        arrays = _record(self.evaluator.arrays())
-        last = self.config.num_server_rounds
-        for server_round in range(last + 1):
+    def _open_folder(self) -> Checkpoint | None:
+        """Make the run folder, or open the one to resume and load what it was left with."""
+        facts = {"run_id": self.run_id, **self._facts()}
+        if self.resume is None:
+            self.folder = RunFolder(self.config, self.label, facts)
+            return None
+        saved = checkpoint.load(self.resume)
+        place: dict[str, Any] = {}
+        if saved is not None:
+            try:
+                self.strategy.load_state_dict(saved.state)
+            except ValueError as error:
+                raise ConfigError(f"{self.resume} cannot go on: {error}") from error
+            place = {
+                "server_round": saved.server_round,
+                "sizes": saved.sizes,
+                "seconds": saved.seconds,
+            }
+        self.folder = RunFolder.reopen(self.resume, self.config, facts, **place)
+        self.run_id = saved.run_id if saved else self.folder.run_id
+        self._merged = self.folder.merged_rounds()
+        if saved is not None:
+            self.folder.model(saved.model)
+        return saved
+
+    def _rounds(self, folder: RunFolder, progress: RunProgress, saved: Checkpoint | None) -> None:
+        arrays = _record(saved.model if saved else self.evaluator.arrays())
+        last, every = self.config.num_server_rounds, self.config.checkpoint.every
+        for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
@@ -154,7 +216,20 @@ class Session:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(folder, server_round, arrays)
             folder.history(server_round, "run", "", seconds)
+            if every and (server_round % every == 0 or server_round == last):
+                self._save(folder, server_round, arrays)
             progress.round(server_round, accuracies)
+
+    def _save(self, folder: RunFolder, server_round: int, arrays: ArrayRecord) -> None:
+        now = Checkpoint(
+            run_id=self.run_id,
+            server_round=server_round,
+            model=_values(arrays),
+            state=self.strategy.state_dict(),
+            seconds=folder.seconds,
+            sizes=folder.sizes(),
+        )
+        checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
     def _train(
         self,
@@ -166,8 +241,9 @@ class Session:
         strategy = self.strategy
         settings = self._settings()
         with _timed(seconds, "train_seconds"):
+            self._find_nodes()
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
-            replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+            replies = self._exchange(messages)
         with _timed(seconds, "merge_seconds"):
             merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None
@@ -178,7 +254,33 @@ class Session:
         folder.diagnostics(
             server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
         )
+        self._check_memories(folder)
+        self._merged |= dict.fromkeys(strategy.client_ids, server_round)
         return merged
+
+    def _find_nodes(self) -> None:
+        """Follow clients whose SuperNodes came back under other ids."""
+        places, settings = self.roster.places, self._settings()
+        timeout = self.config.round_timeout
+        nodes = look_again(self.grid, self.nodes, timeout, self.stop, places, settings)
+        if nodes != self.nodes:
+            self.nodes = nodes
+            self.strategy.enroll(nodes, self.config.seed)
+
+    def _check_memories(self, folder: RunFolder) -> None:
+        """Name the clients that have lost what they kept from an earlier round."""
+        rounds = self.strategy.client_metrics.get("state-round")
+        if rounds is None:
+            return
+        folder.note("client_state", True)
+        for client, found in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
+            if found < self._merged.get(client, 0):
+                logger.warning(
+                    "Client %d no longer has what it kept in round %d, and went on from %s.",
+                    client,
+                    self._merged[client],
+                    f"round {found:.0f}" if found else "nothing",
+                )
 
     def _evaluate(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
@@ -202,7 +304,7 @@ class Session:
         """The clients' own results; a domain's accuracies are their means by test images."""
         settings = self._settings()
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
-        replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+        replies = self._exchange(messages)
         answers = self.strategy.evaluations(server_round, replies)
         accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in self.federation.domains}
@@ -221,9 +323,20 @@ class Session:
             if n
         }
 
+    def _exchange(self, messages: Iterable[Message]) -> list[Message]:
+        """Send a round's messages, each with its client's id, and wait for the replies."""
+        messages = list(messages)
+        clients = {node: client for client, node in self.nodes.items()}
+        for message in messages:
+            client = clients[message.metadata.dst_node_id]
+            # The messages of a round share their content.
+            config = ConfigRecord({**message.content.config_records["config"], "client-id": client})
+            message.content = RecordDict({**message.content, "config": config})
+        return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+
     def _settings(self) -> ConfigRecord:
         """The whole run config, which travels with every message."""
-        flat: dict[str, Any] = {**self.config.to_flat(), "run-id": self.run_id}
+        flat: dict[str, Any] = {**self.config.to_flat(), "run-id": self.run_id, **self._told}
         return ConfigRecord(flat)
 
     def _facts(self) -> dict[str, Any]:
@@ -244,7 +357,18 @@ class Session:
                 }
                 for client in federation.clients
             ],
+            "nodes": self.roster.anonymous(),
         }
+
+
+def _check_undivided(data: DataConfig) -> None:
+    """Refuse to make harder what sites have of their own."""
+    if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
+        raise ConfigError(
+            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide one "
+            "data set among clients; sites with data of their own (domain in the node config) "
+            "are as they are. Leave these at their defaults."
+        )
 
 
 def _record(arrays: Arrays) -> ArrayRecord:

@@ -77,6 +77,17 @@ def family(process: subprocess.Popen[str]) -> set[psutil.Process]:
     return members
 
 
+def belonging_to(home: Path) -> list[psutil.Process]:
+    """What runs with a `fairflower` home at or below a folder; zombies do not count."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            place = process.environ().get("FAIRFLOWER_HOME", "")
+            if place and Path(place).is_relative_to(home):
+                found.append(process)
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
 def session(pid: int) -> int | None:
     """The session of a process, which it keeps when its parent ends before it."""
     try:

@@ -12,6 +12,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from resuming import config as resumable
+from resuming import stopped
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -63,6 +65,23 @@ def test_a_runs_own_config_runs_it_again(tmp_path):
     assert (tmp_path / "again/model.safetensors").read_bytes() == (
         first / "model.safetensors"
     ).read_bytes()
+
+
+def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
+    folder = stopped(resumable(tmp_path, **{"strategy.name": "uniform"}), 2)
+    output = call("run", "--resume", str(folder), "--workers=1", "--rounds=2")
+    assert output.count(str(folder)) >= 2
+    assert "round   2/2" in output
+    assert "round   1/2" not in output
+    assert json.loads((folder / "run.json").read_text())["status"] == "completed"
+    for args, message in (
+        ([], "is completed: all of its 2 rounds"),
+        (["--strategy=fedavg"], "--strategy: a run that is resumed keeps its own settings"),
+        (["--seed=3"], "seed = 3 was given"),
+        (["--output-dir=/x"], "output-dir = '/x' was given"),
+    ):
+        assert message in call("run", "--resume", str(folder), *args, expect=2)
+    assert "not a run folder" in call("run", f"--resume={tmp_path}", expect=2)
 
 
 def test_compare_adds_uniform_and_writes_one_report(tmp_path):
@@ -213,8 +232,11 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     assert (tmp_path / "runs" / "fedheal-seed0" / "run.json").exists()
     killed = tmp_path / "runs" / "fedavg-seed0" / "run.json"
     killed.write_text(killed.read_text().replace('"completed"', '"running"'))
-    assert "2 of 3 runs are there already" in call(*both)
-    assert (tmp_path / "runs" / "fedavg-seed0-2" / "run.json").exists()
+    output = call(*both)
+    assert "2 of 3 runs are there already" in output
+    assert "1 of 3 runs go on" in output
+    assert not (tmp_path / "runs" / "fedavg-seed0-2").exists()
+    assert json.loads(killed.read_text())["status"] == "completed"
     assert "3 of 3 runs are there already" in call(*both)
     assert "already" not in call(*both, "--set=train.lr=0.01")
 

@@ -23,17 +23,17 @@ def two_rounds(name, strategy="uniform", model=None, reverse=False, **changes):
     def make(client):
         return trainer(name, client, model=model or tiny(), **changes)
 
-    return federate(rule, make, 5, 2, tiny_arrays(), reverse)
+    return federate(rule, make, 5, 2, tiny_arrays(name), reverse)
 
 
-def tiny_arrays():
-    return trainer("sgd").send()
+def tiny_arrays(name):
+    return trainer(name).send()
 
 
 @every_strategy
 @every_client
 def test_every_client_trains_under_every_strategy_and_repeats_itself(name, strategy):
-    start = tiny_arrays()
+    start = tiny_arrays(name)
     model, _ = two_rounds(name, strategy)
     assert list(model) == list(start)
     for key, array in model.items():
@@ -60,7 +60,7 @@ def test_clients_that_share_a_workers_model_do_not_see_each_other(name):
 @every_client
 def test_steps_of_length_zero_return_the_received_parameters(name):
     settings = replace(SETTINGS, lr=0.0, sharpness="none")
-    start = tiny_arrays()
+    start = tiny_arrays(name)
     model, _ = two_rounds(name, settings=settings)
     for key in ("layer.weight", "layer.bias", "norm.weight", "head.weight"):
         assert np.array_equal(model[key], start[key])
@@ -68,7 +68,7 @@ def test_steps_of_length_zero_return_the_received_parameters(name):
 
 @every_client
 def test_no_epochs_are_allowed(name):
-    start = tiny_arrays()
+    start = tiny_arrays(name)
     model, _ = two_rounds(name, settings=replace(SETTINGS, local_epochs=0))
     assert all(np.array_equal(model[key], start[key]) for key in start)
 

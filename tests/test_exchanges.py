@@ -222,7 +222,7 @@ def test_the_anchors_loss_and_gradient_are_autograds(seed, classes, d, alpha, ta
     assert loss == pytest.approx(total.item(), rel=1e-8)
     for name, leaf in leaves.items():
         assert leaf.grad is not None
-        np.testing.assert_allclose(gradients[name], leaf.grad, rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(gradients[name], leaf.grad, rtol=1e-6, atol=1e-9)
 
 
 def test_anchors_are_unit_vectors_that_the_head_tells_apart_and_that_part():

@@ -30,6 +30,7 @@ SETTINGS = {
     "strategy.name": "'fedheal'",
 }
 RUN_FOLDER = {
+    "checkpoints",
     "config.toml",
     "diagnostics.jsonl",
     "history.csv",
@@ -113,10 +114,28 @@ def answers(port: int) -> bool:
         return False
 
 
+SALT = {
+    "client.name": "'gsam'",
+    "train.optimizer": "'adam'",
+    "train.logit-adjustment": "true",
+    "data.clients-per-domain": "2",
+    "data.corrupted-clients": "1",
+    "data.dirichlet-alpha": "1.0",
+}
+METHODS: list[tuple[dict[str, str], int]] = [
+    ({}, 4),
+    ({"strategy.name": "'fedism'", **SALT}, 8),
+    ({"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4),
+]
+
+
 @pytest.mark.slow
-def test_every_engine_ends_in_the_same_bits(flower: Flower, tmp_path: Path):
-    settings = SETTINGS | {"output-dir": f"'{tmp_path}'"}
-    row = flower.run(settings | {"run-name": "'flwr'"}, supernodes=4)
+@pytest.mark.parametrize(("method", "nodes"), METHODS, ids=["fedheal", "fedism", "scaffold"])
+def test_every_engine_ends_in_the_same_bits(
+    method: dict[str, str], nodes: int, flower: Flower, tmp_path: Path
+):
+    settings = SETTINGS | method | {"output-dir": f"'{tmp_path}'"}
+    row = flower.run(settings | {"run-name": "'flwr'"}, supernodes=nodes)
     assert row["status"] == "finished:completed", row
     for engine in ("ray", "inline"):
         pairs = settings | {"run-name": f"'{engine}'", "engine": f"'{engine}'"}
@@ -131,6 +150,22 @@ def test_every_engine_ends_in_the_same_bits(flower: Flower, tmp_path: Path):
         assert result.rounds.tolist() == [0, 1, 2]
         assert models[name] == models["flwr"], name
         assert result.accuracy.tolist() == results["flwr"].accuracy.tolist(), name
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_flwr_run(flower: Flower, tmp_path: Path):
+    where = {"output-dir": f"'{tmp_path}'"}
+    for name, rounds in (("begun", "2"), ("whole", "3")):
+        pairs = SETTINGS | where | {"run-name": name, "engine": "inline"}
+        pairs |= {"num-server-rounds": rounds}
+        options = [f"--set={key}={value}" for key, value in pairs.items()]
+        run([SCRIPTS / "fairflower", "run", *options], env=flower.env)
+    begun, whole = tmp_path / "begun", tmp_path / "whole"
+    row = flower.run({"resume": f"'{begun}'", "num-server-rounds": "3"}, supernodes=4)
+    assert row["status"] == "finished:completed", row
+    models = [(path / "model.safetensors").read_bytes() for path in (begun, whole)]
+    assert models[0] == models[1]
+    assert read_run(begun).rounds.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

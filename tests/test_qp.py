@@ -175,3 +175,16 @@ def test_without_any_solver_weights_are_uniform_with_a_warning(monkeypatch, capl
 def test_impossible_problems_are_refused(gram, bounds, message):
     with pytest.raises(ValueError, match=message):
         min_norm_weights(gram, *bounds)
+
+
+@pytest.mark.parametrize("solver", ["CLARABEL", "OSQP", "SCS"])
+def test_a_solution_does_not_depend_on_what_was_solved_before(solver, monkeypatch):
+    monkeypatch.setattr(qp, "SOLVERS", (solver,))
+    random = np.random.default_rng(0)
+    grams = [v @ v.T for v in np.abs(random.normal(size=(4, 5, 30)))]
+    alone = []
+    for gram in grams:
+        qp._problem.cache_clear()
+        alone.append(min_norm_weights(gram).weights.tobytes())
+    in_a_row = [min_norm_weights(gram).weights.tobytes() for gram in (*grams, *grams)]
+    assert in_a_row == alone * 2

@@ -42,7 +42,7 @@ def test_workers_and_repetitions_change_no_bit(tmp_path: Path):
     assert models["one-worker"] == models["two-workers"] == models["again"]
 
 
-def test_ctrl_c_leaves_a_readable_run_folder_and_no_process(tmp_path: Path):
+def test_ctrl_c_leaves_a_readable_run_folder_no_process_and_a_run_that_goes_on(tmp_path: Path):
     folder = tmp_path / "long"
     endless = command(tmp_path, run_name="long", num_server_rounds=10_000, workers=1)
     log = tmp_path / "output.txt"
@@ -66,6 +66,14 @@ def test_ctrl_c_leaves_a_readable_run_folder_and_no_process(tmp_path: Path):
     assert stopped.last_round >= 1
     assert (folder / "model.safetensors").stat().st_size > 0
     assert "Traceback" not in log.read_text()
+
+    # It goes on, and ends as if it had been left alone.
+    rounds = stopped.last_round + 2
+    env = environment(tmp_path)
+    run([SCRIPTS / "fairflower", "run", f"--resume={folder}", f"--rounds={rounds}"], env=env)
+    run(command(tmp_path, run_name="whole", engine="inline", num_server_rounds=rounds), env=env)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("long", "whole")]
+    assert models[0] == models[1]
 
 
 def last_round(folder: Path) -> int:

@@ -307,13 +307,16 @@ def test_an_exploding_loss_names_client_and_remedy(tmp_path):
         run(config(tmp_path, **{"train.lr": 1e30}))
 
 
-def test_stop_leaves_a_readable_folder(tmp_path):
+@pytest.mark.parametrize("how", [Stopped, SystemExit])
+def test_stop_leaves_a_readable_folder(tmp_path, how):
     stop = threading.Event()
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if message.content["config"]["server-round"] == 2:
+            if how is SystemExit:  # what `flwr stop` raises in a ServerApp
+                raise how(0)
             stop.set()
         return client_app(message, context)
 
@@ -321,7 +324,7 @@ def test_stop_leaves_a_readable_folder(tmp_path):
     def query(message: Message, context: Context) -> Message:
         return client_app(message, context)
 
-    with pytest.raises(Stopped):
+    with pytest.raises(how):
         run(config(tmp_path), app, stop=stop)
     (folder,) = tmp_path.iterdir()
     facts = json.loads((folder / "run.json").read_text())

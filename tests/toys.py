@@ -117,9 +117,8 @@ def federate(
     strategy.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
     arrays = dict(start) if start is not None else make(0).send()
     for number in range(1, rounds + 1):
-        messages = list(
-            strategy.configure_train(number, record(arrays), ConfigRecord({"run-id": "toy"}), grid)
-        )
+        config = ConfigRecord({"run-id": "toy", "train.lr": SETTINGS.lr})
+        messages = list(strategy.configure_train(number, record(arrays), config, grid))
         replies = grid.send_and_receive(messages[::-1] if reverse else messages)
         merged, _ = strategy.aggregate_train(number, replies)
         assert merged is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -32,7 +33,9 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
         the config asks for under ``measure`` comes along, numbers in ``metrics`` and
         arrays in an ArrayRecord of their own; see `fairflower.clients.measure`. Any
         other ArrayRecord of the message is the trainer's ``shared``, and its
-        ``returns`` go back the same way. What it keeps lives in ``Context.state``.
+        ``returns`` go back the same way. What it keeps lives in ``Context.state`` and on
+        the disk (`fairflower.clients.state`); a client that keeps something also reports
+        ``state-round``, the round from which it had it.
     """
     app = ClientApp()
 
@@ -46,9 +49,11 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
             for name, record in message.content.array_records.items()
             if name != "arrays"
         }
-        load_state(trainer, context, config, before=server_round(config))
+        found = load_state(trainer, context, config, before=server_round(config))
         metrics, measured = train_and_measure(trainer, config)
         save_state(trainer, context, config)
+        if trainer.state:
+            metrics["state-round"] = found
         reply = RecordDict(
             {
                 "arrays": pack(trainer.send()),
@@ -63,7 +68,8 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
         arrays, config = _unpack(message)
         trainer = trainer_fn(context, config)
         trainer.receive(arrays)
-        load_state(trainer, context, config)
+        before = server_round(config) + 1 if "server-round" in config else math.inf
+        load_state(trainer, context, config, before)
         metrics = trainer.test()
         reply = RecordDict({"metrics": _metrics(trainer, len(trainer.data.test.y), metrics)})
         return Message(reply, reply_to=message)

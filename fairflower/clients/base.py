@@ -21,6 +21,7 @@ from fairflower.clients.optim import build_optimizer, sharpen
 from fairflower.config import TrainConfig
 from fairflower.data import Split
 from fairflower.models import travelling
+from fairflower.packing import pack
 from fairflower.seeds import derive_seed
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -352,10 +353,18 @@ class Trainer(NumPyClient):
     def fit(
         self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]
     ) -> tuple[list[NDArray], int, dict[str, Any]]:
-        """Train the given parameters; ``config`` has to hold ``server-round``."""
+        """Train the given parameters; ``config`` has to hold ``server-round``.
+
+        What the config asks for under ``measure`` comes along, numbers in the metrics
+        and arrays behind the model's (see `fairflower.packing`).
+        """
+        from fairflower.clients.measure import train_and_measure  # late: it measures trainers
+
         self.set_parameters(parameters)
-        metrics = self.train(server_round(config)) | {"client-id": self.client_id}
-        return self.get_parameters(config), len(self.data.train.y), metrics
+        numbers, measured = train_and_measure(self, config)
+        arrays, note = pack(self.get_parameters(config), measured)
+        metrics: dict[str, Any] = {**numbers, **note, "client-id": self.client_id}
+        return arrays, len(self.data.train.y), metrics
 
     def evaluate(
         self, parameters: Sequence[NDArray] | Mapping[str, NDArray], config: Mapping[str, Any]

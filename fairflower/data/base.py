@@ -23,6 +23,8 @@ class DataSet(ABC):
     ----------
     num_classes
         None: the largest label of all domains plus one.
+    classes
+        Their names, in the order of the labels; empty where data is labelled by numbers.
     image_size
         Side in pixels that images are resized to unless ``data.image-size`` says
         otherwise. None: as they are, the same in all domains.
@@ -48,6 +50,7 @@ class DataSet(ABC):
     """
 
     num_classes: ClassVar[int | None] = None
+    classes: tuple[str, ...] = ()
     image_size: ClassVar[int | None] = None
     channels: ClassVar[int | None] = None
     augment: ClassVar[Augment] = Augment()

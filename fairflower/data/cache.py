@@ -63,7 +63,7 @@ def prepare(config: DataConfig) -> Federation:
     DataError
         If the data is missing or malformed, or too little for the clients.
     """
-    data_set = _data_set(config)
+    data_set = make_data_set(config)
     folder = home() / "cache" / "data" / f"{config.name}-{_hash(config, data_set)}"
     if not (folder / META).is_file():
         logger.info("Preparing %s in %s", config.name, folder)
@@ -78,14 +78,15 @@ def resolve(config: DataConfig) -> DataConfig:
     For a process that prepares the same data elsewhere: another working directory or
     environment, as Flower's clients have.
     """
-    folder = _data_set(config).folder
+    folder = make_data_set(config).folder
     return replace(config, dir=str(folder)) if folder else config
 
 
 _open = lru_cache(maxsize=8)(Federation.open)
 
 
-def _data_set(config: DataConfig) -> DataSet:
+def make_data_set(config: DataConfig) -> DataSet:
+    """The benchmark that ``data.name`` names, not yet divided."""
     if config.name not in names.DATA_SETS:
         raise DataError(unknown("data set", config.name, names.DATA_SETS))
     module, attribute, _ = names.DATA_SETS[config.name]

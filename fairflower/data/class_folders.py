@@ -85,7 +85,7 @@ class ClassFolders(DataSet):
 
     title: ClassVar[str]
     domain_names: ClassVar[tuple[str, ...]]
-    classes: ClassVar[tuple[str, ...]]
+    classes: tuple[str, ...]
     aliases: ClassVar[Mapping[str, str]] = {}
     others: ClassVar[bool] = False
     subfolders: ClassVar[tuple[str, ...]] = ()
@@ -138,13 +138,18 @@ class ClassFolders(DataSet):
             return [self.hub]
         if is_saved(self._root):
             return stamp(self._root)
-        return [_stamp(self._root / domain) for domain in self.domains]
+        return [_stamp(self.place(domain)) for domain in self.domains]
 
     def source(self, domain: str) -> str:
         """The folder or Hub id."""
         if self._root is None:
             return f"Hugging Face {self.hub}"
-        return str(self._root if is_saved(self._root) else self._root / domain)
+        return str(self._root if is_saved(self._root) else self.place(domain))
+
+    def place(self, domain: str) -> Path:
+        """The folder of a domain."""
+        assert self._root is not None
+        return self._root / domain
 
     def layout(self) -> str:
         """What the folder is to hold, for messages."""
@@ -195,7 +200,7 @@ class ClassFolders(DataSet):
         if is_saved(self._root):
             data = load_saved(self._root)
             return self._from_hugging_face(_only_split(data, where), where, domain)
-        folder = self._root / domain
+        folder = self.place(domain)
         if is_saved(folder):
             return self._from_hugging_face(_only_split(load_saved(folder), where), where)
         return self._from_files(folder)
@@ -262,7 +267,11 @@ class ClassFolders(DataSet):
 
 
 def every_fifth(labels: Labels) -> npt.NDArray[np.bool_]:
-    """The first image of a class and every fifth after it, of labels in ascending order."""
+    """The first image of a class and every fifth after it, of labels in ascending order.
+
+    >>> every_fifth(np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
+    [0, 5, 6]
+    """
     place = np.arange(len(labels)) - np.searchsorted(labels, labels)
     chosen: npt.NDArray[np.bool_] = place % 5 == 0
     return chosen

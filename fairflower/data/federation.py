@@ -87,6 +87,8 @@ class Federation:
         ``client_id`` is the index here and Flower's partition id; domain after domain.
     auc
         Whether tests also give the AUC.
+    classes
+        Names of the classes; only a federation of sites with data of their own has them.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Federation:
     test_sizes: tuple[int, ...]
     clients: tuple[ClientInfo, ...]
     auc: bool = False
+    classes: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, folder: str | Path) -> Federation:

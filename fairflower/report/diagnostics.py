@@ -165,6 +165,16 @@ def _draw_vectors(name: str, vectors: Mapping[str, PerClient], domain_looks: Loo
                 )
             totals = _total(values, total)
             line(right, found.rounds, totals, look, label=domain)
+            if total == "mean":
+                spread = _spread(values)
+                right.fill_between(
+                    found.rounds,
+                    totals - spread,
+                    totals + spread,
+                    color=look.colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
             ends.append(f"{domain} {totals[-1]:.3g}")
         if name == "weights":
             count = len(found.domains)
@@ -175,7 +185,11 @@ def _draw_vectors(name: str, vectors: Mapping[str, PerClient], domain_looks: Loo
     for axis in axes[:-1].flat:
         axis.set_xlabel("")
     legend(sheet, axes[0, 1])
-    equal = " Dotted: equal weights." if name == "weights" else ""
+    equal = (
+        " Dotted: equal weights."
+        if name == "weights"
+        else " Band: ± standard deviation over the domain's clients (ddof 0)."
+    )
     return Sketch(
         f"client-{_slug(name)}",
         sheet,
@@ -193,6 +207,13 @@ def _total(values: NDArray[np.float64], total: str) -> NDArray[np.float64]:
         return np.asarray(sums)
     counts = np.isfinite(values).sum(axis=1)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard deviation (ddof 0) over the clients [R, k] that took part in each round."""
+    counts = np.maximum(np.isfinite(values).sum(axis=1), 1)
+    means = np.nansum(values, axis=1) / counts
+    return np.asarray(np.sqrt(np.nansum((values - means[:, None]) ** 2, axis=1) / counts))
 
 
 def _draw_matrices(name: str, matrices: Mapping[str, Pairs]) -> Sketch:

@@ -2,7 +2,7 @@
 
 Runs that differ in nothing but the seed are one *method*; everything said about it is
 a mean and a standard deviation over seeds. Methods are *comparable* when only the
-method itself (``strategy.*``, ``client.*``) differs and they reached the same round.
+method itself (``strategy.*``, ``client.*``, ``bound.*``) differs and they reached the same round.
 """
 
 from __future__ import annotations
@@ -23,8 +23,19 @@ BASELINES = ("fedavg", "uniform")
 WINDOW = 5
 
 #: Where and how a run was executed, which changes nothing in its result.
-EXECUTION = frozenset({"run-name", "output-dir", "engine", "workers", "data.dir"})
-_METHOD_TABLES = ("strategy.", "client.")
+EXECUTION = frozenset(
+    {
+        "run-name",
+        "output-dir",
+        "resume",
+        "engine",
+        "workers",
+        "data.dir",
+        "checkpoint.every",
+        "checkpoint.keep",
+    }
+)
+_METHOD_TABLES = ("strategy.", "client.", "bound.")
 
 #: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
 #: serves for more, where it is slightly too strict.

@@ -115,7 +115,7 @@ def _draw(panel: Axes, sweep: Sweep, figure: Callable[[Any], float]) -> None:
         sweep.values,
         [e.mean for e in estimates],
         yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
-        color=canvas.METHOD_COLOURS[0],
+        color=canvas.INK,
         marker="o",
         markersize=4,
         capsize=2.5,
@@ -126,4 +126,5 @@ def _draw(panel: Axes, sweep: Sweep, figure: Callable[[Any], float]) -> None:
 
 def _level(panel: Axes, baseline: Method, figure: Callable[[Any], float], look: Look) -> None:
     level = baseline.over_seeds(figure).mean
-    panel.axhline(level, color=look.colour, linestyle="--", linewidth=1.2, label=baseline.name)
+    dash = "--" if baseline.strategy == "fedavg" else (0, (1.5, 2.5))
+    panel.axhline(level, color=look.colour, linestyle=dash, linewidth=1.4, label=baseline.name)

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
+from fairflower.strategies.bounds import clip_updates
 from fairflower.strategies.cohort import (
     Arrays,
     Cohort,
@@ -40,6 +41,9 @@ from fairflower.strategies.state import flatten, unflatten
 logger = logging.getLogger("flwr").getChild("fairflower")
 
 Diagnostic = NDArray[np.float64] | float
+
+#: Beyond it doubles no longer tell a number from the next, and no data set is as large.
+MOST_EXAMPLES = 2**53
 
 #: Looks at a cohort that was merged, and adds to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -77,6 +81,9 @@ class Options(TypedDict, total=False):
     min_clients: int | None
     exchanges: Sequence[Exchange]
     observers: Sequence[Observer]
+    max_client_weight: float
+    clip_update_norm: float | None
+    clip_update_median: float | None
 
 
 class RoundFailed(RuntimeError):
@@ -100,7 +107,14 @@ class FairStrategy(flower.FedAvg):
     exchanges : sequence of Exchange, optional
         What travels beside the model for the clients' method of training.
     observers : sequence of callables, optional
-        Each looks at every merged cohort and adds to ``diagnostics``.
+        Each looks at every merged cohort and adds to ``diagnostics``. One with ``STATE``
+        is carried from round to round like the rule.
+    max_client_weight : float, optional
+        Largest weight of a client, at least 1/K; the excess goes to the others in
+        proportion. By default any.
+    clip_update_norm, clip_update_median : float, optional
+        Length, and multiple of the round's median length, to which longer updates are
+        scaled down before they are merged. By default any.
     **options
         Any keyword argument of ``flwr.serverapp.strategy.FedAvg``.
 
@@ -108,7 +122,8 @@ class FairStrategy(flower.FedAvg):
     ----------
     diagnostics : dict
         What the last merge decided: numbers, arrays of shape (K,) per client
-        (``weights`` is always there), or (K, K) per pair of clients.
+        (``weights`` is always there; ``clipped``, what updates were multiplied by, where
+        they are bounded), or (K, K) per pair of clients.
     client_ids : tuple of int
         The clients of the last cohort, in the order of ``diagnostics``.
     client_metrics : dict of str -> ndarray of shape (K,)
@@ -128,6 +143,8 @@ class FairStrategy(flower.FedAvg):
     REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
     #: Those of ``needs`` that are arrays: the others have one per parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
+    #: Those of ``VECTORS`` that are means of squares.
+    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher",)
     #: Metrics that the rule reads and clients report unasked.
     reads: tuple[str, ...] = ()
 
@@ -146,6 +163,16 @@ class FairStrategy(flower.FedAvg):
             raise ValueError(f"min_clients = {self.min_clients}: expected at least 1.")
         self.exchanges = tuple(options.pop("exchanges", ()))
         self.observers = tuple(options.pop("observers", ()))
+        self.max_client_weight = options.pop("max_client_weight", 1.0)
+        self.clip_update_norm = options.pop("clip_update_norm", None)
+        self.clip_update_median = options.pop("clip_update_median", None)
+        if not 0 < self.max_client_weight <= 1:
+            raise ValueError(
+                f"max_client_weight = {self.max_client_weight}: expected more than 0, at most 1."
+            )
+        for name in ("clip_update_norm", "clip_update_median"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} = {value}: expected a positive number, or None.")
         super().__init__(**options)  # type: ignore[misc]
         self.diagnostics: dict[str, Diagnostic] = {}
         self.client_ids: tuple[int, ...] = ()
@@ -167,9 +194,11 @@ class FairStrategy(flower.FedAvg):
 
     def state_dict(self) -> Arrays:
         """What the rule carries from round to round, as named arrays for a checkpoint."""
-        own = {name: getattr(self, name) for name in self.STATE}
-        shared = {e.name: {name: getattr(e, name) for name in e.STATE} for e in self.exchanges}
-        return flatten({"rule": own, "exchanges": shared})
+        state: dict[str, dict[str, Any]] = {}
+        for kind, name, place in self._places():
+            own = {attribute: getattr(place, attribute) for attribute in place.STATE}
+            state.setdefault(kind, {})[name] = own
+        return flatten(state)
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from where ``state_dict`` was called.
@@ -180,8 +209,7 @@ class FairStrategy(flower.FedAvg):
             When the state is not of this rule.
         """
         loaded = unflatten(state)
-        places: list[tuple[Any, Any]] = [(self, loaded.get("rule", {}))]
-        places += [(e, loaded.get("exchanges", {}).get(e.name, {})) for e in self.exchanges]
+        places = [(p, loaded.get(kind, {}).get(name, {})) for kind, name, p in self._places()]
         for place, values in places:
             if set(values) != set(place.STATE):
                 raise ValueError(
@@ -192,6 +220,15 @@ class FairStrategy(flower.FedAvg):
         for place, values in places:
             for name, value in values.items():
                 setattr(place, name, value)
+
+    def _places(self) -> list[tuple[str, str, Any]]:
+        """Whatever is carried from round to round: kind, name and object."""
+        observers = [o for o in self.observers if hasattr(o, "STATE")]
+        return [
+            ("rule", "own", self),
+            *(("exchanges", exchange.name, exchange) for exchange in self.exchanges),
+            *(("observers", str(i), observer) for i, observer in enumerate(observers)),
+        ]
 
     # --- what a subclass defines ---------------------------------------------------
 
@@ -276,7 +313,8 @@ class FairStrategy(flower.FedAvg):
         Raises
         ------
         RoundFailed
-            If fewer than ``min_clients`` replies are usable.
+            If fewer than ``min_clients`` replies are usable, or too few for their
+            weights to stay within ``max_client_weight``.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")
@@ -286,7 +324,10 @@ class FairStrategy(flower.FedAvg):
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics = {}
+        cohort = self._bound(cohort)
         merged = self.merge(cohort)
+        if "weights" in self.diagnostics:  # as `Cohort.average` has applied them
+            self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
         for exchange in self.exchanges:
             exchange.collect(cohort)
             merged = exchange.correct(cohort, merged)
@@ -304,6 +345,20 @@ class FairStrategy(flower.FedAvg):
             message.content = RecordDict({**message.content, self.configrecord_key: own})
 
     # --- a round's replies -------------------------------------------------------------
+
+    def _bound(self, cohort: Cohort) -> Cohort:
+        """The cohort with updates no longer than they may be."""
+        if self.max_client_weight * len(cohort) < 1 - 1e-9:
+            raise RoundFailed(
+                f"Round {cohort.server_round}: {len(cohort)} usable replies cannot share the model "
+                f"with weights of at most {self.max_client_weight} (max_client_weight)."
+                f"{_listed(self.dropped)}"
+            )
+        if self.clip_update_norm is None and self.clip_update_median is None:
+            return cohort
+        bounded, factors = clip_updates(cohort, self.clip_update_norm, self.clip_update_median)
+        self.diagnostics["clipped"] = factors
+        return bounded
 
     def _sample(self, server_round: int, fraction: float, at_least: int) -> list[int]:
         assert self._roster is not None
@@ -347,11 +402,12 @@ class FairStrategy(flower.FedAvg):
                 for name in members[ids[0]].vectors
             },
             population=self._population,
+            max_weight=self.max_client_weight,
         )
         return cohort, [members[i].content for i in ids]
 
     def evaluations(self, server_round: int, replies: Iterable[Message]) -> dict[int, MetricRecord]:
-        """The clients' own test results, by client id, each with a finite ``accuracy``.
+        """The clients' own test results, by client id, each with an ``accuracy`` from 0 to 1.
 
         Raises
         ------
@@ -363,8 +419,8 @@ class FairStrategy(flower.FedAvg):
             for key in ("accuracy", "eval_loss"):
                 if key not in metrics:
                     raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
-                if key == "accuracy" and not math.isfinite(float(metrics[key])):  # type: ignore[arg-type]
-                    raise InvalidReply(f"{key} = {metrics[key]}: expected a finite number")
+                if key == "accuracy" and not 0 <= float(metrics[key]) <= 1:  # type: ignore[arg-type]
+                    raise InvalidReply(f"{key} = {metrics[key]}: expected a number from 0 to 1")
             return metrics
 
         return self._sort_out(server_round, list(replies), self._asked_to_test, check)
@@ -378,15 +434,24 @@ class FairStrategy(flower.FedAvg):
     ) -> dict[int, Answer]:
         """What is usable of the replies to ``messages``; the rest is named with the reason."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        asked.pop("", None)  # not given out by a grid
         waiting = {m.metadata.dst_node_id for m in messages}
         names = {node: client for client, node in (self._roster or {}).items()}
         members: dict[int, Answer] = {}
         self.dropped = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            waiting.discard(node)
+            question = reply.metadata.reply_to_message_id
+            node = asked.get(question, reply.metadata.src_node_id)
             client = names.get(node, node)
+            if (asked and question not in asked) or node not in waiting:
+                logger.warning(
+                    "Round %d ignores a reply of client %d: it is late, or a second one.",
+                    server_round,
+                    client,
+                )
+                continue
+            waiting.discard(node)
             try:
                 if reply.has_error():
                     raise InvalidReply(short(reply.error.reason or "failed without a reason"))
@@ -394,9 +459,9 @@ class FairStrategy(flower.FedAvg):
                 claimed = _client_id(metrics, default=client)
                 if node in names and claimed != client:
                     raise InvalidReply(f"it claims to be client {claimed}")
+                if claimed in members:
+                    raise InvalidReply(f"client id {claimed} has already replied in this round")
                 client = claimed
-                if client in members:
-                    raise InvalidReply(f"client id {client} has already replied in this round")
                 self._check_examples(metrics)
                 answer = check(reply.content, metrics)
             except InvalidReply as problem:
@@ -436,10 +501,14 @@ class FairStrategy(flower.FedAvg):
                         if name in self.REPRESENTATIONS
                         else check_arrays(arrays, trained)
                     )
+                    if name in self.NON_NEGATIVE:
+                        _check_signs(vectors[name])
                 except InvalidReply as problem:
                     raise InvalidReply(f"its {name!r}: {problem}") from problem
             elif not math.isfinite(float(metrics[name])):  # type: ignore[arg-type]
                 raise InvalidReply(f"{name} = {metrics[name]}: expected a finite number")
+            elif name.endswith("accuracy") and not 0 <= float(metrics[name]) <= 1:  # type: ignore[arg-type]
+                raise InvalidReply(f"{name} = {metrics[name]}: expected a number from 0 to 1")
         for exchange in self.exchanges:
             if not exchange.returned:
                 continue
@@ -475,6 +544,8 @@ class FairStrategy(flower.FedAvg):
         value = float(metrics[key])  # type: ignore[arg-type]
         if not (math.isfinite(value) and value > 0):
             raise InvalidReply(f"{key} = {value}: expected a positive finite number")
+        if value > MOST_EXAMPLES:
+            raise InvalidReply(f"{key} = {value}: expected at most 2**53, where counting ends")
 
     def _arrays_of(self, content: RecordDict) -> ArrayRecord:
         records = content.array_records
@@ -501,7 +572,7 @@ class FairStrategy(flower.FedAvg):
         """The clients' metrics averaged by sample weight, ids left out."""
         if self.train_metrics_aggr_fn is not flower.strategy_utils.aggregate_metricrecords:
             return self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        skip = {self.weighted_by_key, "client-id"}
+        skip = {self.weighted_by_key, "client-id", "state-round"}
         return MetricRecord(
             {
                 name: float(cohort.sample_weights @ values)
@@ -509,6 +580,12 @@ class FairStrategy(flower.FedAvg):
                 if name not in skip
             }
         )
+
+
+def _check_signs(arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        if array.size and array.min() < 0:
+            raise InvalidReply(f"array {name!r} holds negative values")
 
 
 def _warn(server_round: int, client: int, reason: str) -> None:

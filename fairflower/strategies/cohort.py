@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fairflower.arrays import arrays_of
+from fairflower.strategies.bounds import cap_weights
 
 #: Coordinates handled at a time: small enough that a block of every temporary
 #: stays in the processor's cache, large enough that Python's cost disappears.
@@ -82,6 +83,8 @@ class Cohort:
         array ``h``. And what they returned to exchanges, by the exchange's name.
     population : int
         Clients of the whole federation, of which these K took part; 0: these are all.
+    max_weight : float
+        Largest weight that a client may have; see `fairflower.strategies.bounds`.
     """
 
     server_round: int
@@ -93,6 +96,7 @@ class Cohort:
     buffers: frozenset[str] = frozenset()
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     population: int = 0
+    max_weight: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "population", max(self.population, len(self)))
@@ -102,8 +106,8 @@ class Cohort:
 
     @property
     def sample_weights(self) -> NDArray[np.float64]:
-        """n_k / sum_j n_j, shape (K,)."""
-        return np.asarray(self.num_examples / self.num_examples.sum())
+        """n_k / sum_j n_j, but none above ``max_weight``, shape (K,)."""
+        return self.cap(np.asarray(self.num_examples / self.num_examples.sum()))
 
     @property
     def parameters(self) -> list[str]:
@@ -124,10 +128,14 @@ class Cohort:
                 part = slice(start, min(start + BLOCK, received.size))
                 yield Block(name, part, received[part], [array[part] for array in returned])
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        """||Delta_k||^2 over all parameters, shape (K,)."""
+    def cap(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """These weights, but none above ``max_weight``; ``average`` does it by itself."""
+        return weights if self.max_weight >= 1 else cap_weights(weights, self.max_weight)
+
+    def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
+        """||Delta_k||^2 over all parameters, or over arrays by name, shape (K,)."""
         total = np.zeros(len(self))
-        for block in self.blocks(self.parameters):
+        for block in self.blocks(self.parameters if names is None else names):
             for k in range(len(self)):
                 total[k] += squared_norm(block.update(k))
         return total
@@ -162,12 +170,12 @@ class Cohort:
         Parameters
         ----------
         weights : ndarray of shape (K,)
-            Non-negative, summing to 1.
+            Non-negative, summing to 1; those above ``max_weight`` are capped.
         kept : callable, optional
             ``kept(block, k)`` is the boolean mask of the coordinates that client
             ``k`` contributes to (None: all). A coordinate's weights are
-            normalised over the clients that contribute to it, and a coordinate
-            without contributors stays as it was.
+            normalised over the clients that contribute to it, as far as none gets
+            above ``max_weight``, and a coordinate without contributors stays as it was.
 
         Returns
         -------
@@ -183,6 +191,7 @@ class Cohort:
         """
         if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
             raise ValueError(f"Weights {weights} are not non-negative with sum 1.")
+        weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():
             if received.dtype.kind == "f":
@@ -230,6 +239,7 @@ class Cohort:
         dtype = np.promote_types(block.received.dtype, np.float32)
         step = np.zeros(block.received.shape, dtype)
         mass: Floats | None = None
+        heaviest: Floats | None = None
         for k, weight in enumerate(weights.astype(dtype)):
             update = block.update(k)
             update *= weight
@@ -238,7 +248,12 @@ class Cohort:
                 update *= mask
                 mass = np.zeros_like(step) if mass is None else mass
                 mass += mask * weight
+                if self.max_weight < 1:
+                    heaviest = np.zeros_like(step) if heaviest is None else heaviest
+                    np.maximum(heaviest, mask * weight, out=heaviest)
             step += update
+        if mass is not None and heaviest is not None:
+            np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
         if mass is not None:
             np.divide(step, mass, out=step, where=mass > 0)
         return step

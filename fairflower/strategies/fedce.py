@@ -88,7 +88,7 @@ class FedCE(FairStrategy):
         now = _normalised(A * B if self.mode == "times" else A + B)
         c = self._mean(self.c, clients, now * len(cohort))
         c /= c.sum()
-        self.part = dict(zip(clients, c.tolist(), strict=True))
+        self.part = dict(zip(clients, cohort.cap(c).tolist(), strict=True))
         self.diagnostics.update(cosine=cosine, A=A, B=B)
         return c
 

@@ -37,7 +37,10 @@ class FedEquilibria(FairStrategy):
         which a run config's "none" stands for, means the same).
         As printed, nearly all weight goes to the clients with the smallest
         Fisher, which are those that fit best already: F_k >= 0, so a client with
-        <F_i, F_j> >= ||F_i||^2 for all j takes it all.
+        <F_i, F_j> >= ||F_i||^2 for all j takes it all. At unit length weight goes
+        to the clients that resemble the others least, noisy ones included. On
+        Digits unit length was the fairer of the two, and t = 0 fairer than both
+        (experiments/fedequilibria-digits-cpu.md).
     space : {"fisher", "gradient"}
         ``"gradient"`` solves the QP over gradients at the received model, asked
         for as ArrayRecord ``gradient`` (the paper's MOO_G).

@@ -52,7 +52,8 @@ class FedMGDAPlus(FairStrategy):
         gram = cohort.gram()
         lengths = np.sqrt(gram.diagonal())
         p = cohort.sample_weights
-        solution = min_norm_weights(cosines(gram), p - self.epsilon, p + self.epsilon)
+        upper = np.minimum(p + self.epsilon, cohort.max_weight)
+        solution = min_norm_weights(cosines(gram), p - self.epsilon, upper)
         self.diagnostics.update(
             weights=solution.weights,
             distance=lengths,

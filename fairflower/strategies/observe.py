@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,12 @@ class UpdateConsistency:
         Rounds of a window (the paper: 10 and 100), one after the other.
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("seen", "rises")
+
     def __init__(self, window: int) -> None:
         self.window = window
         self.seen: dict[int, int] = {}
-        self.rises: dict[int, list[NDArray[Any]]] = {}
+        self.rises: dict[int, dict[int, NDArray[Any]]] = {}  # client -> block -> counts
 
     def __call__(self, cohort: Cohort) -> dict[str, NDArray[np.float64]]:
         """Watch a round; at a window's end ``consistency_histogram``, shape (K, BINS).
@@ -42,9 +44,9 @@ class UpdateConsistency:
         kind = np.min_scalar_type(self.window)
         for k, client in enumerate(cohort.client_ids):
             rising = [block.update(k) >= 0 for block in cohort.blocks(cohort.parameters)]
-            counts = self.rises.setdefault(client, [np.zeros(r.size, kind) for r in rising])
-            for count, up in zip(counts, rising, strict=True):
-                count += up
+            counts = self.rises.setdefault(client, {})
+            for i, up in enumerate(rising):
+                counts[i] = counts.get(i, np.zeros(up.size, kind)) + up
             self.seen[client] = self.seen.get(client, 0) + 1
         if cohort.server_round % self.window:
             return {}
@@ -55,7 +57,7 @@ class UpdateConsistency:
         n = self.seen[client]
         if n < 2:
             return np.full(BINS, np.nan)
-        tally = sum(np.bincount(count, minlength=n + 1) for count in self.rises[client])
+        tally = sum(np.bincount(count, minlength=n + 1) for count in self.rises[client].values())
         return histogram(np.arange(n + 1) / n, np.asarray(tally, np.float64))
 
 

@@ -69,8 +69,8 @@ class QFFL(FairStrategy):
 
     def merge(self, cohort: Cohort) -> Arrays:
         F = np.maximum(cohort.metrics["received_loss"], 0) + TINY
-        power = (F / F.max()) ** self.q  # of both sums, whatever the largest loss
-        weights = power / power.sum()
+        power = (F / F.max()) ** self.q
+        weights = cohort.cap(power / power.sum())
         self.diagnostics["weights"] = weights
         if self.rule == "weights" or self.q == 0:
             return cohort.average(weights)
@@ -79,7 +79,7 @@ class QFFL(FairStrategy):
                 "QFFL needs the clients' learning rate, and the config that was sent to them "
                 "has no positive 'train.lr'. Give it: QFFL(lr=...)."
             )
-        h = power * (1 + self.q * cohort.squared_norms() / (F * self.lr))
-        step = power / h.sum()
+        h = weights * (1 + self.q * cohort.squared_norms() / (F * self.lr))
+        step = weights / h.sum()
         self.diagnostics["coefficients"] = step
         return cohort.move(step, weights)

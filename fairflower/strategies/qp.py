@@ -198,7 +198,8 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate solutions are judged by their residual
-            problem.problem.solve(solver=solver, **_OPTIONS[solver])
+            # A warm start would let the last bits depend on what was solved before.
+            problem.problem.solve(solver=solver, warm_start=False, **_OPTIONS[solver])
     except (cp.error.SolverError, ValueError, ArithmeticError):
         return None
     if problem.v.value is None or not np.isfinite(problem.v.value).all():

@@ -152,7 +152,7 @@ def anchor_loss(
 def _forward(parameters: dict[str, Array]) -> dict[str, Array]:
     hid = np.maximum(parameters["R"] @ parameters["W1"] + parameters["b1"], 0)
     out = hid @ parameters["W2"] + parameters["b2"]
-    norm = np.linalg.norm(out, axis=1, keepdims=True) + 1e-12
+    norm = np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)
     return {"hid": hid, "norm": norm, "A": out / norm}
 
 

@@ -21,11 +21,10 @@ class DynamicRegulariser(Exchange):
 
     The merge that the strategy made stands for the mean, in the model and in H: with K
     of N clients, H <- H + (K/N) (merged - theta). For ``uniform`` that is Algorithm 1
-    to the letter. Under other weights w the method comes to rest where
-    sum_k w_k grad L_k = 0, at the optimum of the strategy's own objective, as the
-    authors' code does for sample weights; with the equation as printed it would rest
-    where the plain mean of the gradients is zero, and no strategy could be told from
-    uniform averaging. Buffers are not corrected.
+    to the letter. Under other fixed weights w the method comes to rest where
+    sum_k w_k grad L_k = 0, as the authors' code does for sample weights (exactly if all
+    clients take part); with the equation as printed it would rest at the optimum of the
+    plain mean of the losses, whatever the strategy. Buffers are not corrected.
     """
 
     name = "regulariser"

@@ -1,0 +1,132 @@
+"""Federations of sites that have data of their own, and none of each other's.
+
+`prepare` divides a benchmark; whoever calls it has all of the data. A site of a real
+federation has its own, and the server has none. So each site describes what it has
+(`open_site`), the server puts the descriptions together (`unite`) and sends every site
+what it cannot know alone, which is how the classes are numbered and how many channels
+images have (`as_in`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fairflower.config import DataConfig, unknown
+from fairflower.data.cache import make_data_set, prepare
+from fairflower.data.federation import ClientInfo, DataError, Federation, Split
+
+
+def open_site(config: DataConfig, domain: str) -> Federation:
+    """A site's data as a federation of one client, who has all of it.
+
+    Parameters
+    ----------
+    config
+        The run's, with the site's own ``dir``. Unless it sets ``fraction`` or
+        ``examples_per_client``, the site trains on all its training images, whatever the
+        data set's default is. What divides a benchmark among clients is not used
+        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``,
+        ``imbalance_factor``).
+    domain
+        What the site calls its images. If the folder has several domains, one of them.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be used, or the run is not for this domain.
+    """
+    if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
+        raise DataError(f"The run is for data.domains = {config.domains!r}, not for {domain!r}.")
+    config = replace(
+        config,
+        domains="",
+        clients_per_domain=1,
+        dirichlet_alpha=0.0,
+        corrupted_clients=0,
+        imbalance_factor=1,
+    )
+    found = make_data_set(config).all_domains()
+    if domain not in found and len(found) > 1:
+        raise DataError(unknown("domain", domain, found))
+    config = replace(config, domains=domain if domain in found else found[0])
+    data_set = make_data_set(config)
+    if data_set.fraction is not None and not config.examples_per_client:
+        available = len(data_set.labels(data_set.domains[0], "train"))
+        whole = int((config.fraction or 1.0) * available + 1e-9)
+        config = replace(config, fraction=0.0, examples_per_client=whole)
+    site = prepare(config)
+    (client,) = site.clients
+    return replace(
+        site,
+        domains=(domain,),
+        # Where a site keeps its files is nobody else's business.
+        sources=("a site's own",),
+        clients=(replace(client, domain=domain),),
+        classes=data_set.classes,
+    )
+
+
+def unite(sites: Sequence[Federation]) -> Federation:
+    """The federation of these sites: client k is the k-th.
+
+    Classes with names are numbered in the names' order; the others are as many as the
+    largest number says. Grey images count as colour if any site has colour.
+
+    Raises
+    ------
+    DataError
+        If the sites' images differ in size, or only some sites name their classes.
+    """
+    sizes = {site.shape[1:]: site.domains[0] for site in sites}
+    if len(sizes) > 1:
+        listing = ", ".join(f"{domain} {h}x{w}" for (h, w), domain in sizes.items())
+        raise DataError(
+            f"The sites' images differ in size ({listing}). Set data.image-size to resize them."
+        )
+    if len({bool(site.classes) for site in sites}) > 1:
+        raise DataError("Some sites name their classes and some number them.")
+    whole = max(sites, key=lambda site: site.shape[0])
+    classes = whole.classes
+    if any(site.classes != classes for site in sites):
+        classes = tuple(sorted({name for site in sites for name in site.classes}))
+    whole = replace(
+        whole,
+        num_classes=len(classes) or max(site.num_classes for site in sites),
+        classes=classes,
+    )
+    domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
+    return replace(
+        whole,
+        domains=domains,
+        sources=("the sites' own",) * len(domains),
+        test_sizes=tuple(
+            sum(site.test_sizes[0] for site in sites if site.domains[0] == domain)
+            for domain in domains
+        ),
+        clients=tuple(_client(k, site, whole) for k, site in enumerate(sites)),
+    )
+
+
+def as_in(whole: Federation, site: Federation, split: Split) -> Split:
+    """A site's images and labels with the channels and classes of the whole federation."""
+    x, y = split
+    if x.shape[1] < whole.shape[0]:
+        x = np.repeat(x, whole.shape[0], axis=1)
+    return Split(x, _numbers(site, whole)[y])
+
+
+def _client(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
+    (client,) = site.clients
+    counts = np.zeros(whole.num_classes, np.int64)
+    counts[_numbers(site, whole)] = client.class_counts
+    return replace(client, client_id=client_id, class_counts=tuple(counts.tolist()))
+
+
+def _numbers(site: Federation, whole: Federation) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The whole federation's number of each of the site's classes."""
+    if not site.classes:
+        return np.arange(site.num_classes)
+    return np.array([whole.classes.index(name) for name in site.classes], np.int64)

@@ -1,0 +1,166 @@
+"""Certificates and keys, as Flower's SuperLink and SuperNodes read them.
+
+What ``openssl`` and ``ssh-keygen`` would make, without either: the guide in
+``docs/deployment.md`` shows both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
+class Certificates(NamedTuple):
+    """PEM files of a SuperLink; sites get ``authority`` and nothing else."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Certificates:
+    """Write a new certificate authority's certificate, and a server's that it signed.
+
+    The authority's own key is thrown away: it signs this one certificate.
+
+    Parameters
+    ----------
+    folder
+        Gets ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner alone).
+    hosts
+        DNS names and IP addresses under which the server is reached.
+    days
+        How long both are valid.
+
+    Raises
+    ------
+    ValueError
+        Without a host.
+    FileExistsError
+        Where there is a key already: nothing is overwritten.
+    """
+    if not hosts:
+        raise ValueError("A certificate needs at least one host.")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    authority_key, server_key = _new_key(), _new_key()
+    authority = _name("fairflower authority")
+    root = (
+        _certificate(authority, authority, authority_key, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    server = (
+        _certificate(_name(hosts[0]), authority, server_key, days)
+        .add_extension(x509.SubjectAlternativeName(list(map(_alternative, hosts))), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    _write_secret(
+        files.key,
+        server_key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+    files.authority.write_bytes(root.public_bytes(pem))
+    files.certificate.write_bytes(server.public_bytes(pem))
+    return files
+
+
+def make_key_pair(path: Path) -> Path:
+    """Write a SuperNode's private key to ``path`` and its public key to ``<path>.pub``.
+
+    Both in OpenSSH's format, on the curve P-384: Flower takes no other format.
+
+    Returns
+    -------
+    Path
+        The public key, which the server's operator registers.
+
+    Raises
+    ------
+    FileExistsError
+        Where there is a key already: nothing is overwritten.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh = serialization.PrivateFormat.OpenSSH
+    _write_secret(
+        path,
+        key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()),
+    )
+    public = path.with_name(f"{path.name}.pub")
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return public
+
+
+def _new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: PrivateKey, days: int
+) -> x509.CertificateBuilder:
+    # From yesterday: clocks of sites may be late.
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)

@@ -1,0 +1,276 @@
+"""A whole deployment on one machine, for a trial: real processes, TLS, authenticated sites.
+
+One SuperLink and a SuperNode per site, each with a home folder, a key and a log file of
+its own, on free ports of the loopback interface. Nothing of them outlives the trial.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import ssl
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fairflower.config import ConfigError, RunConfig, Scalar, toml_value
+from fairflower.deploy.credentials import make_certificates, make_key_pair
+from fairflower.deploy.process import (
+    HOST,
+    PATIENCE,
+    Process,
+    TrialError,
+    environment,
+    free_port,
+    script,
+    wait_until,
+)
+
+#: What the ``flwr`` command calls the SuperLink.
+LINK = "trial"
+
+APP = """\
+[project]
+name = "fairflower-trial"
+version = "1"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fairflower"
+
+[tool.flwr.app.components]
+serverapp = "fairflower.server_app:app"
+clientapp = "fairflower.client_app:app"
+
+"""
+
+
+class Trial:
+    """A federation of processes, from ``with Trial(...)`` to the end of the block.
+
+    Parameters
+    ----------
+    folder
+        For everything: certificates, keys, logs, what the sites keep, run folders.
+    node_configs
+        One for each site: what its SuperNode gets as ``--node-config``.
+    say
+        Gets a line at a time: what is being done, and the ServerApp's log.
+
+    Attributes
+    ----------
+    sites : list of Process
+        The SuperNodes, in the order of ``node_configs``.
+
+    Raises
+    ------
+    ConfigError
+        If Flower is too old.
+    TrialError
+        On entering, if a process does not start.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node_configs: Sequence[Mapping[str, Scalar]],
+        say: Callable[[str], Any] = print,
+    ) -> None:
+        if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
+            raise ConfigError(f"A trial needs Flower 1.40 or newer; this is {version('flwr')}.")
+        self.folder = folder.absolute()
+        self.say = say
+        self.port = free_port()
+        self.certificates = make_certificates(self.folder / "certificates", [HOST, "localhost"])
+        self.superlink = self._make_superlink()
+        self._executor = self._make_executor()
+        self.sites = [self.make_site(f"site-{k}", node) for k, node in enumerate(node_configs)]
+        self._num_runs = 0
+
+    def _make_superlink(self) -> Process:
+        files = self.certificates
+        command = [
+            script("flower-superlink"),
+            *("--ssl-ca-certfile", str(files.authority)),
+            *("--ssl-certfile", str(files.certificate)),
+            *("--ssl-keyfile", str(files.key)),
+            "--enable-supernode-auth",
+            *("--host", HOST, "--port", str(self.port)),
+            # Its ServerApps would outlive it, out of our reach, for half a minute.
+            *("--isolation", "process"),
+        ]
+        log = self.folder / "superlink.log"
+        return Process("The SuperLink", command, self.folder / "server", log)
+
+    def _make_executor(self) -> Process:
+        command = [
+            script("flower-superexec"),
+            *("--root-certificates", str(self.certificates.authority)),
+            *("--runtime-api-address", f"{HOST}:{self.port}"),
+        ]
+        log = self.folder / "superexec.log"
+        return Process("The SuperExec", command, self.folder / "server", log)
+
+    def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
+        """A SuperNode with a new key, neither registered nor started."""
+        home = self.folder / name
+        make_key_pair(home / "key")
+        settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]
+        command = [
+            script("flower-supernode"),
+            *("--root-certificates", str(self.certificates.authority)),
+            *("--auth-supernode-private-key", str(home / "key")),
+            *("--superlink", f"{HOST}:{self.port}"),
+            *("--host", HOST, "--port", str(free_port())),
+            *("--node-config", " ".join(settings)),
+        ]
+        return Process(name, command, home, self.folder / f"{name}.log")
+
+    def __enter__(self) -> Trial:
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self.say(f"SuperLink at {HOST}:{self.port} with TLS; logs and keys in {self.folder}")
+        self.superlink.start()
+        wait_until(self._answers, [self.superlink], "the SuperLink answered")
+        self._executor.start()
+        config = self.superlink.home / "flwr" / "config.toml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(
+            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+            f'address = "{HOST}:{self.port}"\n'
+            f"root-certificates = {toml_value(str(self.certificates.authority))}\n",
+            encoding="utf-8",
+        )
+        for site in self.sites:
+            self.flwr("supernode", "register", str(site.home / "key.pub"), LINK)
+            site.start()
+        wait_until(self.complete, self._processes(), "all sites were online")
+        self.say(f"{len(self.sites)} SuperNodes are online, each with a key of its own")
+
+    def close(self) -> None:
+        """End every process that is left, undisturbed by a second Ctrl-C."""
+        with uninterrupted():
+            for process in self._processes():
+                process.terminate()
+            for process in self._processes():
+                process.end()
+
+    def _processes(self) -> list[Process]:
+        return [*self.sites, self._executor, self.superlink]
+
+    def complete(self) -> bool:
+        """Whether all sites are connected, as far as the SuperLink knows."""
+        nodes = self.flwr_json("supernode", "list", LINK)["nodes"]
+        online = [node for node in nodes if node["status"] == "online"]
+        return len(online) >= len(self.sites)
+
+    def run(self, config: RunConfig) -> Path:
+        """Make one run, and return its run folder.
+
+        Parameters
+        ----------
+        config
+            What to run. The clients do the testing, whatever it says.
+
+        Raises
+        ------
+        TrialError
+            When the run does not complete.
+        """
+        self._num_runs += 1
+        place = self.folder / "runs" / str(self._num_runs)
+        place.mkdir(parents=True)
+        evaluate = replace(config.evaluate, by="clients")
+        config = replace(config, evaluate=evaluate, output_dir=str(place))
+        app = self.folder / "apps" / str(self._num_runs)
+        app.mkdir(parents=True)
+        text = APP + config.to_toml("tool.flwr.app.config")
+        (app / "pyproject.toml").write_text(text, encoding="utf-8")
+        run_id = self.flwr_json("run", str(app), LINK)["run-id"]
+        self._follow(run_id)
+        (row,) = self.flwr_json("list", "--run-id", run_id, LINK)["runs"]
+        if row["status"] != "finished:completed":
+            raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
+        (facts,) = place.glob("*/run.json")
+        return facts.parent
+
+    def _follow(self, run_id: str) -> None:
+        """Say what the run's ServerApp logs, until it ends."""
+        with subprocess.Popen(
+            [script("flwr"), "log", run_id, LINK, "--stream"],
+            env=environment(self.superlink.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        ) as log:
+            try:
+                for line in log.stdout or ():
+                    self.say(line.rstrip("\n"))
+            finally:
+                log.kill()
+
+    def flwr(self, *arguments: str) -> str:
+        """What a ``flwr`` command prints; ``TrialError`` if it fails."""
+        done = subprocess.run(
+            [script("flwr"), *arguments],
+            env=environment(self.superlink.home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            start_new_session=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        if done.returncode:
+            raise TrialError(f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def flwr_json(self, *arguments: str) -> dict[str, Any]:
+        """What a ``flwr`` command answers with ``--format json``."""
+        answer: dict[str, Any] = json.loads(self.flwr(*arguments, "--format", "json"))
+        return answer
+
+    def _answers(self) -> bool:
+        trusted = ssl.create_default_context(cafile=str(self.certificates.authority))
+        url = f"https://{HOST}:{self.port}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=5, context=trusted):
+                return True
+        except OSError:
+            return False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

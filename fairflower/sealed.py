@@ -1,0 +1,90 @@
+"""Named arrays and facts about them in one file that is there whole, or not at all.
+
+A safetensors file with JSON and a checksum in its header. It is written under another
+name, brought to the disk and then renamed, so a process (or machine) that dies at any
+moment leaves the file as it was before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Damaged(ValueError):
+    """A sealed file that cannot be trusted; the message names it and says why."""
+
+
+def seal(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    """Write a file, in place of an earlier one, in a folder that is made if need be.
+
+    Parameters
+    ----------
+    path
+        The file.
+    arrays
+        Of any shape and any type that safetensors knows; their order is kept, too.
+    facts
+        Whatever JSON can hold.
+    """
+    dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    listing = [[name, array.dtype.str, array.shape] for name, array in dense.items()]
+    text = json.dumps({"arrays": listing, "facts": facts})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def unseal(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays, writable and in their order, and the facts.
+
+    Raises
+    ------
+    Damaged
+        If this is not, to the last bit, what was written.
+    FileNotFoundError
+        If there is no such file.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            content = json.loads(header["sealed"])
+            arrays = {name: file.get_tensor(name) for name, _, _ in content["arrays"]}
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise Damaged(f"{path} cannot be read ({error}).") from error
+    listing = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    if listing != content["arrays"] or header.get("sha256") != _digest(header["sealed"], arrays):
+        raise Damaged(f"{path} is not what was written: its checksum is another.")
+    return {name: np.require(a, requirements="W") for name, a in arrays.items()}, content["facts"]
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, from the system's memory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for array in arrays.values():
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

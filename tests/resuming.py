@@ -1,0 +1,83 @@
+"""Runs that are stopped or killed, and go on: pieces of the tests of checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from rich.console import Console
+
+from fairflower.checkpoint import continued
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig
+from fairflower.inline import InlineGrid
+from fairflower.roster import Stopped
+from fairflower.session import Session
+
+SETTINGS = {
+    "engine": "inline",
+    "num-server-rounds": 3,
+    "fraction-train": 0.75,
+    "data.clients-per-domain": 1,
+    "data.examples-per-client": 12,
+    "data.test-examples": 8,
+    "train.local-epochs": 1,
+}
+
+
+def config(folder: Path, **changes: Any) -> RunConfig:
+    return RunConfig.from_flat(SETTINGS | {"output-dir": str(folder)} | changes)
+
+
+def session(made: RunConfig, app: ClientApp = client_app, **options: Any) -> Session:
+    return Session(InlineGrid(app, 4), made, Console(quiet=True), **options)
+
+
+def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
+    """Go on with a run in a federation of its own, as after the death of everything."""
+    return session(continued(folder, given), app).run()
+
+
+def stopped(made: RunConfig, server_round: int) -> Path:
+    """The folder of a run that was stopped when a client trained in ``server_round``."""
+    stop = threading.Event()
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if message.content["config"]["server-round"] == server_round:
+            stop.set()
+        return client_app(message, context)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return client_app(message, context)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return client_app(message, context)
+
+    made_session = session(made, app, stop=stop)
+    try:
+        made_session.run()
+    except Stopped:
+        assert made_session.folder is not None
+        return made_session.folder.path
+    raise AssertionError(f"the run ended before round {server_round}")
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run computed: its model, history without times, and diagnostics."""
+    with (folder / "history.csv").open() as file:
+        rows = [row for row in csv.reader(file) if "seconds" not in row[3]]
+    return {
+        "status": json.loads((folder / "run.json").read_text())["status"],
+        "model": (folder / "model.safetensors").read_bytes(),
+        "history": rows,
+        "diagnostics": (folder / "diagnostics.jsonl").read_text(),
+    }

@@ -1,0 +1,268 @@
+"""What can go wrong with a client, a node or a reply, and what is done then.
+
+One test for each line of docs/faults.md that is not with the strategies'
+(tests/test_strategies.py, "replies that cannot be used") or the session's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from conftest import Rounds, record, reply
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from resuming import config, outcome, resume
+from rich.console import Console
+from test_strategies import MODEL, good
+
+from fairflower.client_app import app as client_app
+from fairflower.config import ConfigError
+from fairflower.inline import InlineGrid
+from fairflower.roster import call_the_roll, look_again, send_and_receive
+from fairflower.session import Session
+from fairflower.strategies import FairFed, FedAvg, FedEquilibria, RoundFailed
+
+# --- replies -------------------------------------------------------------------------------
+
+
+def test_a_reply_that_arrives_a_round_late_is_not_merged(caplog):
+    def model(late: bool):
+        rounds = Rounds(FedAvg(min_clients=1), MODEL, range(3))
+        first = rounds.ask()
+        rounds.finish([good(first[k], k) for k in (0, 1)])
+        second = rounds.ask()
+        replies = [good(second[k], k) for k in (0, 1)]
+        if late:  # from a client that has not answered this round, and from one that has
+            replies += [
+                reply(first[k], {n: 9 * a for n, a in MODEL.items()}, {"num-examples": 7})
+                for k in (1, 2)
+            ]
+        found = rounds.finish(replies)
+        assert rounds.strategy.dropped == {2: "no reply before the timeout"}
+        return found
+
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        on_time, late = model(False), model(True)
+    assert all(on_time[name].tobytes() == late[name].tobytes() for name in MODEL)
+    assert "ignores a reply of client 2: it is late" in caplog.text
+
+
+def test_a_second_reply_to_the_same_message_is_ignored(caplog):
+    rounds = Rounds(FedAvg(), MODEL, range(2))
+    messages = rounds.ask()
+    again = reply(messages[1], {n: 5 * a for n, a in MODEL.items()}, {"num-examples": 900})
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        model = rounds.finish([good(messages[0], 0), good(messages[1], 1), again])
+    np.testing.assert_array_equal(model["conv.weight"], MODEL["conv.weight"] + 1)
+    assert not rounds.strategy.dropped
+    assert "ignores a reply of client 1" in caplog.text
+
+
+def test_of_two_nodes_with_one_client_id_one_is_merged_and_the_other_named():
+    """Where the strategy is used without fairflower's roster, as in a foreign app."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        node = context.node_config["partition-id"]
+        arrays = {name: array + np.ones((), array.dtype) for name, array in MODEL.items()}
+        return reply(message, arrays, {"num-examples": 10**node, "client-id": node // 2})
+
+    strategy = FedAvg(fraction_evaluate=0.0)
+    grid = InlineGrid(app, 3)
+    strategy.start(grid, record(MODEL), num_rounds=1)
+    assert strategy.client_ids == (0, 1)
+    (stranger,) = strategy.dropped
+    assert stranger == sorted(grid.get_node_ids())[1]
+    assert "client id 0 has already replied" in strategy.dropped[stranger]
+
+
+@pytest.mark.parametrize("claim", [2**53 + 2, 1e30])
+def test_more_examples_than_can_be_counted_are_refused(claim):
+    rounds = Rounds(FedAvg(), MODEL, range(3))
+    messages = rounds.ask()
+    replies = [good(m, k) for k, m in enumerate(messages)]
+    replies[1] = good(messages[1], 1, **{"num-examples": claim})
+    rounds.finish(replies)
+    assert list(rounds.strategy.dropped) == [1]
+    assert "at most 2**53" in rounds.strategy.dropped[1]
+
+
+def test_negative_fisher_information_is_refused():
+    rounds = Rounds(FedEquilibria(min_clients=1), MODEL, range(3))
+    move = {name: np.ones_like(array) for name, array in MODEL.items()}
+    fisher = {"conv.weight": np.full((3, 4), 0.1, np.float32)}
+    negative = {"conv.weight": fisher["conv.weight"].copy()}
+    negative["conv.weight"][1, 1] = -1e-9
+    measured = {0: {"fisher": fisher}, 1: {"fisher": negative}, 2: {"fisher": fisher}}
+    rounds.step(dict.fromkeys(range(3), move), measured=measured)
+    assert list(rounds.strategy.dropped) == [1]
+    assert rounds.strategy.dropped[1] == "its 'fisher': array 'conv.weight' holds negative values"
+
+
+@pytest.mark.parametrize("accuracy", [1.5, -0.1, float("inf")])
+def test_an_impossible_accuracy_is_refused(accuracy):
+    rounds = Rounds(FedAvg(), MODEL, range(2))
+    strategy = rounds.strategy
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    answers = []
+    for message, found in zip(messages, (0.5, accuracy), strict=True):
+        metrics = MetricRecord({"accuracy": found, "eval_loss": 1.0, "num-examples": 5})
+        answers.append(Message(RecordDict({"metrics": metrics}), reply_to=message))
+    assert list(strategy.evaluations(1, answers)) == [0]
+    assert "expected a number from 0 to 1" in strategy.dropped[1]
+
+
+def test_a_measured_accuracy_is_a_share():
+    rounds = Rounds(FairFed(min_clients=1), MODEL, range(3))
+    move = {name: np.ones_like(array) for name, array in MODEL.items()}
+    claims = {k: {"received_accuracy": a} for k, a in enumerate((0.5, 1e6, 0.7))}
+    rounds.step(dict.fromkeys(range(3), move), metrics=claims)
+    assert list(rounds.strategy.dropped) == [1]
+    assert "received_accuracy = 1000000.0" in rounds.strategy.dropped[1]
+
+
+# --- nodes ---------------------------------------------------------------------------------
+
+
+def run(grid: InlineGrid, folder, **settings):
+    settings = {"num-server-rounds": 4, "fraction-train": 1.0, "round-timeout": 0.4} | settings
+    return Session(grid, config(folder, **settings), Console(quiet=True)).run()
+
+
+def dropped(folder) -> list[dict[str, str]]:
+    lines = (folder / "diagnostics.jsonl").read_text().splitlines()
+    return [json.loads(line).get("dropped", {}) for line in lines]
+
+
+class Slow(InlineGrid):
+    """Client 1's reply to round 2 comes when round 3 is under way, if at all."""
+
+    def __init__(self, delivers: bool) -> None:
+        super().__init__(client_app, 4)
+        self.delivers = delivers
+        self.held: list[Message] = []
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for message in list(self._pending.values()):
+            if message.metadata.message_id not in message_ids:
+                continue
+            is_training = message.metadata.message_type == "train"
+            now = message.content["config"]["server-round"] if is_training else 0
+            if (now, message.metadata.dst_node_id) == (2, 1001):
+                self._pending.pop(message.metadata.message_id)
+                self.held.append(message)
+                continue
+            if now == 3 and self.delivers and self.held:
+                replies.append(self._deliver(self.held.pop()))
+            replies += super().pull_messages([message.metadata.message_id])
+            break
+        return replies
+
+
+def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_path):
+    late, never = run(Slow(True), tmp_path), run(Slow(False), tmp_path)
+    assert dropped(late) == [{}, {"1": "no reply before the timeout"}, {}, {}]
+    assert outcome(late) == outcome(never)
+
+
+class Restarted(InlineGrid):
+    """Client 1's SuperNode dies in round 2 and is back before round 4, with another id."""
+
+    def __init__(self) -> None:
+        super().__init__(client_app, 4)
+        self.round = 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        rounds = [
+            m.content["config"]["server-round"]
+            for m in messages
+            if m.metadata.message_type == "train"
+        ]
+        self.round = max(rounds, default=self.round)
+        if self.round == 4 and 1001 in self.contexts:
+            old = self.contexts.pop(1001)
+            self.contexts[7001] = Context(1, 7001, old.node_config, RecordDict(), {})
+        ids = super().push_messages(messages)
+        # Flower gives no id to a message for a node that it has given up.
+        return [
+            None if (m.metadata.dst_node_id, self.round) == (1001, 3) else message_id
+            for m, message_id in zip(messages, ids, strict=True)
+        ]
+
+    def get_node_ids(self):
+        if self.round == 2:
+            return [node for node in self.contexts if node != 1001]
+        if self.round == 3 and 1001 in self.contexts:
+            old = self.contexts.pop(1001)
+            self.contexts[7001] = Context(1, 7001, old.node_config, RecordDict(), {})
+        return super().get_node_ids()
+
+    def _deliver(self, message):
+        if (message.metadata.dst_node_id, self.round) == (1001, 2):
+            lost = Message(Error(code=5, reason="Node unavailable"), reply_to=message)
+            lost.metadata.__dict__["_src_node_id"] = 1  # the SuperLink answers for it
+            return lost
+        return super()._deliver(message)
+
+
+def test_a_supernode_that_was_restarted_is_found_under_its_new_id(tmp_path):
+    folder = run(Restarted(), tmp_path, **{"client.name": "scaffold"})
+    assert dropped(folder)[:2] == [{}, {"1": "Node unavailable"}]
+    assert dropped(folder)[2] == {"1": "no reply before the timeout"}
+    assert dropped(folder)[3] == {}, "it is asked again"
+    # Its own state was on its disk: nobody is said to have lost it.
+    assert "no longer has what it kept" not in (folder / "log.txt").read_text()
+
+
+def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
+    grid = InlineGrid(client_app, 2)
+    nodes = {0: 1000, 1: 1001}
+    impostor = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
+    grid.contexts[666] = impostor
+    stop = threading.Event()
+    assert look_again(grid, nodes, 1.0, stop) == nodes
+    del grid.contexts[1001]
+    assert look_again(grid, nodes, 1.0, stop) == {0: 1000, 1: 666}
+    grid.contexts[666].node_config["partition-id"] = 0
+    assert look_again(grid, nodes, 1.0, stop) == nodes
+
+
+def test_two_nodes_that_say_they_are_one_client_are_refused():
+    grid = InlineGrid(client_app, 3)
+    grid.contexts[1002].node_config["partition-id"] = 1
+    with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both say that they are client 1"):
+        call_the_roll(grid, 3, timeout=1, stop=threading.Event())
+
+
+def test_a_message_that_flower_refuses_is_not_waited_for():
+    class Refusing(InlineGrid):
+        def push_messages(self, messages):
+            return [None, *list(super().push_messages(messages))[1:]]
+
+    grid = Refusing(client_app, 2)
+    messages = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    replies = send_and_receive(grid, messages, timeout=5, stop=threading.Event())
+    assert [r.metadata.src_node_id for r in replies] == [1001]
+
+
+def test_clients_that_all_vanish_end_the_run_and_it_can_go_on_later(tmp_path):
+    class Outage(InlineGrid):
+        def _deliver(self, message):
+            if (
+                message.metadata.message_type == "train"
+                and message.content["config"]["server-round"] == 3
+            ):
+                return Message(Error(code=5, reason="Node unavailable"), reply_to=message)
+            return super()._deliver(message)
+
+    whole = run(InlineGrid(client_app, 4), tmp_path, **{"run-name": "whole"})
+    with pytest.raises(RoundFailed, match=r"0 of 4 clients.*(?s:.*)Node unavailable"):
+        run(Outage(client_app, 4), tmp_path, **{"run-name": "failed"})
+    assert json.loads((tmp_path / "failed/run.json").read_text())["status"] == "failed"
+    assert outcome(resume(tmp_path / "failed")) == outcome(whole)

@@ -1,0 +1,91 @@
+"""Runs killed with SIGKILL at random moments end with the model of a run left alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import SETTINGS, config, outcome, session
+
+from fairflower.checkpoint import continued
+from fairflower.config import ConfigError
+from fairflower.names import CLIENTS
+from fairflower.runfolder import read_facts
+
+pytestmark = pytest.mark.slow
+
+KILLS = 5
+STRATEGIES = {
+    "fedavg": {},
+    "fedheal": {},
+    "fedequilibria": {},
+    "fedfv": {"strategy.tau": 3},
+}
+METHODS = {name: {"strategy.name": name, **args} for name, args in STRATEGIES.items()}
+METHODS |= {f"{name}+fedavg": {"strategy.name": "fedavg", "client.name": name} for name in CLIENTS}
+
+# Forked from a process that has imported everything, a run starts in no time.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["resuming", "cvxpy", "sympy", "torch._dynamo"])
+
+
+@pytest.fixture(autouse=True)
+def _tests_can_be_imported(monkeypatch):
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
+    """Begin a run, or go on with it: what is killed."""
+    os.environ["FAIRFLOWER_HOME"] = home
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        made = continued(folder, {})
+    except ConfigError:  # killed before there was a folder, or before it was one
+        made = config(folder.parent, **settings, **{"run-name": folder.name})
+    session(made).run()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_runs_end_in_the_same_bits(method, tmp_path):
+    settings = METHODS[method] | {"num-server-rounds": 2 * SETTINGS["num-server-rounds"]}
+    home = os.environ["FAIRFLOWER_HOME"]
+    finish(home, tmp_path / "unhurried", settings)
+    begin = time.monotonic()
+    finish(home, tmp_path / "whole", settings)
+    seconds = time.monotonic() - begin
+    facts = read_facts(tmp_path / "whole")
+    if "+" in method and "client_state" not in facts:
+        pytest.skip("keeps nothing from round to round")
+
+    moments = random.Random(method)
+    attempt = kills = 0
+    while kills < KILLS:
+        attempt += 1
+        folder = tmp_path / f"killed-{attempt}"
+        while kills < KILLS:
+            process = processes.Process(target=make, args=(home, folder, settings))
+            process.start()
+            process.join(moments.uniform(0, 0.5) * seconds)
+            if process.exitcode is not None:
+                assert process.exitcode == 0
+                break  # it was faster; the next one begins from the start
+            process.kill()
+            process.join()
+            kills += 1
+        if not (folder / "run.json").exists() or read_facts(folder)["status"] != "completed":
+            finish(home, folder, settings)
+        folder = max(tmp_path.glob(f"{folder.name}*"), key=lambda path: path.name)
+        assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def finish(home: str, folder: Path, settings: dict[str, Any]) -> None:
+    process = processes.Process(target=make, args=(home, folder, settings))
+    process.start()
+    process.join()
+    assert process.exitcode == 0

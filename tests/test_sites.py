@@ -1,0 +1,278 @@
+"""Sites that have data of their own, and a server that has none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from PIL import Image
+from rich.console import Console
+
+from fairflower.checkpoint import continued
+from fairflower.client_app import app
+from fairflower.config import ConfigError, DataConfig, RunConfig
+from fairflower.data import DataError, prepare
+from fairflower.data.sites import as_in, open_site, unite
+from fairflower.inline import InlineGrid
+from fairflower.roster import call_the_roll, look_again
+from fairflower.session import Session
+
+SMALL = {"num-server-rounds": 2, "train.local-epochs": 1, "data.name": "npz"}
+RNG = np.random.default_rng(0)
+
+
+def npz(path: Path, classes: int = 3, side: int = 8, colour: bool = False, train: int = 12) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (side, side, 3) if colour else (side, side)
+    np.savez(
+        path,
+        x_train=RNG.integers(0, 256, (train, *shape), np.uint8),
+        y_train=np.arange(train) % classes,
+        x_test=RNG.integers(0, 256, (6, *shape), np.uint8),
+        y_test=np.arange(6) % classes,
+    )
+
+
+def grid(nodes: list[dict[str, Any]]) -> InlineGrid:
+    made = InlineGrid(app, len(nodes))
+    for context, node in zip(made.contexts.values(), nodes, strict=True):
+        context.node_config = {k: str(v) if isinstance(v, Path) else v for k, v in node.items()}
+    return made
+
+
+def run(tmp_path: Path, nodes: InlineGrid, **changes: Any) -> Path:
+    config = RunConfig.from_flat(SMALL | {"output-dir": str(tmp_path / "runs")} | changes)
+    return Session(nodes, config, Console(quiet=True)).run()
+
+
+def test_sites_with_their_own_folders_end_where_one_folder_divided_among_clients_does(
+    tmp_path: Path,
+) -> None:
+    """A grey site and one in colour, which has more classes."""
+    npz(tmp_path / "all" / "grey.npz")
+    npz(tmp_path / "all" / "red.npz", classes=5, colour=True, train=20)
+    divided = {"data.dir": str(tmp_path / "all"), "data.clients-per-domain": 1}
+    expected = run(tmp_path, InlineGrid(app, 2), **divided)
+    sites = []
+    for domain in ("red", "grey"):  # the server numbers them by domain
+        folder = tmp_path / f"site {domain}"
+        folder.mkdir()
+        shutil.copy(tmp_path / "all" / f"{domain}.npz", folder)
+        sites.append({"domain": domain, "data-dir": folder})
+    found = run(tmp_path, grid(sites), **{"evaluate.by": "clients"})
+
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    assert model == same
+    facts, of_sites = (json.loads((path / "run.json").read_text()) for path in (expected, found))
+    for key in ("clients", "domains", "num_classes", "shape"):
+        assert facts[key] == of_sites[key]
+    assert str(tmp_path / "site") not in json.dumps(of_sites["sources"])
+
+
+def image_site(folder: Path, classes: dict[str, int]) -> Path:
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (9, 7), (len(name), i, 0)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_sites_that_lack_each_others_classes_agree_on_their_numbers(tmp_path: Path) -> None:
+    config = DataConfig(name="images", image_size=8)
+    folders = [
+        image_site(tmp_path / "a", {"cat": 5, "sheep": 10}),
+        image_site(tmp_path / "b", {"horses": 5, "cat": 5}),
+    ]
+    sites = [
+        open_site(DataConfig(**{**vars(config), "dir": str(folder)}), f"farm {folder.name}")
+        for folder in folders
+    ]
+    whole = unite(sites)
+    assert whole.classes == ("cat", "horses", "sheep")
+    assert whole.domains == ("farm a", "farm b")
+    assert [client.class_counts for client in whole.clients] == [(4, 0, 8), (4, 4, 0)]
+    assert whole.test_sizes == (3, 2)
+    for site in sites:
+        x, y = as_in(whole, site, site.train(0))
+        lengths = [len(whole.classes[label]) for label in y]
+        assert x[:, 0, 0, 0].tolist() == lengths, "red says how long the class's name is"
+
+
+def test_two_sites_may_have_images_of_the_same_kind(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        npz(tmp_path / name / "x.npz")
+    sites = [
+        open_site(DataConfig(name="npz", dir=str(tmp_path / name)), "scanner")
+        for name in ("one", "two")
+    ]
+    whole = unite(sites)
+    assert whole.domains == ("scanner",)
+    assert whole.clients_of("scanner") == [0, 1]
+    assert whole.test_sizes == (12,)
+
+
+def test_a_site_trains_on_all_it_has_unless_the_run_says_otherwise(digits_dir: str) -> None:
+    def size(**changes: Any) -> int:
+        config = DataConfig(name="digits", dir=digits_dir, test_examples=10, **changes)
+        return open_site(config, "usps").clients[0].num_examples
+
+    with np.load(Path(digits_dir, "usps.npz")) as arrays:
+        available = len(arrays["y_train"])
+    assert size() == available > 72, "the benchmark gives a client one per cent"
+    assert size(fraction=0.5) == available // 2
+    assert size(examples_per_client=30) == 30
+
+
+# --- what does not go together --------------------------------------------------------------
+
+
+def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    for side in (8, 16):
+        npz(tmp_path / str(side) / "x.npz", side=side)
+
+    def sites(**changes: int) -> list[Any]:
+        return [
+            open_site(DataConfig(name="npz", dir=str(tmp_path / str(side)), **changes), f"s{side}")
+            for side in (8, 16)
+        ]
+
+    with pytest.raises(DataError, match=r"s8 8x8, s16 16x16.*data\.image-size"):
+        unite(sites())
+    assert unite(sites(image_size=8)).shape == (1, 8, 8)
+
+
+def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> None:
+    npz(tmp_path / "x.npz")
+    config = DataConfig(name="npz", dir=str(tmp_path), domains="north, south")
+    assert open_site(config, "south").domains == ("south",)
+    with pytest.raises(DataError, match=r"north, south.*not for 'east'"):
+        open_site(config, "east")
+
+
+def test_a_folder_of_several_domains_needs_one_of_their_names(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        npz(tmp_path / f"{name}.npz")
+    config = DataConfig(name="npz", dir=str(tmp_path))
+    assert prepare(config).domains == ("north", "south")
+    assert open_site(config, "south").domains == ("south",)
+    with pytest.raises(DataError, match=r"Unknown domain 'suoth'\. Did you mean 'south'"):
+        open_site(config, "suoth")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    for k in range(3):
+        npz(tmp_path / f"site-{k}" / "x.npz")
+    return [tmp_path / f"site-{k}" for k in range(3)]
+
+
+def roll(nodes: list[dict[str, Any]], sites: int = 0, timeout: float = 20) -> Any:
+    settings = RunConfig.from_flat({"data.name": "npz", "evaluate.by": "clients"}).to_flat()
+    stop = threading.Event()
+    return call_the_roll(grid(nodes), None, timeout, stop, ConfigRecord(settings), sites)
+
+
+def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("bab", folders, strict=True)]
+    roster = roll(nodes)
+    assert roster.nodes == {0: 1001, 1: 1000, 2: 1002}
+    assert [client.domain for client in roster.federation.clients] == ["a", "b", "b"]
+
+
+def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -> None:
+    nodes: list[dict[str, Any]] = [
+        {"domain": d, "data-dir": f, "partition-id": k}
+        for d, f, k in zip("aab", folders, (2, 0, 1), strict=True)
+    ]
+    assert roll(nodes).nodes == {0: 1001, 1: 1002, 2: 1000}
+    del nodes[1]["partition-id"]
+    with pytest.raises(ConfigError, match=r"3 sites have the partition-ids \[1, 2\]"):
+        roll(nodes)
+
+
+def again(nodes: list[dict[str, Any]], lost: int) -> dict[int, int]:
+    """Where the clients are after a node has come back as node 7000."""
+    roster = roll(nodes)
+    settings = RunConfig.from_flat({"data.name": "npz", "evaluate.by": "clients"}).to_flat()
+    there = grid(nodes)
+    config = there.contexts.pop(lost).node_config
+    there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
+    stop, record = threading.Event(), ConfigRecord(settings)
+    return look_again(there, roster.nodes, 20, stop, roster.places, record)
+
+
+def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: list[Path]) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
+    assert again(nodes, 1000) == {0: 1001, 1: 7000, 2: 1002}
+    nodes[2]["domain"] = "b"
+    assert again(nodes, 1000) == {0: 1001, 1: 1000, 2: 1002}, "another site has domain b"
+    numbered = [node | {"partition-id": k} for k, node in enumerate(nodes)]
+    assert again(numbered, 1000) == {0: 7000, 1: 1001, 2: 1002}
+
+
+def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
+    settings = {"evaluate.by": "clients", "strategy.name": "fedheal"}
+    whole = run(tmp_path, grid(nodes), **settings)
+    first = run(tmp_path, grid(nodes), **settings | {"num-server-rounds": 1})
+
+    def go_on(there: InlineGrid) -> Path:
+        config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.5})
+        return Session(there, config, Console(quiet=True)).run()
+
+    with pytest.raises(ConfigError, match="2 of 3 clients"):
+        go_on(grid(nodes[:2]))
+    with pytest.raises(ConfigError, match=r"begun with other data.*same sites and no others"):
+        go_on(grid([*nodes, {"domain": "c", "data-dir": folders[0]}]))
+    moved = grid(nodes)
+    moved.contexts[7000] = Context(1, 7000, moved.contexts.pop(1000).node_config, RecordDict(), {})
+    with pytest.raises(ConfigError, match="nothing else tells which is which"):
+        go_on(moved)
+    alone = grid(nodes)  # domain b is one site's alone
+    alone.contexts[7000] = Context(1, 7000, alone.contexts.pop(1002).node_config, RecordDict(), {})
+    go_on(alone)
+    model, same = ((path / "model.safetensors").read_bytes() for path in (whole, first))
+    assert model == same
+
+
+def test_settings_that_divide_a_benchmark_are_refused_for_sites(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("ab", folders, strict=False)]
+    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites with data of their own"):
+        run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "data.corrupted-clients": 1})
+
+
+def test_sites_and_shares_of_a_common_data_set_do_not_mix(folders: list[Path]) -> None:
+    nodes = [
+        {"domain": "a", "data-dir": folders[0]},
+        {"partition-id": 0, "num-partitions": 2, "data-dir": folders[1]},
+    ]
+    with pytest.raises(ConfigError, match=r"Node 1001 has a share.*--node-config"):
+        roll(nodes)
+
+
+def test_a_site_that_cannot_read_its_data_is_named_and_left_out(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [{"domain": "a", "data-dir": f} for f in (*folders[:2], tmp_path / "gone")]
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert list(roll(nodes).nodes.values()) == [1000, 1001]
+    assert "without node 1002" in caplog.text
+    assert "gone" in caplog.text
+    with pytest.raises(ConfigError, match=r"2 of 3 clients(?s:.*)domain=(?s:.*)node 1002:.*gone"):
+        roll(nodes, sites=3, timeout=0.2)
+
+
+def test_a_server_with_data_of_its_own_says_what_sites_need(folders: list[Path]) -> None:
+    nodes = grid([{"domain": "a", "data-dir": folders[0]}])
+    with pytest.raises(ConfigError, match=r'evaluate\.by = "clients"'):
+        call_the_roll(nodes, 1, 0.2, threading.Event())
