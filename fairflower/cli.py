@@ -150,7 +150,10 @@ def run(
             (trainer,) = parse_clients(client)
             settings = {k: v for k, v in settings.items() if not k.startswith("client.")}
             settings |= trainer.to_flat()
-        _make(RunConfig.from_flat(settings | _options(ctx) | _assignments(set_)))
+        made = RunConfig.from_flat(settings | _options(ctx) | _assignments(set_))
+        if made.resume:
+            raise ConfigError(f"resume = {made.resume!r}: use --resume, which brings its settings.")
+        _make(made)
 
 
 @app.command()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from types import FrameType
 from typing import Any
 
 from flwr.app import Message
@@ -38,6 +40,20 @@ def identify(run_id: int = 1, node_id: int = 1) -> None:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message the id that a SuperLink would give it."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def privacy_wrapper() -> str:
+    """Name of Flower's differential-privacy wrapper that is at work now; "" if there is none.
+
+    A strategy is not told that it is wrapped; who is calling tells.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = type(frame.f_locals.get("self")).__name__
+        if name.startswith("DifferentialPrivacy"):
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def prepare_ray() -> None:

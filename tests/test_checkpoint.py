@@ -143,6 +143,7 @@ METHODS = {
     "fedheal": {"strategy.name": "fedheal", "observe.window": 2},
     "fedequilibria": {"strategy.name": "fedequilibria", "evaluate.every": 2},
     "fedfv": {"strategy.name": "fedfv", "strategy.tau": 3, "checkpoint.every": 2},
+    "fedce": {"strategy.name": "fedce"},  # whose clients keep what they measure by
 }
 
 

@@ -141,6 +141,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
         (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
         (["run", "--strategy=fedavg,uniform"], 2, "expected one"),
+        (["run", "--set=resume=/a/run"], 2, "use --resume"),
         (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
         (["run", "--set=run-name=../x"], 2, "expected a folder's name"),
         (["run", *QUICK, "--output-dir=/proc/x"], 1, "/proc/x"),

@@ -49,10 +49,6 @@ Arrays = Mapping[str, np.ndarray]
 OK = Status(Code.OK, "")
 
 
-#: Arguments without which a strategy cannot work outside fairflower's own app.
-OWN: dict[str, Any] = {"qffl": {"lr": 0.05}}
-
-
 class Proxy(ClientProxy):
     """A client that is never asked: the tests make its answers."""
 
@@ -79,7 +75,9 @@ class ClassicRounds:
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
         identify()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
-        self.legacy = LegacyStrategy(strategy, initial)
+        self.legacy = LegacyStrategy(
+            strategy, initial, on_fit_config_fn=lambda server_round: {"train.lr": 0.05}
+        )
         self.manager = manager(clients)
         parameters = self.legacy.initialize_parameters(self.manager)
         assert parameters is not None
@@ -115,12 +113,10 @@ def test_a_classic_server_computes_the_same_bits(name: str, named: bool) -> None
     """With arrays by name, and by position with the buffers told."""
     clients = 4
     buffers = None if named else ["1", "2"]
-    one = Rounds(STRATEGIES[name](min_clients=1, **OWN.get(name, {})), MODEL, range(clients))
+    one = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(clients))
     options: dict[str, Any] = {"min_clients": 1, "buffers": buffers}
     two = ClassicRounds(
-        STRATEGIES[name](
-            **OWN.get(name, {}), **options, min_train_nodes=clients, min_available_nodes=clients
-        ),
+        STRATEGIES[name](**options, min_train_nodes=clients, min_available_nodes=clients),
         clients,
         named,
     )
@@ -184,11 +180,11 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
     nodes: dict[str, Any] = {"min_train_nodes": 3, "min_available_nodes": 3}
     nodes |= {"min_evaluate_nodes": 3}
     identify()
-    modern = STRATEGIES[name](**nodes, **OWN.get(name, {}))
+    modern = STRATEGIES[name](**nodes)
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record(start), num_rounds=2)
 
-    legacy = LegacyStrategy(STRATEGIES[name](**nodes, **OWN.get(name, {})), start)
+    legacy = LegacyStrategy(STRATEGIES[name](**nodes), start)
     components = ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=2))
     server = ServerApp(server_fn=lambda context: components)
     seen: dict[int, list[np.ndarray]] = {}

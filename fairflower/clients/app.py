@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,8 +14,13 @@ from fairflower.clients.base import NDArray, Trainer, server_round
 from fairflower.clients.measure import train_and_measure
 from fairflower.clients.state import load_state, pack, save_state
 
+if TYPE_CHECKING:
+    from flwr.clientapp.typing import Mod
 
-def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> ClientApp:
+
+def make_client_app(
+    trainer_fn: Callable[[Context, ConfigRecord], Trainer], *, mods: Sequence[Mod] = ()
+) -> ClientApp:
     """Answer Flower's train and evaluate messages with trainers.
 
     Parameters
@@ -22,6 +28,8 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
     trainer_fn
         Called for every message with the node's context and the message's config;
         gives the node's trainer.
+    mods
+        Flower's modifiers of training, such as ``flwr.clientapp.mod.fixedclipping_mod``.
 
     Returns
     -------
@@ -39,7 +47,7 @@ def make_client_app(trainer_fn: Callable[[Context, ConfigRecord], Trainer]) -> C
     """
     app = ClientApp()
 
-    @app.train()
+    @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         arrays, config = _unpack(message)
         trainer = trainer_fn(context, config)

@@ -4,23 +4,7 @@ A strategy that needs more than a trained model puts names into the config that 
 sends: ``config["measure"] = "fisher,received_loss"``, one text, because Flower's
 configs hold single values only. Every trainer then measures them on its training
 images as they are, in eval mode. Training is not touched: the trained model is the
-same to the last bit, measured or not.
-
-==============================  ========  ===============================================
-name                            model     what comes back
-==============================  ========  ===============================================
-``received_loss``               received  a metric: mean cross entropy
-``received_accuracy``           received  a metric: 0 to 1
-``received_balanced_accuracy``  received  a metric: its mean over the client's classes
-``sharpness``                   received  a metric: rise of the loss at distance rho
-``minus_accuracy``              received  a metric: accuracy without the client's part
-``minus_balanced_accuracy``     received  a metric: likewise, mean over classes
-``gradient``                    received  arrays: gradient of the mean cross entropy
-``received_representation``     received  array: mean over classes of their images' mean
-``trained_loss``                trained   a metric: mean cross entropy
-``fisher``                      trained   arrays: diagonal of the empirical Fisher
-``representation``              trained   array: mean over classes of their images' mean
-==============================  ========  ===============================================
+same to the last bit, measured or not. `MEASUREMENTS` says what there is.
 
 Arrays are an ArrayRecord of the measurement's name, float32, one array per trainable
 parameter under the parameter's name (`fairflower.clients.gradients`). A representation
@@ -63,12 +47,15 @@ class Measurement:
         Measures the trainer's model, which is in eval mode, and leaves it as it is.
         A float goes into the reply's metrics, named tensors become an ArrayRecord.
         Random draws from torch's global generator are reproducible.
+    what
+        The same in words, for tables.
     keeps
         Whether the client has to keep its trained model for the next round's.
     """
 
     model: Literal["received", "trained"]
     compute: Callable[[Trainer], float | Mapping[str, Tensor]]
+    what: str
     keeps: bool = False
 
 
@@ -155,24 +142,46 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
 
 
 MEASUREMENTS: dict[str, Measurement] = {
-    "received_loss": Measurement("received", lambda t: t.measure(t.train_images)[0]),
-    "received_accuracy": Measurement("received", accuracy),
-    "received_balanced_accuracy": Measurement("received", balanced_accuracy),
+    "received_loss": Measurement(
+        "received", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
+    ),
+    "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
+    "received_balanced_accuracy": Measurement(
+        "received", balanced_accuracy, "mean of the accuracies on the client's classes"
+    ),
     "sharpness": Measurement(
-        "received", lambda t: sharpness(t.model, t.train_images, rho=t.measure_rho)
+        "received",
+        lambda t: sharpness(t.model, t.train_images, rho=t.measure_rho),
+        "rise of the mean cross entropy at distance rho, up the gradient",
     ),
-    "minus_accuracy": Measurement("received", without_own_part(accuracy), keeps=True),
+    "minus_accuracy": Measurement(
+        "received", without_own_part(accuracy), "accuracy without the client's part", keeps=True
+    ),
     "minus_balanced_accuracy": Measurement(
-        "received", without_own_part(balanced_accuracy), keeps=True
+        "received",
+        without_own_part(balanced_accuracy),
+        "likewise, mean over the client's classes",
+        keeps=True,
     ),
-    "gradient": Measurement("received", lambda t: mean_gradient(t.model, t.train_images)),
-    "trained_loss": Measurement("trained", lambda t: t.measure(t.train_images)[0]),
+    "gradient": Measurement(
+        "received",
+        lambda t: mean_gradient(t.model, t.train_images),
+        "gradient of the mean cross entropy",
+    ),
+    "trained_loss": Measurement(
+        "trained", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
+    ),
     "fisher": Measurement(
         "trained",
         lambda t: fisher_diagonal(t.model, t.train_images, memory_mb=t.measure_memory_mb),
+        "diagonal of the empirical Fisher: mean of squared per-sample gradients",
     ),
-    "representation": Measurement("trained", representation),
-    "received_representation": Measurement("received", representation),
+    "representation": Measurement(
+        "trained", representation, "one array ``h``: mean over classes of their images' mean"
+    ),
+    "received_representation": Measurement(
+        "received", representation, "likewise, by the received model"
+    ),
 }
 
 

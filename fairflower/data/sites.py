@@ -53,7 +53,8 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         raise DataError(unknown("domain", domain, found))
     config = replace(config, domains=domain if domain in found else found[0])
     data_set = make_data_set(config)
-    if data_set.fraction is not None and not config.examples_per_client:
+    limited = data_set.fraction is not None or data_set.domain_size is not None
+    if limited and not config.examples_per_client:
         available = len(data_set.labels(data_set.domains[0], "train"))
         whole = int((config.fraction or 1.0) * available + 1e-9)
         config = replace(config, fraction=0.0, examples_per_client=whole)

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
+from fairflower.flower import privacy_wrapper
 from fairflower.strategies.bounds import clip_updates
 from fairflower.strategies.cohort import (
     Arrays,
@@ -269,7 +270,15 @@ class FairStrategy(flower.FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for this round's clients (see Flower's ``FedAvg``)."""
+        """Messages for this round's clients (see Flower's ``FedAvg``).
+
+        Raises
+        ------
+        ValueError
+            If a wrapper of Flower's clips updates, and would clip what is none.
+        """
+        if wrapper := privacy_wrapper():
+            self._check_clipping(wrapper, decode_record(arrays))
         for attribute, key in self.FROM_CONFIG.items():
             if getattr(self, attribute) is None:
                 setattr(self, attribute, config.get(key))
@@ -344,7 +353,29 @@ class FairStrategy(flower.FedAvg):
             own = ConfigRecord({**config, **told})
             message.content = RecordDict({**message.content, self.configrecord_key: own})
 
+    def _check_clipping(self, wrapper: str, received: Arrays) -> None:
+        """Refuse what Flower's clipping would take for a model, or for its parameters."""
+        beside = [name for name in self.needs if name in self.VECTORS]
+        beside += [exchange.name for exchange in self.exchanges]
+        if beside:
+            raise ValueError(
+                f"{wrapper} takes all arrays that a client sends for the model's, but with "
+                f"{type(self).__name__} {' and '.join(beside)} would be sent, too. Choose a "
+                "strategy whose clients send a model and numbers."
+            )
+        if untrained := sorted(self._buffers(received)):
+            raise ValueError(
+                f"{wrapper} would clip and blur {untrained[0]} like a parameter. Use a model "
+                "without BatchNorm's statistics, with GroupNorm for example."
+            )
+
     # --- a round's replies -------------------------------------------------------------
+
+    def _buffers(self, received: Arrays) -> frozenset[str]:
+        """Names of the model's arrays that are not trained."""
+        if self.buffers is not None:
+            return self.buffers
+        return frozenset(name for name, array in received.items() if is_buffer(name, array))
 
     def _bound(self, cohort: Cohort) -> Cohort:
         """The cohort with updates no longer than they may be."""
@@ -373,9 +404,7 @@ class FairStrategy(flower.FedAvg):
     ) -> tuple[Cohort, list[RecordDict]]:
         """The usable replies as a cohort, by client id, and their contents."""
         received = decode_record(sent)
-        buffers = self.buffers
-        if buffers is None:
-            buffers = frozenset(name for name, array in received.items() if is_buffer(name, array))
+        buffers = self._buffers(received)
         trained = {name: array for name, array in received.items() if name not in buffers}
 
         def take_apart(content: RecordDict, metrics: MetricRecord) -> Member:

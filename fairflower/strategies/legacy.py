@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from fairflower.flower import set_message_id
 from fairflower.packing import MEASURED, unpack
 from fairflower.strategies.base import FairStrategy
-from fairflower.strategies.cohort import decode_record, encode_record, is_buffer
+from fairflower.strategies.cohort import decode_record, encode_record
+from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
 Metrics = dict[str, Scalar]
@@ -106,9 +107,20 @@ class LegacyStrategy(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, Metrics]:
+        if len(results) > 1 and len({id(result.parameters) for _, result in results}) == 1:
+            self._check_secure_aggregation()
         replies = _replies(self._asked, results, failures, self._fit_content)
         merged, metrics = self.strategy.aggregate_train(server_round, replies)
         return (None if merged is None else _parameters(merged)), _plain(metrics)
+
+    def _check_secure_aggregation(self) -> None:
+        """Refuse rules that would be given the same mean in place of every client's model."""
+        if type(self.strategy) is not FedAvg:
+            raise ValueError(
+                "Flower's secure aggregation shows a strategy the mean of the clients' models by "
+                f"sample count, and no client's own, so {type(self.strategy).__name__} cannot "
+                "weigh them. Use FedAvg with it, or do without it."
+            )
 
     def _fit_content(self, result: FitRes) -> RecordDict:
         """The reply that a client of the message API would have sent."""
@@ -129,12 +141,9 @@ class LegacyStrategy(Strategy):
 
     def _trained(self, kind: str, count: int) -> list[str]:
         """Names of the trained arrays of a model whose arrays have no names but numbers."""
-        buffers = self.strategy.buffers
-        names = [
-            name
-            for name, array in decode_record(self._sent).items()
-            if not (is_buffer(name, array) if buffers is None else name in buffers)
-        ]
+        received = decode_record(self._sent)
+        buffers = self.strategy._buffers(received)
+        names = [name for name in received if name not in buffers]
         if len(names) != count:
             raise ValueError(
                 f"its {kind!r} has {count} arrays, but {len(names)} of the model's seem to be "

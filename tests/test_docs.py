@@ -1,0 +1,154 @@
+"""What the documents say: their programs run, and their tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import nn
+from torch.nn import functional as F
+
+from fairflower import needs
+from fairflower.inline import InlineGrid
+from fairflower.strategies import FairStrategy
+
+DOCS = Path(__file__).parents[1] / "docs"
+CLIENTS = 4
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class Loader(list):  # type: ignore[type-arg]
+    dataset = range(12)
+
+
+def load_data(partition_id: int) -> Loader:
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(int(partition_id)))
+    y = (x[:, 0] > 0.1 * int(partition_id)).long()
+    return Loader(zip(x.split(6), y.split(6), strict=True))
+
+
+def train(net: nn.Module, loader: Loader) -> float:
+    net.train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return loss.item()
+
+
+def get_weights(net: nn.Module) -> list[np.ndarray]:
+    return [tensor.numpy() for tensor in net.state_dict().values()]
+
+
+def set_weights(net: nn.Module, arrays: list[np.ndarray]) -> None:
+    pairs = zip(net.state_dict(), arrays, strict=True)
+    net.load_state_dict(OrderedDict((name, torch.tensor(array)) for name, array in pairs))
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a program of a page in a project whose module ``task`` is this one."""
+    task = ModuleType("task")
+    for thing in (Net, load_data, train, get_weights, set_weights):
+        setattr(task, thing.__name__, thing)
+    monkeypatch.setitem(sys.modules, "task", task)
+    pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    texts = dict(re.findall(r"```python (\S+)\n(.*?)```", pages, flags=re.DOTALL))
+
+    def run(name: str) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(compile(texts[name], name, "exec"), names)
+        return names
+
+    return run
+
+
+class Grid(InlineGrid):
+    run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[FairStrategy]:
+    """The strategy, once for every round that it merged."""
+    found = []
+    aggregate = FairStrategy.aggregate_train
+
+    def noted(self: FairStrategy, server_round: int, replies: Any) -> Any:
+        result = aggregate(self, server_round, replies)
+        assert len(self.client_ids) == CLIENTS
+        assert not self.dropped
+        found.append(self)
+        return result
+
+    monkeypatch.setattr(FairStrategy, "aggregate_train", noted)
+    return found
+
+
+@pytest.mark.parametrize("style", ["", "classic-"])
+def test_the_programs_of_the_page_work(style: str, programs: Any, merged: list[Any]) -> None:
+    server, client = programs(f"{style}server")["app"], programs(f"{style}client")["app"]
+    server(Grid(client, CLIENTS), Context(1, 1, {}, RecordDict(), {}))
+    assert len(merged) == 3
+
+
+def test_a_client_that_sends_fishers_serves_fedequilibria_in_both_styles(
+    programs: Any, merged: list[Any]
+) -> None:
+    """The page's message client with the strategy of its classic server, and the reverse."""
+    import fairflower.strategies as strategies
+
+    with pytest.MonkeyPatch.context() as patch:
+        fair = lambda **_: strategies.FedEquilibria(t=0.3, min_available_nodes=4)  # noqa: E731
+        patch.setattr(strategies, "FedHEAL", fair)
+        server = programs("server")["app"]
+    server(Grid(programs("client")["app"], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
+    by_message = [strategy.diagnostics["weights"] for strategy in merged[-1:]]
+    classic = programs("classic-server")["app"], programs("classic-client")["app"]
+    classic[0](Grid(classic[1], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
+    by_list = [strategy.diagnostics["weights"] for strategy in merged[-1:]]
+    np.testing.assert_array_equal(by_message, by_list)
+
+
+def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
+    found = programs("helpers")
+    trained = dict(Net().named_parameters())
+    assert found["fisher"].keys() == found["gradient"].keys() == trained.keys()
+    assert all((value >= 0).all() for value in found["fisher"].values())
+    assert found["rise"] > 0
+
+
+def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:
+    wrapper = programs("private-server")["strategy"]
+    assert isinstance(wrapper.strategy, FairStrategy)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_tables_are_those_of_the_code(path: Path) -> None:
+    text = path.read_text()
+    assert needs.filled(text) == text, "run python -m fairflower.needs"
+
+
+def test_every_table_is_in_some_document() -> None:
+    text = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(needs.TABLES)
+
+
+@pytest.mark.parametrize("path", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=str)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
