@@ -29,7 +29,7 @@ from fairflower.clients import (
     limit_threads,
     make_client_app,
 )
-from fairflower.config import ClientConfig, DataConfig, RunConfig, keys
+from fairflower.config import ClientConfig, DataConfig, ModelConfig, RunConfig, keys
 from fairflower.data import Federation, Split, prepare
 from fairflower.data.sites import as_in, open_site
 
@@ -47,7 +47,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     client_id, federation, data = _place(context, config, run)
     trainer = build_trainer(
         run.client.name,
-        _model(run.model.name, run.client.name, tuple(run.client.args.items()), federation),
+        _model(run.model, run.client.name, tuple(run.client.args.items()), federation),
         data,
         run.train,
         client_id=client_id,
@@ -125,7 +125,8 @@ def _partition_id(context: Context) -> int:
 
 
 # A worker serves many clients in turn: what they share is made once. A trainer
-# overwrites every array of the model with the received ones, so sharing it is safe.
+# overwrites every array of the model that travels with the received ones, and no array
+# that does not is ever trained, so sharing it is safe.
 @lru_cache(maxsize=4)
 def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_flat(dict(items))
@@ -133,9 +134,9 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 @lru_cache(maxsize=2)
 def _model(
-    name: str, client: str, args: tuple[tuple[str, Any], ...], federation: Federation
+    config: ModelConfig, client: str, args: tuple[tuple[str, Any], ...], federation: Federation
 ) -> models.Classifier:
-    return build_model(name, ClientConfig(client, dict(args)), federation, seed=0)
+    return build_model(config, ClientConfig(client, dict(args)), federation, seed=0)
 
 
 @lru_cache(maxsize=64)

@@ -98,6 +98,17 @@ class ModelConfig:
     """Which network."""
 
     name: str = setting("cnn", "Model; `fairflower list models` shows all.")
+    weights: str = setting(
+        "",
+        "Pretrained weights of prompt-vit-*: a .safetensors or .pth file, or imagenet; empty: "
+        "the model's own.",
+    )
+
+    def resolve(self) -> ModelConfig:
+        """The same with an absolute path, for processes in another working directory."""
+        if self.weights in ("", "imagenet"):
+            return self
+        return dataclasses.replace(self, weights=str(Path(self.weights).expanduser().absolute()))
 
 
 @dataclass(frozen=True)
@@ -567,6 +578,11 @@ def _check_names(config: RunConfig) -> None:
     ):
         if name not in valid:
             raise ConfigError(unknown(kind, name, valid))
+    if config.model.weights and config.model.name not in names.PRETRAINED:
+        raise ConfigError(
+            f"model.weights = {config.model.weights!r}: {config.model.name} takes no pretrained "
+            f"weights. Remove it, or choose {', '.join(sorted(names.PRETRAINED))}."
+        )
     _check_arguments(config.strategy, strategy_arguments())
     _check_arguments(config.client, client_arguments())
     method = names.CLIENTS[config.client.name]
@@ -592,9 +608,11 @@ def _check_arguments(choice: Choice, known: Mapping[str, list[str]]) -> None:
                 f"{key} is an argument of {', '.join(known[arg])}, not of {choice.name}. "
                 f"Remove it, or choose another {choice.TABLE}.name."
             )
-        wanted = str if isinstance(taken[arg], str) else (int, float)
+        wanted: tuple[type, ...] = (str,) if isinstance(taken[arg], str) else (int, float)
+        if taken[arg] == "auto":  # stands for a number
+            wanted = (str, int, float)
         if value is not None and (isinstance(value, bool) or not isinstance(value, wanted)):
-            expected = "a word" if wanted is str else "a number or none"
+            expected = "a word" if wanted == (str,) else "a number or none"
             raise ConfigError(f"{key} = {value!r}: expected {expected}.")
 
 

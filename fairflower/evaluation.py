@@ -40,7 +40,7 @@ class Evaluator:
         self.batch_size = config.evaluate.batch_size
         self.auc = config.evaluate.auc or federation.auc
         self.device = choose_device(config.train.device)
-        self.model = build_model(config.model.name, config.client, federation, config.seed)
+        self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
         self._tests: dict[str, list[Images]] = {}
@@ -55,15 +55,15 @@ class Evaluator:
 
     @property
     def buffers(self) -> list[str]:
-        """Names of the model's arrays that are not trained."""
+        """Names of the travelling arrays that are not trained."""
         trained = {name for name, _ in self.model.named_parameters()}
-        return [name for name in self.model.state_dict() if name not in trained]
+        return [name for name in self.model.travelling() if name not in trained]
 
     def arrays(self) -> Arrays:
-        """The model's arrays by name; before any ``__call__`` the initial ones."""
+        """The model's travelling arrays by name; before any ``__call__`` the initial ones."""
         return {
             name: tensor.to("cpu", copy=True).numpy()
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in self.model.travelling().items()
         }
 
     def __call__(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, dict[str, float]]:
@@ -74,7 +74,7 @@ class Evaluator:
         Domain -> ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy) and, if it is wanted, ``auc`` (one-vs-one).
         """
-        self.model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()})
+        self.model.load_travelling({name: torch.tensor(a) for name, a in arrays.items()})
         self.model.eval()
         pending = {
             domain: [self._pool.submit(self._test, images) for images in self._chunks(domain)]
@@ -105,6 +105,7 @@ class Evaluator:
                     data.std,
                     Augment(),
                     self.device,
+                    self.model,
                 )
                 for i in range(0, len(y), self.batch_size)
             ]

@@ -164,9 +164,9 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
     path = run.path / "model.safetensors"
     if not path.is_file():
         raise RunError(f"{run.path} has no model.safetensors: no round was trained in full.")
-    model = build_model(config.model.name, config.client, federation, seed=0)
+    model = build_model(config.model, config.client, federation, seed=0)
     try:
-        model.load_state_dict(load_file(path))
+        model.load_travelling(load_file(path))
     except (SafetensorError, RuntimeError) as error:
         raise RunError(f"{path} is not a {config.model.name} for these data: {error}") from error
     return model.eval()

@@ -18,6 +18,9 @@ infinite, or negative where that has no meaning.
 Where classes are of very unequal size, the value per domain may itself be another than
 the accuracy: ``balanced_accuracy`` and ``auc_ovo`` rate one model on one test set.
 
+``clustering_accuracy`` and ``adjusted_rand`` rate groups of clients that were found
+without knowing the clients' types.
+
 >>> digits = [0.9027, 0.9569, 0.7994, 0.4645]  # FedHEAL on Digits (CVPR 2024, Table 2)
 >>> round(mean(digits), 4), round(std(digits, ddof=1), 4), worst(digits)
 (0.7809, 0.2208, 0.4645)
@@ -271,6 +274,54 @@ def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
     if p.shape[1] == 2:  # which scikit-learn takes for something else
         return float(roc_auc_score(y, p[:, 1]))
     return float(roc_auc_score(y, p, multi_class="ovo", labels=np.arange(p.shape[1])))
+
+
+def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
+    """Share of clients whose type is the commonest one in their cluster.
+
+    Clustering accuracy of FedGCR (Table 4), elsewhere purity. Of types that tie in a
+    cluster one is the commonest; which one makes no difference to the share. A cluster for
+    every client gives 1, so read it with the number of clusters, or see `adjusted_rand`.
+
+    Parameters
+    ----------
+    types, clusters
+        [K], what each client is and where it was put: numbers or names.
+
+    >>> clustering_accuracy(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1])
+    0.75
+    """
+    joint = _contingency(types, clusters)
+    return float(joint.max(axis=0).sum() / joint.sum())
+
+
+def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
+    """Adjusted Rand index: pairs of clients rightly together or apart, chance taken off.
+
+    Hubert and Arabie (1985). At most 1, the types themselves; 0 on average for clusters
+    drawn at random, and for a single cluster of several types. Arguments as for
+    `clustering_accuracy`.
+
+    >>> round(adjusted_rand(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1]), 4)
+    0.5714
+    """
+    from sklearn.metrics import adjusted_rand_score  # late: it takes a second to import
+
+    _contingency(types, clusters)
+    return float(adjusted_rand_score(np.asarray(types), np.asarray(clusters)))
+
+
+def _contingency(types: ArrayLike, clusters: ArrayLike) -> NDArray[np.int64]:
+    """Clients of each type in each cluster, [types, clusters]."""
+    t, c = np.asarray(types), np.asarray(clusters)
+    if t.ndim != 1 or t.shape != c.shape:
+        raise ValueError(f"Got types in the shape {t.shape} and clusters in {c.shape}.")
+    if t.size == 0:
+        raise ValueError("Expected at least one of the clients, got none.")
+    (kinds, rows), (groups, columns) = (np.unique(a, return_inverse=True) for a in (t, c))
+    joint = np.zeros((len(kinds), len(groups)), np.int64)
+    np.add.at(joint, (rows, columns), 1)
+    return joint
 
 
 def _values(a: ArrayLike, name: str = "values") -> Vector:

@@ -199,7 +199,22 @@ MODELS: dict[str, tuple[str, str, str]] = {
         "resnet18",
         "torchvision's ResNet-18, 11.2 M parameters",
     ),
+    "prompt-vit-tiny": (
+        "fairflower.models.prompt_vit",
+        "prompt_vit_tiny",
+        "FedGCR's prompts for a frozen ViT, small enough for a CPU: 0.76 M parameters pretrained "
+        "on printed characters; 0.13 M are trained",
+    ),
+    "prompt-vit-b-16": (
+        "fairflower.models.prompt_vit",
+        "prompt_vit_b_16",
+        "FedGCR's prompts for a frozen ViT-B/16: 85.8 M parameters pretrained on ImageNet; 4.7 M "
+        "are trained",
+    ),
 }
+
+#: Those with a pretrained part, which take ``model.weights``.
+PRETRAINED = frozenset({"prompt-vit-tiny", "prompt-vit-b-16"})
 
 DATA_SETS: dict[str, tuple[str, str, str]] = {
     "uci-digits": (

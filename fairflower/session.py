@@ -71,11 +71,11 @@ class Session:
         stop: threading.Event | None = None,
     ) -> None:
         self.grid = grid
-        # Clients get this config with every message: where the data are must not
+        # Clients get this config with every message: where files are must not
         # depend on the folder or the environment that a worker runs in.
         # Clients that have the data to themselves also know where.
         data = config.data if config.evaluate.by == "clients" else resolve(config.data)
-        self.config = replace(config, data=data, resume="")
+        self.config = replace(config, data=data, model=config.model.resolve(), resume="")
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
         self.label = label or config.label
@@ -343,6 +343,7 @@ class Session:
         federation = self.federation
         return {
             "num_parameters": self.evaluator.num_parameters,
+            "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
             "num_classes": federation.num_classes,
             "shape": list(federation.shape),
             "domains": list(federation.domains),

@@ -116,11 +116,15 @@ class Rounds:
             for name, array in self.model.items()
             if not is_buffer(name, array)
         }
-        vectors = FairStrategy.VECTORS
-        return {
-            need: dict(trained) if need in vectors else float(random.random())
-            for need in self.strategy.needs
-        }
+        made_up: dict[str, Any] = {}
+        for need in self.strategy.needs:
+            if need in FairStrategy.REPRESENTATIONS:
+                made_up[need] = {"h": random.normal(size=7).astype(np.float32)}
+            elif need in FairStrategy.VECTORS:
+                made_up[need] = dict(trained)
+            else:
+                made_up[need] = float(random.random())
+        return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, np.ndarray]:
         merged, _ = self.strategy.aggregate_train(self.round, replies)

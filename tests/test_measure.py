@@ -444,7 +444,8 @@ def test_sharpness_is_never_negative() -> None:
 
 STATISTICS = ((0.5,) * 3, (0.25,) * 3)
 SETTINGS = TrainConfig(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01)
-ALL = ",".join(MEASUREMENTS)
+#: What any network has; a representation wants a Classifier.
+ALL = ",".join(name for name in MEASUREMENTS if "representation" not in name)
 
 
 def split(n: int, seed: int = 0) -> Split:
@@ -579,6 +580,51 @@ def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
     assert train_and_measure(client, config)[0]["received_balanced_accuracy"] == pytest.approx(
         np.mean(recalls)
     )
+
+
+# --- what tells a client's type -------------------------------------------------------------
+
+
+def images_of(y: np.ndarray, seed: int = 0) -> ClientData:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (len(y), 3, 8, 8), dtype=np.uint8)
+    return ClientData(Split(x, y), split(5, 1), *STATISTICS, CLASSES, Augment(2, True))
+
+
+@pytest.mark.parametrize("name", ["cnn", "prompt-vit-tiny"])
+def test_a_representation_is_a_mean_over_classes_of_their_means(name: str) -> None:
+    """Not over images: how often the client has a class does not show."""
+    y = np.array([0, 0, 0, 0, 0, 0, 2, 3, 3])  # and no 1
+    model = models.build(name, CLASSES, (3, 8, 8), seed=0)
+    client = SGD(model, images_of(y), SETTINGS, client_id=3, seed=0)
+    client.eval_batch_size = 4
+    measure = "representation,received_representation"
+    received = copy.deepcopy(model).eval()
+    _, arrays = train_and_measure(client, {"server-round": 1, "measure": measure})
+    x = torch.tensor(client.data.train.x) / 255
+    x = (x - 0.5) / 0.25
+    for key, network in (("received_representation", received), ("representation", model.eval())):
+        assert list(arrays[key]) == ["h"]
+        assert arrays[key]["h"].dtype == np.float32
+        with torch.no_grad():
+            each = network.represent(x).numpy().astype(float)
+        expected = np.mean([each[y == c].mean(0) for c in (0, 2, 3)], axis=0)
+        np.testing.assert_allclose(arrays[key]["h"], expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(arrays["representation"]["h"], arrays["received_representation"]["h"])
+
+
+@torch.no_grad()
+def test_it_is_gc_nets_prompt_or_else_the_features() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    cnn = models.build("cnn", CLASSES, (3, 32, 32), seed=0).eval()
+    assert torch.equal(cnn.represent(x), cnn.features(x))
+    prompted: Any = models.build("prompt-vit-tiny", CLASSES, (3, 32, 32), seed=0).eval()
+    assert torch.equal(prompted.represent(x), prompted.gc_net(prompted.first_stage(x)))
+
+
+def test_a_network_that_does_not_tell_its_features_has_no_representation() -> None:
+    with pytest.raises(TypeError, match=r"Sequential has none.*Classifier"):
+        train_and_measure(trainer(), {"server-round": 1, "measure": "representation"})
 
 
 # --- the received model without the client's part ----------------------------------------

@@ -6,7 +6,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -267,3 +267,51 @@ def test_auc_that_cannot_be_had_is_nan() -> None:
 def test_balanced_accuracy_needs_labels() -> None:
     with pytest.raises(ValueError, match="at least one of the labels"):
         metrics.balanced_accuracy([], [])
+
+
+# --- clusters of clients -----------------------------------------------------------------
+
+labels = st.integers(1, 12).flatmap(
+    lambda k: st.tuples(*(st.lists(st.integers(0, 3), min_size=k, max_size=k) for _ in range(2)))
+)
+
+
+@given(labels)
+def test_clustering_accuracy_by_brute_force(drawn: tuple[list[int], list[int]]) -> None:
+    """However ties are broken: the best that naming each cluster after one type can do."""
+    types, clusters = drawn
+    names = [sorted(set(types))] * 4
+    best = max(
+        sum(named[c] == t for t, c in zip(types, clusters, strict=True))
+        for named in product(*names)
+    )
+    assert metrics.clustering_accuracy(types, clusters) == pytest.approx(best / len(types))
+
+
+@given(labels)
+def test_adjusted_rand_by_counting_pairs(drawn: tuple[list[int], list[int]]) -> None:
+    types, clusters = drawn
+    pairs = list(combinations(range(len(types)), 2))
+    one = [types[i] == types[j] for i, j in pairs]
+    other = [clusters[i] == clusters[j] for i, j in pairs]
+    both = sum(a and b for a, b in zip(one, other, strict=True))
+    chance = sum(one) * sum(other) / len(pairs) if pairs else 0
+    most = (sum(one) + sum(other)) / 2
+    expected = (both - chance) / (most - chance) if most != chance else 1.0
+    assert metrics.adjusted_rand(types, clusters) == pytest.approx(expected)
+
+
+def test_names_of_types_and_clusters_do_not_matter() -> None:
+    types, clusters = ["b", "b", "a", "c"], [7, 7, 3, 3]
+    assert metrics.clustering_accuracy(types, clusters) == 0.75
+    same = metrics.adjusted_rand([0, 0, 1, 2], ["x", "x", "y", "y"])
+    assert metrics.adjusted_rand(types, clusters) == same
+    assert metrics.adjusted_rand(types, types) == metrics.clustering_accuracy(types, types) == 1
+
+
+@pytest.mark.parametrize("metric", [metrics.clustering_accuracy, metrics.adjusted_rand])
+def test_types_and_clusters_must_be_of_the_same_clients(metric: Metric) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        metric([0, 1], [0])
+    with pytest.raises(ValueError, match="at least one"):
+        metric([], [])

@@ -22,6 +22,8 @@ from rich.console import Console
 from fairflower.config import ConfigError, RunConfig
 from fairflower.report import (
     RunError,
+    canvas,
+    clusters,
     diagnostics,
     product,
     read_run,
@@ -88,6 +90,7 @@ def make_run(
         "versions": {"flwr": "1.41.0"},
         "machine": {"cpus": 2},
         "num_parameters": 25130,
+        "model_bytes": 100520,
         "rounds": rounds[-1],
         "domains": domains,
         "clients": [
@@ -449,6 +452,18 @@ def test_types_table_needs_domains_of_unequal_weight(tmp_path: Path) -> None:
     assert "Client types" not in shown(make_run(tmp_path / "r", rising(0.5)))
 
 
+def test_types_table_stands_beside_clusters_also_where_domains_weigh_the_same(
+    tmp_path: Path,
+) -> None:
+    found = clustered(tmp_path / "r", [[0, 0, 1, 1]] * 6)
+    plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
+    rows = page_of(tmp_path / "out", found, plain).table("Client types and clients, mean of")
+    assert set(rows) == {"fedgcr seed 0", "fedavg seed 0"}
+    for row in rows.values():
+        assert row["Avg over domains"] == row["Avg over clients"] == "72.00"
+        assert row["σ type"] == row["σ client"] == "18.00"  # noqa: RUF001
+
+
 def test_personal_models_have_their_own_table(tmp_path: Path) -> None:
     own = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=rising(0.8, rounds=6))
     plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
@@ -657,6 +672,116 @@ def test_diagnostics_by_shape(tmp_path: Path) -> None:
     assert list(diagnostics.per_round(run)) == ["scale"]
 
 
+# --- clusters of clients -----------------------------------------------------------------
+
+
+def clustered(
+    folder: Path, clusters: Sequence[Sequence[int | None]], *, mapped: bool = True, **options: Any
+) -> Path:
+    """A run of four clients, two of a and two of b; None: the client sits the round out."""
+    records = []
+    for r, row in enumerate(clusters, start=1):
+        there = [k for k, c in enumerate(row) if c is not None]
+        record = {
+            "round": r,
+            "client_ids": there[::-1],
+            "cluster": [float(row[k] or 0) for k in there[::-1]],
+            "num_clusters": 0.0,
+        }
+        places = {"map_x": [float(k) for k in there[::-1]], "map_y": [r + 0.5] * len(there)}
+        records.append(record | (places if mapped else {}))
+    options.setdefault("label", "fedgcr")
+    return make_run(folder, rising(0.5, rounds=len(clusters) + 1), diagnostics=records, **options)
+
+
+ROUNDS = [
+    [0, 0, 0, 0],
+    [0, 0, 1, 1],
+    [0, 0, 0, 1],
+    [None, 0, 1, 0],
+    [5, None, 9, None],
+    [0, 1, 2, 3],
+]
+
+
+def test_clusters_by_hand_with_clients_that_sit_rounds_out(tmp_path: Path) -> None:
+    found = clusters.clusters(read_run(clustered(tmp_path / "r", ROUNDS)))
+    assert found is not None
+    assert found.types.tolist() == ["a", "a", "b", "b"]
+    expected = [[np.nan if c is None else c for c in row] for row in ROUNDS]
+    np.testing.assert_array_equal(found.ids, np.array(expected, float))
+    np.testing.assert_array_equal(found.map[3], [[np.nan, np.nan], [1, 4.5], [2, 4.5], [3, 4.5]])
+    assert found.figure("number").tolist() == [1, 2, 2, 2, 2, 4]
+    np.testing.assert_allclose(found.figure("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
+    # Of pairs, by Hubert and Arabie's formula; by hand where it is not 0 or 1.
+    np.testing.assert_allclose(found.figure("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
+
+
+def test_clusters_tables_by_hand(tmp_path: Path) -> None:
+    """Seeds 0 and 1; the last five rounds, and the last one."""
+    other = [[0, 0, 1, 1]] * 6
+    folders = [clustered(tmp_path / "r", ROUNDS), clustered(tmp_path / "s", other, seed=1)]
+    plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
+    page = page_of(tmp_path / "out", *folders, plain)
+    late = page.table("Clusters, mean of the last 5 tested rounds (2 to 6)")
+    accuracy = [100 * (1 + 0.75 + 2 / 3 + 1 + 1) / 5, 100]
+    assert late == {
+        "fedgcr 2 seeds": {
+            "method": "fedgcr 2 seeds",
+            "clusters found": f"2.2 ± {np.std([2.4, 2], ddof=1):.1f}",
+            "clustering accuracy": f"{np.mean(accuracy):.2f} ± {np.std(accuracy, ddof=1):.2f}",
+            "adjusted Rand index": f"{(0.3 + 1) / 2:.4f} ± {np.std([0.3, 1], ddof=1):.4f}",
+        }
+    }
+    last = page.table("Clusters, last round (6)")["fedgcr 2 seeds"]
+    assert last["clusters found"] == f"3.0 ± {np.std([4, 2], ddof=1):.1f}"
+    assert last["clustering accuracy"] == "100.00 ± 0.00"
+    assert last["adjusted Rand index"] == f"0.5000 ± {np.std([0, 1], ddof=1):.4f}"
+    assert "Clusters, last round (6)" in shown(*folders)
+    assert "| 100.00 ±0.00 |" in markdown_tables([read_run(folder) for folder in folders])
+
+
+def test_only_tested_rounds_count_for_clusters(tmp_path: Path) -> None:
+    folder = clustered(tmp_path / "r", ROUNDS)
+    lines = (folder / "history.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(("4,", "5,", "6,"))]
+    (folder / "history.csv").write_text("".join(kept))
+    run = read_run(folder)
+    assert clusters.final(run, "accuracy", 5) == pytest.approx((0.5 + 1 + 0.75) / 3)
+    assert clusters.final(run, "accuracy", 1) == 0.75
+
+
+def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
+    record = {"round": 1, "client_ids": [0, 1], "weights": [0.5, 0.5], "num_clusters": 2.0}
+    others = [{"cluster": ["x", "y"]}, {"cluster": 3.0}, {"cluster": [0.0]}, {"cluster": None}]
+    records = [{**record, "round": r, **other} for r, other in enumerate(others, start=1)]
+    run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
+    assert clusters.clusters(run) is None
+    assert math.isnan(clusters.final(run, "number", 5))
+    assert "Cluster" not in shown(run.path)
+    write_report([run], tmp_path / "out")
+    drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert not {name for name in drawn if "map" in name or name == "clusters"}
+    assert "round-num-clusters" in drawn  # as of any number that a strategy records
+
+
+def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path) -> None:
+    seeds = [clustered(tmp_path / f"r{s}", ROUNDS * 2, seed=s) for s in range(2)]
+    config = "[strategy.extra]\n"
+    two = clustered(tmp_path / "two", ROUNDS[:1], label="two", strategy="two", config=config)
+    bare = clustered(tmp_path / "bare", ROUNDS, label="bare", strategy="bare", mapped=False)
+    write_report([read_run(folder) for folder in [*seeds, two, bare]], tmp_path / "out")
+    drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"clusters", "clients-map-1", "clients-map-2"} <= drawn
+    assert not drawn & {"clients-map-3", "client-cluster", "client-map-x", "round-num-clusters"}
+    text = (tmp_path / "out" / "index.html").read_text("utf-8")
+    titles = re.findall(r"round (\d+): (\d) clusters?, accuracy (\d+) %", text)
+    chosen = [(str(r), n, p) for r, n, p in titles[:6]]
+    assert chosen == [("1", "1", "50"), ("3", "2", "75"), ("5", "2", "100"),
+                      ("8", "2", "100"), ("10", "2", "67"), ("12", "4", "100")]  # fmt: skip
+    assert "Clusters at round 12. Cluster 0: 1 a. Cluster 1: 1 a. Cluster 2: 1 b." in text
+
+
 # --- the page ----------------------------------------------------------------------------
 
 HOSTILE = '<script>alert("$x_1$")</script>'
@@ -861,3 +986,35 @@ def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: P
     assert sweeps.sweeps(compare(runs[1:])[0]) == []
     write_report(runs, tmp_path / "out")
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
+
+
+def test_a_sweep_shows_values_that_are_no_numbers_and_how_well_clients_were_clustered(
+    tmp_path: Path,
+) -> None:
+    def run(number: str, rounds: Sequence[Sequence[int]]) -> Path:
+        name = f"t{number}"
+        folder = clustered(tmp_path / name, rounds, label=name, strategy="fedgcr")
+        text = (folder / "config.toml").read_text()
+        own = f'name = "fedgcr"\nnum-clusters = "{number}"\n' if number else 'name = "fedgcr"\n'
+        (folder / "config.toml").write_text(text.replace('name = "fedgcr"\n', own))
+        return folder
+
+    kinds = {"1": [0, 0, 0, 0], "2": [0, 0, 1, 1], "3": [0, 0, 1, 2], "auto": [0, 1, 1, 1]}
+    folders = [run(number, [row] * 6) for number, row in kinds.items()]
+    (sweep,) = sweeps.sweeps(compare([read_run(folder) for folder in folders])[0])
+    assert sweep.key == "strategy.num-clusters"
+    assert sweep.values.tolist() == [1, 2, 3]
+    assert {value: method.name for value, method in sweep.others.items()} == {"auto": "tauto"}
+    # Left to the method, it is auto as well.
+    default = [*folders[:3], run("", [[0, 1, 1, 1]] * 6)]
+    comparison = compare([read_run(folder) for folder in default])[0]
+    (sweep,) = sweeps.sweeps(comparison)
+    assert {value: method.name for value, method in sweep.others.items()} == {"auto": "t"}
+    looks = {method.name: canvas.Look("black", "-", "o") for method in comparison.methods}
+    (sketch,) = sweeps.sketches(comparison, looks)
+    *_, panel = sketch.figure.axes
+    assert panel.get_ylabel() == "clustering accuracy, %"
+    (bars,) = panel.containers
+    np.testing.assert_allclose(list(bars.lines[0].get_ydata()), [50, 100, 100])
+    (level,) = (line for line in panel.get_lines() if line.get_label() == "num-clusters = auto")
+    np.testing.assert_allclose(level.get_ydata(), 75)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import threading
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -19,7 +20,7 @@ from fairflower.config import ConfigError, RunConfig, flatten, read_toml
 from fairflower.inline import InlineGrid
 from fairflower.roster import Stopped, call_the_roll, send_and_receive
 from fairflower.session import Session
-from fairflower.strategies import RoundFailed
+from fairflower.strategies import STRATEGIES, RoundFailed
 
 SMALL = {
     "engine": "inline",
@@ -73,6 +74,32 @@ def test_every_strategy_trains_every_kind_of_model(tmp_path, strategy, model):
     for array in load_file(folder / "model.safetensors").values():
         assert array.dtype in (np.float32, np.int64)
         assert np.isfinite(array).all()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains_prompts_and_moves_nothing_else(tmp_path, strategy):
+    """What travels is what is trained: in every message, in both directions."""
+    sent: list[int] = []
+
+    class Scales(InlineGrid):
+        def _deliver(self, message):
+            reply = super()._deliver(message)
+            if message.metadata.message_type == MessageType.TRAIN:
+                for content in (message.content, reply.content):
+                    arrays = content["arrays"].values()
+                    sent.append(sum(array.numpy().nbytes for array in arrays))
+            return reply
+
+    made = config(tmp_path, **{"strategy.name": strategy, "model.name": "prompt-vit-tiny"})
+    console = Console(file=io.StringIO())
+    folder = Session(Scales(client_app, 4), made, console).run()
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["num_parameters"] == 133_514
+    assert facts["model_bytes"] == 4 * 133_514
+    assert sent == [4 * 133_514] * 2 * 4 * 2  # there and back, 4 clients, 2 rounds
+    model = load_file(folder / "model.safetensors")
+    assert {name.partition(".")[0] for name in model} == {"prompts", "gc_net", "head"}
+    assert all(np.isfinite(array).all() for array in model.values())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fairflower.clients.batches import ClientData, Images
 from fairflower.clients.device import choose_device, limit_threads
 from fairflower.clients.gradients import fisher_diagonal, mean_gradient, sharpness
 from fairflower.clients.sgd import SGD
-from fairflower.config import ClientConfig, ConfigError, TrainConfig, unknown
+from fairflower.config import ClientConfig, ConfigError, ModelConfig, TrainConfig, unknown
 from fairflower.data import Federation
 from fairflower.names import CLIENTS
 
@@ -37,13 +37,15 @@ __all__ = [
 
 
 def build_model(
-    name: str, client: ClientConfig, federation: Federation, seed: int
+    config: ModelConfig, client: ClientConfig, federation: Federation, seed: int
 ) -> models.Classifier:
     """Make a federation's network as the method of local training wants it.
 
-    See `fairflower.models.build` for ``name`` (``model.name``), ``seed`` and errors.
+    See `fairflower.models.build` for ``seed`` and errors.
     """
-    model = models.build(name, federation.num_classes, federation.shape, seed)
+    model = models.build(
+        config.name, federation.num_classes, federation.shape, seed, config.weights
+    )
     method = CLIENTS[client.name]
     if method.adapt:
         adapt = getattr(importlib.import_module(method.module), method.adapt)

@@ -21,6 +21,7 @@ from fairflower.clients.batches import ClientData, Images
 from fairflower.clients.optim import build_optimizer, sharpen
 from fairflower.config import TrainConfig
 from fairflower.data import Split
+from fairflower.models import travelling
 from fairflower.packing import pack, split
 from fairflower.seeds import derive_seed
 
@@ -44,8 +45,9 @@ class Trainer(NumPyClient):
     Parameters
     ----------
     model
-        Moved to ``device``. Its state dict names the arrays that travel: parameters
-        and buffers, in that order, float32 as float32 and int64 as int64.
+        Moved to ``device``. Its state dict names the arrays that travel, parameters
+        and buffers, float32 as float32 and int64 as int64; a `Classifier` may leave
+        some out (``Classifier.travelling``).
     data
         The client's images.
     settings
@@ -210,7 +212,7 @@ class Trainer(NumPyClient):
         ValueError
             When the arrays are not exactly the model's: their names, shapes and dtypes.
         """
-        state = self.model.state_dict()
+        state = travelling(self.model)
         missing = [name for name in state if name not in arrays]
         unknown = [name for name in arrays if name not in state]
         if missing or unknown:
@@ -282,18 +284,18 @@ class Trainer(NumPyClient):
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copy the model's arrays on the device, by name."""
-        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        return {name: tensor.detach().clone() for name, tensor in travelling(self.model).items()}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Put the model back to a ``snapshot``."""
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in travelling(self.model).items():
             tensor.copy_(snapshot[name])
 
     def send(self) -> Arrays:
         """Copy the model's arrays, by name."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in travelling(self.model).items()
         }
 
     def measure(self, images: Images) -> tuple[float, float]:
@@ -326,7 +328,9 @@ class Trainer(NumPyClient):
         if not len(split.y):
             raise ValueError(f"{self} has no {kind} images. Give it some, or leave it out.")
         data = self.data
-        return Images(split, data.mean, data.std, data.augment, self.device)
+        return Images(
+            split, data.mean, data.std, data.augment, self.device, self.model, data.memory
+        )
 
     def __str__(self) -> str:
         """Name the client, for error messages."""
@@ -341,7 +345,7 @@ class Trainer(NumPyClient):
     def set_parameters(self, parameters: Sequence[NDArray] | Mapping[str, NDArray]) -> None:
         """Like ``receive``; a list is taken in the order of the state dict."""
         if not isinstance(parameters, Mapping):
-            names = list(self.model.state_dict())
+            names = list(travelling(self.model))
             if len(parameters) != len(names):
                 raise ValueError(
                     f"{self}: expected the {len(names)} arrays of the model ({_some(names)}), "

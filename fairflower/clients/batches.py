@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.data import Augment, Split
+from fairflower.models import Classifier, remember
+
+#: By the identity of an array of images: a model, and what its frozen first stage makes
+#: of each of them.
+Memory = dict[int, tuple[Classifier, Tensor]]
+
+#: Images per pass of a frozen first stage.
+_FIRST_STAGE_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class ClientData:
     std: tuple[float, ...]
     num_classes: int
     augment: Augment = field(default_factory=Augment)
+    #: What frozen first stages make of these images, kept for later rounds.
+    memory: Memory = field(default_factory=dict, repr=False, compare=False)
 
 
 class Images:
@@ -45,6 +55,12 @@ class Images:
         with black, as torchvision pads a PIL image before it is normalised.
     device
         Where the batches are wanted.
+    model
+        Whom they are for. Where it has a frozen first stage (`Classifier.two_stages`),
+        that looks at every image once, and batches come with what it saw. The images
+        are then not augmented, since it would see something new every time.
+    memory
+        Where that is kept, for all who hold the same split; this object, if None.
 
     Raises
     ------
@@ -59,10 +75,15 @@ class Images:
         std: tuple[float, ...],
         augment: Augment | None = None,
         device: str | torch.device = "cpu",
+        model: nn.Module | None = None,
+        memory: Memory | None = None,
     ) -> None:
         _check(split, mean, std)
         self.device = torch.device(device)
-        self.augment = augment or Augment()
+        self.model = model if isinstance(model, Classifier) and model.two_stages else None
+        self.memory = {} if memory is None else memory
+        self._split = split
+        self.augment = Augment() if self.model or augment is None else augment
         _, _, height, width = split.x.shape
         pad = self.augment.crop_padding
         padded = F.pad(torch.tensor(split.x, device=device), (pad, pad, pad, pad))
@@ -105,16 +126,36 @@ class Images:
             x = self._crops[index, :, i, j]
             if self.augment.horizontal_flip:
                 x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(3), x)
-            yield self._normalise(x), self._y[index]
+            yield self._noted(self._normalise(x), index), self._y[index]
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Deal every image once, in order and as it is; the last batch may be smaller."""
+        for start in range(0, len(self), batch_size):
+            rows = slice(start, start + batch_size)
+            yield self._noted(self._originals(rows), rows), self._y[rows]
+
+    def _originals(self, rows: slice) -> Tensor:
         centre = self.augment.crop_padding
-        originals = self._crops[:, :, centre, centre]
-        for x, y in zip(
-            torch.split(originals, batch_size), torch.split(self._y, batch_size), strict=True
-        ):
-            yield self._normalise(x), y
+        return self._normalise(self._crops[rows, :, centre, centre])
+
+    def _noted(self, x: Tensor, rows: Tensor | slice) -> Tensor:
+        """A batch with a note of what the model's frozen first stage makes of it."""
+        if self.model is None:
+            return x
+        key = id(self._split.x)
+        model, seen = self.memory.get(key, (None, x))
+        if model is not self.model or seen.device != x.device:
+            parts = range(0, len(self), _FIRST_STAGE_BATCH)
+            # Inference tensors could not be trained on later.
+            with torch.inference_mode(False), torch.no_grad():
+                seen = torch.cat(
+                    [
+                        self.model.first_stage(self._originals(slice(i, i + _FIRST_STAGE_BATCH)))
+                        for i in parts
+                    ]
+                )
+            self.memory[key] = (self.model, seen)
+        return remember(x, seen[rows])
 
     def _normalise(self, x: Tensor) -> Tensor:
         """Scale to [0, 1], then by mean and std, with the arithmetic of torchvision."""

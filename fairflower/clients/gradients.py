@@ -138,8 +138,7 @@ def fisher_diagonal(
     """
     total = _zeros(_trainable(model))
     n = 0
-    # vmap knows no other attention, and would take its samples one at a time.
-    with evaluating(model), sdpa_kernel(SDPBackend.MATH):
+    with evaluating(model), _attention_for_vmap():
         for x, y in _batches(model, data):
             if n == 0:
                 by_layer = _layers_tell_all(model, x, y)
@@ -188,6 +187,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def _attention_for_vmap() -> Iterator[None]:
+    """Use the attention that vmap knows; it takes the samples of others one at a time."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # --- adding the squares of a batch's per-sample gradients, two ways --------------------

@@ -7,7 +7,8 @@ images as they are, in eval mode. Training is not touched: the trained model is 
 same to the last bit, measured or not. `MEASUREMENTS` says what there is.
 
 Arrays are an ArrayRecord of the measurement's name, float32, one array per trainable
-parameter under the parameter's name (`fairflower.clients.gradients`).
+parameter under the parameter's name (`fairflower.clients.gradients`). A representation
+is one array ``h``, as long as the model makes it.
 
 The received model without a client's part is theta_-k = (theta - c theta_k) / (1 - c),
 where theta_k is the model that the client trained in the round before, and keeps for
@@ -25,11 +26,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairflower import metrics
 from fairflower.clients.base import NDArray, Trainer, reproducible, server_round
 from fairflower.clients.gradients import evaluating, fisher_diagonal, mean_gradient, sharpness
 from fairflower.config import ConfigError, unknown
+from fairflower.models import Classifier
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,37 @@ def _rest(name: str, received: NDArray, own: NDArray, c: float) -> NDArray:
     return rest.astype(received.dtype)
 
 
+def representation(trainer: Trainer) -> dict[str, Tensor]:
+    """What tells the client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
+
+    ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)``, over the C classes that the
+    client has, so that it does not show how often it has them.
+
+    Raises
+    ------
+    TypeError
+        When the model is no `fairflower.models.Classifier`.
+    """
+    model, classes = trainer.model, trainer.data.num_classes
+    if not isinstance(model, Classifier):
+        raise TypeError(
+            f"A representation is asked for, and {type(model).__name__} has none. Make it a "
+            "fairflower.models.Classifier: set head, define features(x)."
+        )
+    total, count = None, torch.zeros(classes, dtype=torch.float64, device=trainer.device)
+    images = trainer.train_images
+    with torch.no_grad():
+        for x, y in images.eval_batches(trainer.eval_batch_size):
+            members = F.one_hot(y, classes).double()
+            # A product, since index_add on a GPU adds in any order.
+            part = members.T @ model.represent(x).double()
+            total = part if total is None else total + part
+            count += members.sum(0)
+    assert total is not None  # there are images
+    held = count > 0
+    return {"h": (total[held] / count[held, None]).mean(0).float()}
+
+
 MEASUREMENTS: dict[str, Measurement] = {
     "received_loss": Measurement(
         "received", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
@@ -141,6 +175,12 @@ MEASUREMENTS: dict[str, Measurement] = {
         "trained",
         lambda t: fisher_diagonal(t.model, t.train_images, memory_mb=t.measure_memory_mb),
         "diagonal of the empirical Fisher: mean of squared per-sample gradients",
+    ),
+    "representation": Measurement(
+        "trained", representation, "one array ``h``: mean over classes of their images' mean"
+    ),
+    "received_representation": Measurement(
+        "received", representation, "likewise, by the received model"
     ),
 }
 

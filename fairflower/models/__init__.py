@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fairflower.config import ConfigError, unknown
-from fairflower.names import MODELS
+from fairflower.names import MODELS, PRETRAINED
 
-__all__ = ["Classifier", "build"]
+__all__ = ["Classifier", "build", "recall", "remember", "travelling"]
 
 
 class Classifier(nn.Module):
@@ -22,6 +24,10 @@ class Classifier(nn.Module):
 
     head: nn.Linear
 
+    #: Whether ``features`` begins with a stage that is frozen, ``first_stage``: what that
+    #: makes of an image never changes, and those who deal batches may ``remember`` it.
+    two_stages: ClassVar[bool] = False
+
     def features(self, x: Tensor) -> Tensor:
         """Normalised images [N, C, H, W] to the head's input [N, D]."""
         raise NotImplementedError
@@ -31,9 +37,64 @@ class Classifier(nn.Module):
         logits: Tensor = self.head(self.features(x))
         return logits
 
+    def represent(self, x: Tensor) -> Tensor:
+        """What an image [N, C, H, W] tells of its client's type, [N, D]: the features."""
+        return self.features(x)
 
-def build(name: str, num_classes: int, shape: tuple[int, int, int], seed: int) -> Classifier:
-    """Make a network; the seed alone decides its initial weights.
+    def first_stage(self, x: Tensor) -> Tensor:
+        """The frozen stage of ``features``, without a gradient."""
+        raise NotImplementedError
+
+    def travelling(self) -> dict[str, Tensor]:
+        """The arrays that server and clients exchange, by name: all of the state dict.
+
+        A network leaves out what is frozen and everybody has from the start.
+        """
+        return self.state_dict()
+
+    def load_travelling(self, arrays: Mapping[str, Tensor]) -> None:
+        """Copy arrays into those that travel.
+
+        Raises
+        ------
+        RuntimeError
+            When they are not exactly those, in name and shape.
+        """
+        own = self.state_dict()
+        frozen = {name: own[name] for name in own.keys() - self.travelling().keys()}
+        self.load_state_dict({**frozen, **arrays})
+
+
+def travelling(model: nn.Module) -> dict[str, Tensor]:
+    """The arrays of any model that server and clients exchange; not copies."""
+    return model.travelling() if isinstance(model, Classifier) else model.state_dict()
+
+
+def remember(x: Tensor, result: Tensor) -> Tensor:
+    """Note on a batch [N, C, H, W] what ``Classifier.first_stage`` makes of it, [N, D].
+
+    The note is this tensor's. What is computed from it (augmented, mixed, cut) has none,
+    and is looked at anew.
+    """
+    noted: Any = x
+    noted.first_stage = (result, _version(x))
+    return x
+
+
+def recall(x: Tensor) -> Tensor | None:
+    """What was noted on a batch; None if nothing was, or it was changed in place since."""
+    result, version = getattr(x, "first_stage", (None, None))
+    return result if version == _version(x) else None
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version  # inference tensors count no versions
+
+
+def build(
+    name: str, num_classes: int, shape: tuple[int, int, int], seed: int, weights: str = ""
+) -> Classifier:
+    """Make a network; the seed alone decides its initial weights, but for pretrained ones.
 
     Parameters
     ----------
@@ -45,18 +106,23 @@ def build(name: str, num_classes: int, shape: tuple[int, int, int], seed: int) -
         Channels, height and width of an image.
     seed
         Seed of the initial weights. Torch's global generator is left as it was.
+    weights
+        Where a network with a pretrained part gets it from: a file, or ``imagenet``;
+        empty for its own default.
 
     Raises
     ------
     ConfigError
-        On an unknown name, or images too small for the network.
+        On an unknown name, images that the network cannot take, or weights that are not
+        there or not the network's.
     """
     if name not in MODELS:
         raise ConfigError(unknown("model", name, MODELS))
     module, attribute, _ = MODELS[name]
     make = getattr(importlib.import_module(module), attribute)
+    pretrained = {"weights": weights} if name in PRETRAINED else {}
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model: Classifier = make(num_classes, shape)
+        model: Classifier = make(num_classes, shape, **pretrained)
     return model

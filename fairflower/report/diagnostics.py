@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from fairflower.report import canvas
+from fairflower.report import canvas, maps
 from fairflower.report.canvas import Look, Sketch, legend, line, panels
+from fairflower.report.clusters import clusters
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 
@@ -119,20 +120,23 @@ _SEED = "Recorded by the strategy; first seed."
 
 
 def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
-    """The figures of all diagnostics that any method recorded."""
+    """The figures of all diagnostics that any method recorded, but those of clusters."""
     first = {method.name: method.runs[0] for method in comparison.methods}
+    drawn = maps.DRAWN if any(map(clusters, first.values())) else frozenset()
     domain_looks = canvas.looks([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLOURS)
-    for name, vectors in _by_name({m: per_client(run) for m, run in first.items()}):
+    for name, vectors in _by_name({m: per_client(run) for m, run in first.items()}, drawn):
         yield _draw_vectors(name, vectors, domain_looks)
-    for name, matrices in _by_name({m: pairs(run) for m, run in first.items()}):
+    for name, matrices in _by_name({m: pairs(run) for m, run in first.items()}, drawn):
         yield _draw_matrices(name, matrices)
-    for name, numbers in _by_name({m: per_round(run) for m, run in first.items()}):
+    for name, numbers in _by_name({m: per_round(run) for m, run in first.items()}, drawn):
         yield _draw_numbers(name, numbers, looks)
 
 
-def _by_name(recorded: Mapping[str, Mapping[str, T]]) -> Iterator[tuple[str, dict[str, T]]]:
+def _by_name(
+    recorded: Mapping[str, Mapping[str, T]], drawn: Set[str]
+) -> Iterator[tuple[str, dict[str, T]]]:
     """Turn {method: {name: found}} into (name, {method: found}), the weights first."""
-    names = dict.fromkeys(name for found in recorded.values() for name in found)
+    names = dict.fromkeys(n for found in recorded.values() for n in found if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
         yield name, {m: found[name] for m, found in recorded.items() if name in found}
 

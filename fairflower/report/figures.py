@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from fairflower import metrics
-from fairflower.report import canvas, consistency, diagnostics, product, sweeps
+from fairflower.report import canvas, consistency, diagnostics, maps, product, sweeps
 from fairflower.report.canvas import Drawn, Look, Sketch, legend, line, panels
 from fairflower.report.methods import WINDOW, Comparison, Method
 
@@ -53,6 +53,7 @@ def _sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
     yield _domains(comparison, looks)
     yield from product.sketches(comparison)
     yield from sweeps.sketches(comparison, looks)
+    yield from maps.sketches(comparison, looks)
     yield from consistency.sketches(comparison)
     yield from diagnostics.sketches(comparison, looks)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower import metrics
+from fairflower.report import clusters
 from fairflower.report.methods import WINDOW, Comparison, Estimate, Method, by_client, number
 from fairflower.report.reading import SCORES, Run
 from fairflower.report.verdicts import TITLES, Difference, differences
@@ -83,6 +84,7 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
     further = (
         quality_table(comparison),
         types_table(comparison),
+        *(clusters_table(comparison, window) for window in windows),
         personal_table(comparison),
         product_table(comparison),
         difference_table(comparison),
@@ -155,7 +157,8 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
 def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     """FedGCR's Table 1: average and spread over client types (domains) and over clients.
 
-    None where every domain has equally many clients, as then they are the same.
+    None where every domain has equally many clients, as then they are the same, unless a
+    method found clusters and the table is wanted beside FedGCR's.
     """
 
     def over(values: Callable[[Run], Vector], metric: Callable[[Vector], float]) -> Any:
@@ -172,12 +175,13 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     def spread(values: Vector) -> float:
         return metrics.std(values, ddof=0)
 
-    methods = [
-        method
-        for method in comparison.methods
-        if len(set(Counter(client.domain for client in method.runs[0].clients).values())) > 1
-        and not _corrupted(method)
-    ]
+    wanted = any(map(_clustered, comparison.methods))
+
+    def several(method: Method) -> bool:
+        counts = set(Counter(client.domain for client in method.runs[0].clients).values())
+        return len(counts) > 1 or (wanted and max(counts) > 1)
+
+    methods = [m for m in comparison.methods if several(m) and not _corrupted(m)]
     if not methods:
         return None
     sigma = "\N{GREEK SMALL LETTER SIGMA}"
@@ -194,6 +198,34 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
             f"domain counts once for each of its clients. {sigma} type and {sigma} client: "
             "standard deviations over domains and over clients (ddof 0). A client's accuracy is "
             "that on its own test data if all clients tested, else that of its domain. "
+            f"{_how_to_read(comparison)}"
+        ),
+        columns=[column.title for column in columns],
+        groups=_groups(comparison, methods, columns),
+    )
+
+
+def clusters_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+    """FedGCR's Table 4: clusters of clients against their types; None where there are none."""
+
+    def of(name: Literal["number", "accuracy", "rand"], unit: float) -> Callable[[Run], float]:
+        return lambda run: unit * clusters.final(run, name, window)
+
+    methods = [method for method in comparison.methods if _clustered(method)]
+    if not methods:
+        return None
+    columns = [
+        _Column("clusters found", of("number", 1), 0, 1),
+        _Column("clustering accuracy", of("accuracy", 100), 1),
+        _Column("adjusted Rand index", of("rand", 1), 1, 4),
+    ]
+    return Table(
+        title=f"Clusters, {comparison.span(window)}",
+        caption=(
+            "Of the clients that took part in a round, against their true types, their domains. "
+            "Clustering accuracy, in %: share of the clients whose type is the commonest in their "
+            "cluster (of types that tie, one counts); splitting clusters never lowers it. "
+            "Adjusted Rand index: at most 1 = the types themselves, 0 = chance. "
             f"{_how_to_read(comparison)}"
         ),
         columns=[column.title for column in columns],
@@ -319,6 +351,11 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
         columns=[column.title for column in columns],
         groups=_groups(comparison, methods, columns),
     )
+
+
+def _clustered(method: Method) -> bool:
+    """Whether its strategy found clusters of clients."""
+    return all(clusters.clusters(run) for run in method.runs)
 
 
 def _corrupted(method: Method) -> bool:

@@ -23,6 +23,7 @@ from fairflower.strategies.fedce import FedCE
 from fairflower.strategies.fedequilibria import FedEquilibria
 from fairflower.strategies.fedfv import FedFV
 from fairflower.strategies.fedga import FedGA
+from fairflower.strategies.fedgcr import FedGCR
 from fairflower.strategies.fedheal import FedHEAL
 from fairflower.strategies.fedism import FedISM
 from fairflower.strategies.fedmgda import FedMGDAPlus
@@ -39,6 +40,7 @@ STRATEGIES: dict[str, type[FairStrategy]] = {
     "fedequilibria": FedEquilibria,
     "fedmgda+": FedMGDAPlus,
     "fedfv": FedFV,
+    "fedgcr": FedGCR,
     "fedism": FedISM,
     "afl": AFL,
     "qffl": QFFL,
@@ -66,6 +68,7 @@ __all__ = [
     "FedEquilibria",
     "FedFV",
     "FedGA",
+    "FedGCR",
     "FedHEAL",
     "FedISM",
     "FedMGDAPlus",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -28,6 +29,7 @@ from fairflower.strategies.cohort import (
     Cohort,
     InvalidReply,
     check_arrays,
+    check_representation,
     decode_record,
     encode_record,
     is_buffer,
@@ -138,10 +140,14 @@ class FairStrategy(flower.FedAvg):
     #: reply's metrics or of ArrayRecords. A subclass (or its constructor) sets it;
     #: the train message's config asks for it under ``measure``.
     needs: tuple[str, ...] = ()
-    #: Those of ``needs`` that are one array per parameter.
-    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient")
+    #: Those of ``needs`` that are one array ``h``, of the same length for every client.
+    REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
+    #: Those of ``needs`` that are arrays: the others have one per parameter.
+    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Those of ``VECTORS`` that are means of squares.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher",)
+    #: Metrics that the rule reads and clients report unasked.
+    reads: tuple[str, ...] = ()
 
     #: Attributes that the rule carries from round to round: numbers, None, arrays, and
     #: dicts of them with text or whole numbers (client ids) as keys.
@@ -407,6 +413,7 @@ class FairStrategy(flower.FedAvg):
             return Member(content, metrics, arrays, vectors)
 
         members = self._sort_out(server_round, replies, self._asked, take_apart)
+        self._drop_odd_lengths(server_round, members)
         ids = sorted(members)
         records = [members[i].metrics for i in ids]
         common = [key for key in records[0] if all(key in record for record in records)]
@@ -494,7 +501,7 @@ class FairStrategy(flower.FedAvg):
         for node in waiting:
             self.dropped[names.get(node, node)] = "no reply before the timeout"
         for client, reason in sorted(self.dropped.items()):
-            logger.warning("Round %d goes on without client %d: %s", server_round, client, reason)
+            _warn(server_round, client, reason)
         self._check_enough(server_round, len(members), len(messages))
         return members
 
@@ -503,17 +510,26 @@ class FairStrategy(flower.FedAvg):
     ) -> dict[str, Arrays]:
         """The vectors that the strategy asked for; its scalars are there and finite."""
         vectors: dict[str, Arrays] = {}
-        for name in self.needs:
-            kind = "ArrayRecord" if name in self.VECTORS else "metric"
-            if name not in (content.array_records if name in self.VECTORS else metrics):
-                raise InvalidReply(
-                    f"it sent no {kind} {name!r}, which {type(self).__name__} needs. The client "
-                    f"must measure what the message's config names under 'measure'"
+        for name in (*self.needs, *self.reads):
+            is_record = name in self.VECTORS
+            if name not in (content.array_records if is_record else metrics):
+                remedy = (
+                    "must measure what the message's config names under 'measure'"
+                    if name in self.needs
+                    else "has to report it"
                 )
-            if name in self.VECTORS:
+                raise InvalidReply(
+                    f"it sent no {'ArrayRecord' if is_record else 'metric'} {name!r}, which "
+                    f"{type(self).__name__} needs. The client {remedy}"
+                )
+            if is_record:
                 try:
                     arrays = decode_record(content.array_records[name])
-                    vectors[name] = check_arrays(arrays, trained)
+                    vectors[name] = (
+                        check_representation(arrays)
+                        if name in self.REPRESENTATIONS
+                        else check_arrays(arrays, trained)
+                    )
                     if name in self.NON_NEGATIVE:
                         _check_signs(vectors[name])
                 except InvalidReply as problem:
@@ -536,6 +552,19 @@ class FairStrategy(flower.FedAvg):
             except InvalidReply as problem:
                 raise InvalidReply(f"its {exchange.name!r}: {problem}") from problem
         return vectors
+
+    def _drop_odd_lengths(self, server_round: int, members: dict[int, Member]) -> None:
+        """Go on without those whose representation is not as long as most others'."""
+        for name in set(self.REPRESENTATIONS) & set(self.needs):
+            lengths = {client: member.vectors[name]["h"].size for client, member in members.items()}
+            (usual, _), *_ = Counter(sorted(lengths.values())).most_common()
+            for client, length in lengths.items():
+                if length != usual:
+                    reason = f"its {name!r} has {length} numbers, most others' have {usual}"
+                    self.dropped[client] = reason
+                    _warn(server_round, client, reason)
+                    del members[client]
+            self._check_enough(server_round, len(members), len(self._asked))
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.weighted_by_key
@@ -586,6 +615,10 @@ def _check_signs(arrays: Arrays) -> None:
     for name, array in arrays.items():
         if array.size and array.min() < 0:
             raise InvalidReply(f"array {name!r} holds negative values")
+
+
+def _warn(server_round: int, client: int, reason: str) -> None:
+    logger.warning("Round %d goes on without client %d: %s", server_round, client, reason)
 
 
 def _client_id(metrics: MetricRecord, default: int) -> int:

@@ -79,8 +79,8 @@ class Cohort:
         Arrays that are not trained (BatchNorm statistics and counters).
     measured : dict of name -> tuple of K dicts
         What the strategy asked the clients to measure (``fisher``, ``gradient``):
-        one array per parameter, under the parameter's name. And what they returned
-        to exchanges, by the exchange's name.
+        one array per parameter, under the parameter's name; ``representation``: one
+        array ``h``. And what they returned to exchanges, by the exchange's name.
     population : int
         Clients of the whole federation, of which these K took part; 0: these are all.
     max_weight : float
@@ -300,6 +300,18 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
         if not _finite(got):
             raise InvalidReply(f"array {name!r} holds NaN or infinite values")
     return {name: arrays[name] for name in received}
+
+
+def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """One array ``h`` of real numbers, or ``InvalidReply`` saying what is there instead."""
+    if list(arrays) != ["h"]:
+        raise InvalidReply(f"expected one array 'h', got {list(arrays)[:3]}")
+    h = arrays["h"]
+    if h.ndim != 1 or h.size == 0 or h.dtype.kind != "f":
+        raise InvalidReply(f"expected 'h' as real numbers in a row, got {h.dtype} {h.shape}")
+    if not _finite(h):
+        raise InvalidReply("array 'h' holds NaN or infinite values")
+    return {"h": h}
 
 
 def scalar_metrics(content: RecordDict) -> MetricRecord:

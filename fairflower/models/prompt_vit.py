@@ -1,0 +1,201 @@
+"""FedGCR's network: a frozen Vision Transformer that is told by prompts what to look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import ViT_B_16_Weights, vit_b_16
+from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
+
+from fairflower.config import ConfigError
+from fairflower.models import Classifier, recall
+from fairflower.models.weights import from_file, from_text
+
+#: Global prompts (released code; the paper does not say).
+NUM_PROMPTS = 4
+
+
+class PromptViT(Classifier):
+    """The FedGC model (Cheng et al., AAAI 2024): global prompts, customised to each image.
+
+    With ViT(x) the class token of the frozen transformer after its last norm, and
+    ViT(x | p) that with prompts at the end of the sequence of tokens::
+
+        z_raw = ViT(x)                                   first stage, no gradient
+        h     = GC-Net(z_raw)                            type-specific prompt
+        z     = ViT(x | p_1 + h, ..., p_4 + h)           second stage
+        y     = head(z)
+
+    Every image has its own h. Trained, and sent, are the prompts p, GC-Net and the head
+    alone; the transformer is everybody's from the start. Because z_raw of an image never
+    changes, it is computed once and then recalled (`fairflower.clients.Images`), for
+    which images are not augmented.
+
+    Where the paper is silent, the released code decides: four prompts drawn from
+    N(0, 0.02^2), which get no positional embedding; GC-Net d -> 4 d -> d with a ReLU; a
+    linear head (the paper: "MLP"). Its 10 % dropout of z is left out, and its mixing of
+    the h of a batch is not repeated: there sample b gets the h of four other samples.
+
+    Parameters
+    ----------
+    vit
+        Loses its own head. It sees images resized to its size, grey ones in three
+        channels, normalised as the data set says.
+    num_classes
+        Width of the head.
+    shape
+        Channels, height and width of an image; 1 or 3 channels.
+
+    Raises
+    ------
+    ConfigError
+        On images of other than 1 or 3 channels.
+    """
+
+    two_stages = True
+
+    def __init__(
+        self, vit: VisionTransformer, num_classes: int, shape: tuple[int, int, int]
+    ) -> None:
+        super().__init__()
+        if shape[0] not in (1, 3):
+            raise ConfigError(
+                f"A ViT needs grey or colour images, and these have {shape[0]} channels. "
+                "Choose another model.name."
+            )
+        d = vit.hidden_dim
+        self.prompts = nn.Parameter(torch.empty(NUM_PROMPTS, d).normal_(std=0.02))
+        self.gc_net = nn.Sequential(nn.Linear(d, 4 * d), nn.ReLU(), nn.Linear(4 * d, d))
+        self.head = nn.Linear(d, num_classes)
+        vit.heads = nn.Identity()
+        self.vit = vit.requires_grad_(False).eval()
+
+    def first_stage(self, x: Tensor) -> Tensor:
+        """Give z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known."""
+        known = recall(x)
+        if known is not None:
+            return known
+        with torch.no_grad():
+            return self._class_token(x)
+
+    def customise(self, x: Tensor) -> Tensor:
+        """The type-specific prompt h [N, d] of each image."""
+        h: Tensor = self.gc_net(self.first_stage(x))
+        return h
+
+    def prompted(self, x: Tensor, h: Tensor) -> Tensor:
+        """See images with the prompts p + h, h being [N, d]: z [N, d]."""
+        return self._class_token(x, self.prompts + h[:, None])
+
+    def features(self, x: Tensor) -> Tensor:
+        """Normalised images [N, C, H, W] to the second stage's class token z [N, d]."""
+        return self.prompted(x, self.customise(x))
+
+    def represent(self, x: Tensor) -> Tensor:
+        """What tells a client's type: h [N, d], averaged to h~ in the paper's Eq. 4."""
+        return self.customise(x)
+
+    def travelling(self) -> dict[str, Tensor]:
+        """All arrays but the transformer's."""
+        state = self.state_dict()
+        return {name: array for name, array in state.items() if not name.startswith("vit.")}
+
+    def train(self, mode: bool = True) -> PromptViT:
+        """Set the mode of all but the transformer, which stays in eval mode."""
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
+        vit = self.vit
+        if x.shape[1] == 1:
+            x = x.expand(-1, 3, -1, -1)
+        size = (vit.image_size, vit.image_size)
+        if x.shape[2:] != size:
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        patches = vit.conv_proj(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([vit.class_token.expand(len(x), -1, -1), patches], 1)
+        tokens = tokens + vit.encoder.pos_embedding
+        if prompts is not None:
+            tokens = torch.cat([tokens, prompts], 1)
+        encoded: Tensor = vit.encoder.ln(vit.encoder.layers(vit.encoder.dropout(tokens)))
+        return encoded[:, 0]
+
+
+def prompt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """``model.name = "prompt-vit-tiny"``; without ``weights``, those shipped here.
+
+    0.76 M frozen parameters; 0.13 M are trained, for ten classes. The weights were
+    pretrained on characters of matplotlib's fonts (``experiments/pretrain_vit_tiny.py``).
+    """
+    vit = vit_tiny()
+    if weights == "imagenet":
+        raise ConfigError(
+            "model.weights = 'imagenet': there are none for prompt-vit-tiny. Leave it empty for "
+            "the weights that it comes with, or name a file."
+        )
+    if weights:
+        _load(vit, from_file(weights), weights)
+    else:
+        text = resources.files(__package__).joinpath("vit_tiny.json").read_text(encoding="ascii")
+        _load(vit, from_text(text), "vit_tiny.json")
+    return PromptViT(vit, num_classes, shape)
+
+
+def prompt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """``model.name = "prompt-vit-b-16"``, the paper's; without ``weights``, ImageNet's.
+
+    85.8 M frozen parameters; 4.73 M are trained. ImageNet's weights are torchvision's
+    ``IMAGENET1K_V1``, downloaded once to torch's cache.
+    """
+    vit = vit_b_16()
+    if weights in ("", "imagenet"):
+        try:
+            arrays = ViT_B_16_Weights.IMAGENET1K_V1.get_state_dict(
+                progress=False, check_hash=True, weights_only=True
+            )
+        except (URLError, OSError) as error:
+            raise ConfigError(
+                f"The ImageNet weights of vit_b_16 cannot be downloaded ({error}). Get "
+                f"{ViT_B_16_Weights.IMAGENET1K_V1.url} elsewhere, and name it in model.weights."
+            ) from error
+    else:
+        arrays = from_file(weights)
+    _load(vit, arrays, weights)
+    return PromptViT(vit, num_classes, shape)
+
+
+def vit_tiny(num_classes: int = 1) -> VisionTransformer:
+    """Make torchvision's ViT at a CPU's size: 16 tokens of a 32x32 image, 5 layers, d = 128.
+
+    Patches of 8x8 pixels go through three convolutions of stride 2 first, which lets a
+    small transformer learn from few images (Xiao et al., NeurIPS 2021).
+    """
+    return VisionTransformer(
+        image_size=32,
+        patch_size=8,
+        num_layers=5,
+        num_heads=4,
+        hidden_dim=128,
+        mlp_dim=256,
+        num_classes=num_classes,
+        conv_stem_configs=[ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)],
+    )
+
+
+def _load(vit: VisionTransformer, arrays: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into a ViT, whatever head they had."""
+    body = {name: array for name, array in arrays.items() if not name.startswith("heads.")}
+    vit.heads = nn.Identity()
+    try:
+        vit.load_state_dict(body)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"model.weights = {source!r} are another network's: {reason[:400]}"
+        ) from error

@@ -1,0 +1,90 @@
+"""Clusters of clients that a strategy found, beside the types that the clients are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower import metrics
+from fairflower.report.reading import Run
+
+Vector = NDArray[np.float64]
+
+#: What strategies record of clusters, by client: its cluster, and its place on a map.
+IDS, MAP = "cluster", ("map_x", "map_y")
+
+
+class Clusters(NamedTuple):
+    """A run's clusters in R rounds, of K clients.
+
+    Attributes
+    ----------
+    rounds : int array [R]
+    types : str array [K]
+        The clients' domains, in the order of ``run.clients``.
+    ids : float array [R, K]
+        The cluster of each client; NaN in rounds without it.
+    map : float array [R, K, 2]
+        Where each client's representation is on a map of the round; NaN where not known.
+    """
+
+    rounds: NDArray[np.int64]
+    types: NDArray[np.str_]
+    ids: Vector
+    map: Vector
+
+    def figure(self, name: Literal["number", "accuracy", "rand"]) -> Vector:
+        """A figure of each round, [R], over the clients that took part in it."""
+        figure = FIGURES[name]
+        there = np.isfinite(self.ids)
+        rows = zip(there, self.ids, strict=True)
+        return np.array([figure(self.types[t], ids[t].astype(np.int64)) for t, ids in rows])
+
+
+FIGURES: Mapping[str, Callable[[NDArray[np.str_], NDArray[np.int64]], float]] = {
+    "number": lambda types, ids: float(len(np.unique(ids))),
+    "accuracy": metrics.clustering_accuracy,
+    "rand": metrics.adjusted_rand,
+}
+
+
+def clusters(run: Run) -> Clusters | None:
+    """The clusters that the run's strategy recorded, round by round; None without any."""
+    column = {client.client_id: k for k, client in enumerate(run.clients)}
+    rounds: list[int] = []
+    rows: list[Vector] = []
+    for record in run.diagnostics:
+        clients = record.get("client_ids", [])
+        found = [_vector(record.get(name), len(clients)) for name in (IDS, *MAP)]
+        if not clients or not np.isfinite(found[0]).all() or not set(clients) <= set(column):
+            continue
+        row = np.full((len(column), 1 + len(MAP)), np.nan)
+        row[[column[client] for client in clients]] = np.transpose(found)
+        rounds.append(int(record["round"]))
+        rows.append(row)
+    if not rounds:
+        return None
+    values = np.array(rows)
+    types = np.array([client.domain for client in run.clients])
+    return Clusters(np.array(rounds), types, values[:, :, 0], values[:, :, 1:])
+
+
+def final(run: Run, name: Literal["number", "accuracy", "rand"], window: int) -> float:
+    """Mean of a figure over the last ``window`` tested rounds; NaN where nothing is known."""
+    found = clusters(run)
+    if found is None:
+        return float("nan")
+    values = found.figure(name)[np.isin(found.rounds, run.final_rounds(window))]
+    return float(values.mean()) if values.size else float("nan")
+
+
+def _vector(value: object, length: int) -> Vector:
+    """One number per client; NaN where the value is anything else."""
+    try:
+        vector = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        vector = np.empty(0)
+    return vector if vector.shape == (length,) else np.full(length, np.nan)

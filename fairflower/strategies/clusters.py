@@ -1,0 +1,199 @@
+"""Clusters of clients by what they say of their type, of the same names every round.
+
+Few clients (K of about 20) say it in many numbers (d = 768), some clusters have a single
+client, and how many there are may be unknown. What is done here did best in
+``benchmarks/clusters.py``: T centres differ in T - 1 directions, so vectors are projected on
+as many principal axes; there a Gaussian mixture is fitted whose components share one
+covariance, so that a component of one client has one, too. A covariance of its own for
+every component, scikit-learn's default, cannot be estimated from a client or two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+Vectors = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+#: What is added to the shared variances, of vectors whose variance is 1 on average.
+_LEAST_VARIANCE = 1e-2
+_STARTS = 10
+#: Most clusters that are looked for when their number is not given.
+_MOST = 10
+
+
+class Clusters(NamedTuple):
+    """Who belongs together.
+
+    Attributes
+    ----------
+    ids : ndarray of shape (K,)
+        The cluster of each client of the cohort.
+    members : dict of int -> int
+        Client -> its cluster in the last round that it took part in.
+    centres : dict of int -> ndarray of shape (d,)
+        Cluster -> mean of its clients' vectors, in the last round that it had any.
+    bic : float
+        See `bic`; the lower, the better.
+    """
+
+    ids: Labels
+    members: dict[int, int]
+    centres: dict[int, Vectors]
+    bic: float
+
+
+def cluster(
+    h: Vectors,
+    clients: Sequence[int],
+    number: int | None = None,
+    *,
+    members: Mapping[int, int] | None = None,
+    centres: Mapping[int, Vectors] | None = None,
+    seed: int = 0,
+) -> Clusters:
+    """Cluster clients, and keep the names that clusters had before.
+
+    Parameters
+    ----------
+    h : ndarray of shape (K, d)
+        A vector per client.
+    clients : sequence of K ints
+        Their ids.
+    number : int, optional
+        How many clusters there are; fewer come out where fewer vectors differ. None: as
+        many, up to 10 and half the clients, as have the least `bic`.
+    members, centres : dict, optional
+        Of the round before.
+    seed : int
+        Of the mixture's starting points.
+    """
+    members, centres = dict(members or {}), dict(centres or {})
+    with threadpool_limits(1, user_api="blas"):
+        labels = _labels(h, number, seed)
+        ids = _named(labels, h, clients, number, members, centres)
+        members.update(zip(clients, ids.tolist(), strict=True))
+        centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
+        return Clusters(ids, members, centres, bic(h, labels))
+
+
+def bic(h: Vectors, labels: Labels) -> float:
+    """Bayesian information criterion of T clusters of one common, isotropic variance, over d.
+
+    With S the sum of squared distances from the clusters' means::
+
+        BIC / d = K ln(S / (K - T)) + T ln K
+
+    up to a constant; infinite for T = K. It is the criterion's usual form, with the
+    unbiased variance S / (d (K - T)) and not the likeliest, S / (d K): that one goes to
+    zero with clusters of a client or two, and finds too many of them. So does a mixture's
+    own criterion, in the few dimensions that it is fitted in.
+    """
+    K, T = len(h), len(np.unique(labels))
+    if K == T:
+        return np.inf
+    total = _spread(h, np.zeros(K, np.int64))
+    # What is left of a spread by rounding alone counts as nothing.
+    spread = max(_spread(h, labels), 1e-9 * total, np.finfo(np.float64).tiny)
+    return float(K * np.log(spread / (K - T)) + T * np.log(K))
+
+
+def principal(h: Vectors, axes: int) -> Vectors:
+    """Coordinates on the first principal axes, shape (K, axes); zero where there are fewer.
+
+    An axis points to where its largest entry is positive, so a picture of it does not
+    flip from one round to the next without a cause.
+    """
+    with threadpool_limits(1, user_api="blas"):  # the bits do not depend on cores
+        left, lengths, right = np.linalg.svd(h - h.mean(axis=0), full_matrices=False)
+    signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
+    coordinates = (left * (lengths * signs))[:, :axes]
+    missing = axes - coordinates.shape[1]
+    return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
+
+
+def _labels(h: Vectors, number: int | None, seed: int) -> Labels:
+    different = len(np.unique(h, axis=0))
+    if number is not None:
+        return _mixture(h, min(number, different), seed)
+    most = max(1, min(_MOST, len(h) // 2, different))
+    found = [_mixture(h, T, seed) for T in range(1, most + 1)]
+    return min(found, key=lambda labels: bic(h, labels))
+
+
+def _mixture(h: Vectors, T: int, seed: int) -> Labels:
+    """Labels of a mixture of T Gaussians of one covariance on T - 1 principal axes."""
+    if T == 1:
+        return np.zeros(len(h), np.int64)
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    x = principal(h, T - 1)
+    x = x / np.sqrt(np.mean(x**2))
+    mixture = GaussianMixture(
+        T, covariance_type="tied", reg_covar=_LEAST_VARIANCE, n_init=_STARTS, random_state=seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # k-means, on equal vectors
+        return np.asarray(mixture.fit_predict(x), np.int64)
+
+
+def _named(
+    labels: Labels,
+    h: Vectors,
+    clients: Sequence[int],
+    number: int | None,
+    members: Mapping[int, int],
+    centres: Mapping[int, Vectors],
+) -> Labels:
+    """Labels as ids: a cluster is called as most of its clients' clusters were.
+
+    The names are those that keep as many clients as possible where they were. Where
+    clients do not decide, the nearest centres do; a cluster that is nearer to another one
+    of this round than to any idle name's centre gets a new name, while there are any.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    # In the order of the clients' ids, so that the first names do not depend on a mixture.
+    first = np.unique(labels, return_index=True)[1]
+    new = labels[np.sort(first)]
+    means = np.array([h[labels == label].mean(axis=0) for label in new])
+    names = sorted(centres)
+    most = len(names) + len(new) if number is None else max(number, len(new))
+    unused = (name for name in itertools.count() if name not in centres)
+    names += itertools.islice(unused, max(0, most - len(names)))
+    reach = _smallest_distance(means) / 2
+    # What centres say, all together, is less than what one client says.
+    vote = 0.5 / len(new)
+    value = np.full((len(new), len(names)), vote / 2)
+    for j, name in enumerate(names):
+        if name in centres and centres[name].shape == means.shape[1:]:
+            away = np.linalg.norm(means - centres[name], axis=1)
+            value[:, j] = vote * np.divide(
+                reach, reach + away, where=away > 0, out=np.ones(len(new))
+            )
+    for client, label in zip(clients, labels, strict=True):
+        if client in members:
+            value[new == label, names.index(members[client])] += 1
+    rows, columns = linear_sum_assignment(value, maximize=True)
+    called = {int(new[i]): names[j] for i, j in zip(rows, columns, strict=True)}
+    return np.array([called[int(label)] for label in labels], np.int64)
+
+
+def _smallest_distance(points: Vectors) -> float:
+    """Between any two of them; 0 for a single one."""
+    distances = [np.linalg.norm(a - b) for i, a in enumerate(points) for b in points[:i]]
+    return float(min(distances, default=0))
+
+
+def _spread(h: Vectors, labels: Labels) -> float:
+    """Sum of the squared distances from the clusters' means."""
+    parts = (h[labels == label] for label in np.unique(labels))
+    return float(sum(np.sum((part - part.mean(axis=0)) ** 2) for part in parts))
