@@ -19,10 +19,10 @@ TRAINED = {"prompts", "gc_net", "head"}
 
 
 def dot(a, b, variant):
-    product = sum(float(p) * float(q) for p, q in zip(a, b, strict=True))
+    product = sum(p.item() * q.item() for p, q in zip(a, b, strict=True))
     if variant == "paper":
         return product
-    return product / math.sqrt(sum(float(p) ** 2 for p in a) * sum(float(q) ** 2 for q in b))
+    return product / math.sqrt(sum(p.item() ** 2 for p in a) * sum(q.item() ** 2 for q in b))
 
 
 def second_round(variant="paper", **changes):

@@ -28,9 +28,10 @@ def mixing(model, lambda_=0.1):
 
 @networks
 def test_the_loss_is_mixups_to_first_order_image_by_image(make):
-    client = mixing(make().double())
+    client = mixing(make())
     client.images, client.labels = client.images.double(), client.labels.double()
     x, y = next(client.train_images.eval_batches(4))
+    client.model.double()
     x, step, lam = x.double(), 1e-5, 0.1
     expected = 0.0
     for i in range(4):
