@@ -173,6 +173,26 @@ CLIENTS: dict[str, ClientMethod] = {
         },
         exchanges=("anchors",),
     ),
+    "fedgc": ClientMethod(
+        "fairflower.clients.fedgc",
+        "FedGC",
+        "prompts that suit the client's group, for prompt-vit-* (FedGCR, Cheng et al. 2024)",
+        {
+            "lambda1": Argument(0.5, min=0),
+            "lambda2": Argument(0.1, min=0),
+            "tau": Argument(0.5, min=1e-6),
+            "variant": Argument("paper"),
+            "num_clusters": Argument(0, min=0),
+        },
+        exchanges=("centres",),
+    ),
+    "fedmix": ClientMethod(
+        "fairflower.clients.fedmix",
+        "FedMix",
+        "mixup with averages of all clients' images, which leave them (Yoon et al. 2021)",
+        {"lambda_": Argument(0.05, min=0, max=1), "batches": Argument(2, min=1)},
+        exchanges=("averages",),
+    ),
     "ditto": ClientMethod(
         "fairflower.clients.ditto",
         "Ditto",

@@ -47,7 +47,9 @@ def clients() -> str:
     for name, method in CLIENTS.items():
         kinds = [EXCHANGES[exchange] for exchange in method.exchanges]
         to = ", ".join(f"`{kind.name}`" for kind in kinds)
-        back = ", ".join(f"`{kind.name}`" for kind in kinds if kind.returned)
+        names = [kind.name for kind in kinds if kind.returned]
+        names += [need for kind in kinds for need in kind.needs]
+        back = ", ".join(f"`{name}`" for name in names)
         if kinds:
             rows.append((f"`{name}`", f"`{kinds[0].__name__}`", to, back or "nothing"))
     return _table(("client", "exchange", "may come from the server", "leaves the client"), rows)

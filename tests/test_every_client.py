@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from toys import CLASSES, SETTINGS, data, exchanges, federate, same, tiny, trainer
+from toys import CLASSES, SETTINGS, data, exchanges, federate, net, prompted, same, trainer
 
 from fairflower.config import ConfigError, RunConfig, kebab
 from fairflower.names import CLIENTS
@@ -21,9 +21,10 @@ def two_rounds(name, strategy="uniform", model=None, reverse=False, **changes):
     rule = STRATEGIES[strategy](fraction_train=0.6, exchanges=exchanges(name))
 
     def make(client):
-        return trainer(name, client, model=model or tiny(), **changes)
+        return trainer(name, client, model=model or net(name), **changes)
 
-    return federate(rule, make, 5, 2, tiny_arrays(name), reverse)
+    start = trainer(name, model=model or net(name)).send()
+    return federate(rule, make, 5, 2, start, reverse)
 
 
 def tiny_arrays(name):
@@ -39,7 +40,7 @@ def test_every_client_trains_under_every_strategy_and_repeats_itself(name, strat
     for key, array in model.items():
         assert (array.dtype, array.shape) == (start[key].dtype, start[key].shape)
         assert np.isfinite(array).all()
-    assert not np.array_equal(model["layer.weight"], start["layer.weight"])
+    assert not np.array_equal(model["head.weight"], start["head.weight"])
     again, _ = two_rounds(name, strategy, reverse=True)
     assert same(model, again)
 
@@ -47,7 +48,7 @@ def test_every_client_trains_under_every_strategy_and_repeats_itself(name, strat
 @every_client
 def test_clients_that_share_a_workers_model_do_not_see_each_other(name):
     alone, contexts = two_rounds(name)
-    shared, also = two_rounds(name, model=tiny(), reverse=True)
+    shared, also = two_rounds(name, model=net(name), reverse=True)
     assert same(alone, shared)
     for node, context in contexts.contexts.items():
         other = also.contexts[node].state.array_records
@@ -62,7 +63,7 @@ def test_steps_of_length_zero_return_the_received_parameters(name):
     settings = replace(SETTINGS, lr=0.0, sharpness="none")
     start = tiny_arrays(name)
     model, _ = two_rounds(name, settings=settings)
-    for key in ("layer.weight", "layer.bias", "norm.weight", "head.weight"):
+    for key in (name for name, _ in net(name).named_parameters() if name in start):
         assert np.array_equal(model[key], start[key])
 
 
@@ -137,6 +138,7 @@ def test_fedavg_is_plain_local_training_and_leaves_the_label_to_the_strategy():
 def test_the_methods_differ():
     """None is another in disguise, from its second round on."""
     plain = ("sgd", "fedavg", "ditto")  # of Ditto the global track is plain
-    models = {name: two_rounds(name)[0]["layer.weight"].tobytes() for name in CLIENTS}
+    models = {name: two_rounds(name)[0]["head.weight"].tobytes() for name in CLIENTS}
     assert len({models[name] for name in plain}) == 1
     assert len(set(models.values())) == len(models) - len(plain) + 1
+    assert models["fedgc"] != two_rounds("sgd", model=prompted())[0]["head.weight"].tobytes()

@@ -10,12 +10,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.vision_transformer import VisionTransformer
 
 from fairflower.clients import ClientData, Trainer, build_trainer, make_client_app
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.inline import InlineGrid
 from fairflower.models import Classifier
+from fairflower.models.prompt_vit import PromptViT
 from fairflower.names import CLIENTS
 from fairflower.strategies import FairStrategy, build_exchange
 
@@ -43,6 +45,18 @@ def tiny(seed: int = 0) -> Tiny:
         return Tiny()
 
 
+def prompted(seed: int = 0) -> PromptViT:
+    """A prompted transformer of one layer, for images of 8x8 pixels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), CLASSES, (1, 8, 8))
+
+
+def net(name: str, seed: int = 0) -> Classifier:
+    """A tiny network that a registered trainer can train."""
+    return prompted(seed) if name == "fedgc" else tiny(seed)
+
+
 def images(n: int, seed: int, classes: int = CLASSES) -> Split:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
@@ -58,7 +72,7 @@ def data(client: int = 0, train: int = 12, classes: int = CLASSES) -> ClientData
 def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
     """A registered trainer on tiny data."""
     options = {
-        "model": changes.pop("model", None) or tiny(),
+        "model": changes.pop("model", None) or net(name),
         "data": changes.pop("data", None) or data(client),
         "settings": changes.pop("settings", SETTINGS),
         "client_id": client,

@@ -76,11 +76,14 @@ class PromptViT(Classifier):
         self.vit = vit.requires_grad_(False).eval()
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """Give z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known."""
-        known = recall(x)
+        """Give z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known.
+
+        It has a gradient where the images have one, which are then looked at anew.
+        """
+        known = None if x.requires_grad else recall(x)
         if known is not None:
             return known
-        with torch.no_grad():
+        with torch.set_grad_enabled(x.requires_grad and torch.is_grad_enabled()):
             return self._class_token(x)
 
     def customise(self, x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from fairflower.strategies.base import FairStrategy, RoundFailed
 from fairflower.strategies.cohort import Cohort
 from fairflower.strategies.exchanges import (
     EXCHANGES,
+    AveragedBatches,
+    Centres,
     ControlVariates,
     DynamicRegulariser,
     Exchange,
@@ -57,6 +59,8 @@ __all__ = [
     "QFFL",
     "STRATEGIES",
     "TERM",
+    "AveragedBatches",
+    "Centres",
     "Cohort",
     "ControlVariates",
     "DynamicRegulariser",

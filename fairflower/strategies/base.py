@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from fairflower.flower import privacy_wrapper
 from fairflower.strategies.bounds import clip_updates
+from fairflower.strategies.clusters import Clusters
 from fairflower.strategies.cohort import (
     Arrays,
     Cohort,
@@ -131,6 +133,8 @@ class FairStrategy(flower.FedAvg):
         The scalar metrics that all of them sent.
     dropped : dict of int -> str
         Clients that were asked in the last round and not merged, with the reason.
+    clusters : Clusters, or None
+        Those of the last cohort, if the rule finds any.
     """
 
     #: Where the rule comes from, for ``fairflower list`` and the report.
@@ -179,6 +183,7 @@ class FairStrategy(flower.FedAvg):
         self.client_ids: tuple[int, ...] = ()
         self.client_metrics: dict[str, NDArray[np.float64]] = {}
         self.dropped: dict[int, str] = {}
+        self.clusters: Clusters | None = None
         self._roster: dict[int, int] | None = None
         self._clients: dict[int, int] = {}  # node id -> client id, as far as is known
         self._seed = 0
@@ -282,8 +287,8 @@ class FairStrategy(flower.FedAvg):
         for attribute, key in self.FROM_CONFIG.items():
             if getattr(self, attribute) is None:
                 setattr(self, attribute, config.get(key))
-        if self.needs:
-            config["measure"] = ",".join(self.needs)
+        if needs := self._all_needs():
+            config["measure"] = ",".join(needs)
         if self._roster is None:
             messages = list(super().configure_train(server_round, arrays, config, grid))
             self._population = len(list(grid.get_node_ids()))
@@ -333,8 +338,10 @@ class FairStrategy(flower.FedAvg):
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics = {}
+        self.clusters = None
         cohort = self._bound(cohort)
         merged = self.merge(cohort)
+        cohort = replace(cohort, clusters=self.clusters)
         if "weights" in self.diagnostics:  # as `Cohort.average` has applied them
             self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
         for exchange in self.exchanges:
@@ -346,16 +353,24 @@ class FairStrategy(flower.FedAvg):
 
     def _add_what_to_tell(self, message: Message) -> None:
         node = message.metadata.dst_node_id
-        told = self.tell(self._clients.get(node, node))
+        client = self._clients.get(node, node)
+        told = dict(self.tell(client))
+        for exchange in self.exchanges:
+            told |= exchange.tell(client)
         if told:
             # The messages of a round share their content.
             config = message.content.config_records[self.configrecord_key]
             own = ConfigRecord({**config, **told})
             message.content = RecordDict({**message.content, self.configrecord_key: own})
 
+    def _all_needs(self) -> tuple[str, ...]:
+        """What clients have to measure, for the rule or for an exchange, each once."""
+        others = (name for exchange in self.exchanges for name in exchange.needs)
+        return tuple(dict.fromkeys((*self.needs, *others)))
+
     def _check_clipping(self, wrapper: str, received: Arrays) -> None:
         """Refuse what Flower's clipping would take for a model, or for its parameters."""
-        beside = [name for name in self.needs if name in self.VECTORS]
+        beside = [name for name in self._all_needs() if name in self.VECTORS]
         beside += [exchange.name for exchange in self.exchanges]
         if beside:
             raise ValueError(
@@ -510,12 +525,13 @@ class FairStrategy(flower.FedAvg):
     ) -> dict[str, Arrays]:
         """The vectors that the strategy asked for; its scalars are there and finite."""
         vectors: dict[str, Arrays] = {}
-        for name in (*self.needs, *self.reads):
+        needs = self._all_needs()
+        for name in (*needs, *self.reads):
             is_record = name in self.VECTORS
             if name not in (content.array_records if is_record else metrics):
                 remedy = (
                     "must measure what the message's config names under 'measure'"
-                    if name in self.needs
+                    if name in needs
                     else "has to report it"
                 )
                 raise InvalidReply(
@@ -555,7 +571,7 @@ class FairStrategy(flower.FedAvg):
 
     def _drop_odd_lengths(self, server_round: int, members: dict[int, Member]) -> None:
         """Go on without those whose representation is not as long as most others'."""
-        for name in set(self.REPRESENTATIONS) & set(self.needs):
+        for name in set(self.REPRESENTATIONS) & set(self._all_needs()):
             lengths = {client: member.vectors[name]["h"].size for client, member in members.items()}
             (usual, _), *_ = Counter(sorted(lengths.values())).most_common()
             for client, length in lengths.items():
@@ -580,7 +596,7 @@ class FairStrategy(flower.FedAvg):
         records = content.array_records
         if self.arrayrecord_key in records:
             return records[self.arrayrecord_key]
-        extra = {*self.needs, *(exchange.name for exchange in self.exchanges)}
+        extra = {*self._all_needs(), *(exchange.name for exchange in self.exchanges)}
         others = [record for name, record in records.items() if name not in extra]
         if len(others) == 1:
             return others[0]

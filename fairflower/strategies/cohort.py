@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from fairflower.arrays import arrays_of
 from fairflower.strategies.bounds import cap_weights
+from fairflower.strategies.clusters import Clusters
 
 #: Coordinates handled at a time: small enough that a block of every temporary
 #: stays in the processor's cache, large enough that Python's cost disappears.
@@ -85,6 +86,8 @@ class Cohort:
         Clients of the whole federation, of which these K took part; 0: these are all.
     max_weight : float
         Largest weight that a client may have; see `fairflower.strategies.bounds`.
+    clusters : Clusters, optional
+        The clients' clusters, for exchanges, where the strategy has found any.
     """
 
     server_round: int
@@ -97,6 +100,7 @@ class Cohort:
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     population: int = 0
     max_weight: float = 1.0
+    clusters: Clusters | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "population", max(self.population, len(self)))

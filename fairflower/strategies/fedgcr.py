@@ -99,6 +99,7 @@ class FedGCR(FairStrategy):
             seed=self._seed,
         )
         self.members, self.centres = clusters.members, clusters.centres
+        self.clusters = clusters
         loss = self._losses(cohort)
         beta = self._beta(cohort.server_round)
         omega = cohort.sample_weights

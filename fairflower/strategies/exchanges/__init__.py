@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflower.strategies.exchanges.anchors import SemanticAnchors
+from fairflower.strategies.exchanges.averages import AveragedBatches
 from fairflower.strategies.exchanges.base import Exchange
+from fairflower.strategies.exchanges.centres import Centres
 from fairflower.strategies.exchanges.control import ControlVariates
 from fairflower.strategies.exchanges.prototypes import Prototypes
 from fairflower.strategies.exchanges.regulariser import DynamicRegulariser
@@ -23,10 +25,14 @@ EXCHANGES: dict[str, type[Exchange]] = {
     "regulariser": DynamicRegulariser,
     "prototypes": Prototypes,
     "anchors": SemanticAnchors,
+    "centres": Centres,
+    "averages": AveragedBatches,
 }
 
 __all__ = [
     "EXCHANGES",
+    "AveragedBatches",
+    "Centres",
     "ControlVariates",
     "DynamicRegulariser",
     "Exchange",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fairflower.strategies.cohort import Arrays, Cohort, check_arrays
@@ -17,12 +18,15 @@ class Exchange:
         Of the ArrayRecord in train messages and, if ``returned``, in their replies.
     returned
         Whether clients send something back.
+    needs
+        What clients have to measure for it, as in ``FairStrategy.needs``.
     seed
         The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
     """
 
     name: ClassVar[str]
     returned: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ()
     seed: int = 0
 
     #: Attributes that are carried from round to round, as in ``FairStrategy.STATE``.
@@ -36,6 +40,10 @@ class Exchange:
 
     def broadcast(self, server_round: int) -> Arrays:
         """What this round's train messages carry; empty for no record at all."""
+        return {}
+
+    def tell(self, client_id: int) -> Mapping[str, float | str]:
+        """What one client alone is to know; see ``FairStrategy.tell``."""
         return {}
 
     def check(self, arrays: Arrays, trained: Arrays) -> Arrays:

@@ -1,0 +1,152 @@
+"""FedGC, the local training of FedGCR (Cheng, Yeh, Chen, Pastor, Chen, AAAI 2024)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairflower.clients.base import Arrays
+from fairflower.clients.features import FeatureTrainer
+from fairflower.clients.gradients import evaluating
+from fairflower.clients.measure import representation
+from fairflower.config import ConfigError
+from fairflower.models.prompt_vit import PromptViT
+
+Variant = Literal["paper", "released"]
+
+
+class FedGC(FeatureTrainer):
+    """Train prompts that suit the client's type, near to what the server makes of it.
+
+    With h the type-specific prompt of an image and z its representation (`PromptViT`),
+    H_1 ... H_T' the centres of the clusters of clients, of which i is this client's
+    (the exchange ``centres``), h_prev its mean prompt after its last round (Eq. 4), and
+    z_0 and z_prev what the received model and its own last one make of the image::
+
+        loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
+        L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
+        L_RA = -log( e^(z.z_0/tau) / (e^(z.z_0/tau) + e^(z.z_prev/tau)) )         (Eq. 8)
+
+    averaged over the batch. A client without a cluster (the first round, its own first
+    round, a server that shares no centres) trains with the cross entropy alone, as in
+    Algorithm 1 while H is NULL. What it kept waits while it sits rounds out. Neither z_0
+    nor z_prev has a gradient. It keeps its last prompts, GC-Net and head.
+
+    The paper's optimiser is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
+    ``train.lr = 0.001``.
+
+    Parameters
+    ----------
+    lambda1, lambda2
+        Defaults 0.5 and 0.1 (paper).
+    tau
+        Default 0.5 (paper).
+    variant
+        ``"released"`` follows the authors' code: cosines for products; no tau in L_RA;
+        in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; h_prev is by the model
+        received last time, as z_0 is; without a cluster, the cross entropy without h is
+        added. Of that code are left out: dropout, the mixing of a batch's h, moments of
+        AdamW that outlive a round, and a learning rate for each part.
+
+    Raises
+    ------
+    ConfigError
+        With a network that is no `PromptViT`, or an unknown variant.
+    """
+
+    model: PromptViT
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *args: Any,
+        lambda1: float = 0.5,
+        lambda2: float = 0.1,
+        tau: float = 0.5,
+        variant: Variant = "paper",
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, PromptViT):
+            raise ConfigError(
+                f"client.name = 'fedgc' trains prompts, and {type(model).__name__} has none. Set "
+                "model.name to prompt-vit-tiny or prompt-vit-b-16."
+            )
+        if variant not in ("paper", "released"):
+            raise ConfigError(f"client.variant = {variant!r}: expected 'paper' or 'released'.")
+        super().__init__(model, *args, **options)
+        self.lambda1, self.lambda2, self.tau, self.variant = lambda1, lambda2, tau, variant
+
+    def begin(self, server_round: int) -> None:
+        """Read the centres and what was kept; remember the received model."""
+        self.received = self.snapshot()
+        weight1, weight2 = self.lambda1, self.lambda2
+        if self.variant == "released":
+            elapsed = (server_round - 1) / self.num_rounds if self.num_rounds else 0.0
+            weight1, weight2 = weight1 * (1 + elapsed) / 10, weight2 / 2
+            self.represented = self._representation()
+        self.weights = weight1, weight2
+        centres, cluster = self.shared.get("centres"), self.told.get("cluster")
+        self.ready = "previous" in self.state and centres is not None and cluster is not None
+        if not self.ready:
+            return
+        assert centres is not None
+        assert cluster is not None
+        self.H = torch.tensor(centres["H"], device=self.device)
+        self.cluster = int(cluster)
+        self.h_prev = torch.tensor(self.state["h"]["h"], device=self.device)
+        self.previous = self._tensors(self.state["previous"])
+        self.anchor = (
+            self.received if self.variant == "paper" else self._tensors(self.state["anchor"])
+        )
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 6."""
+        h = self.model.customise(x)
+        z = self.model.prompted(x, h)
+        loss = self.criterion(self.model.head(z), y)
+        if self.ready:
+            weight1, weight2 = self.weights
+            z_0, z_prev = (self.frozen_features(a, x) for a in (self.anchor, self.previous))
+            return (
+                loss
+                + weight1 * self.customisation(h, self.H, self.cluster, self.h_prev)
+                + weight2 * self.alignment(z, z_0, z_prev)
+            )
+        if self.variant == "released":
+            z = self.model.prompted(x, torch.zeros_like(h))
+            loss = loss + self.criterion(self.model.head(z), y)
+        return loss
+
+    def customisation(self, h: Tensor, H: Tensor, own: int, h_prev: Tensor) -> Tensor:
+        """L_GC of prompts [B, d], with centres [T', d] and the former mean prompt [d]."""
+        logits = self._similarity(h[:, None], torch.cat([H, h_prev[None]])) / self.tau
+        return F.cross_entropy(logits, torch.full((len(h),), own, device=h.device))
+
+    def alignment(self, z: Tensor, z_0: Tensor, z_prev: Tensor) -> Tensor:
+        """L_RA of representations, all [B, d]."""
+        tau = 1.0 if self.variant == "released" else self.tau
+        # -log(e^a / (e^a + e^b)) = softplus(b - a)
+        return F.softplus((self._similarity(z, z_prev) - self._similarity(z, z_0)) / tau).mean()
+
+    def end(self, server_round: int) -> None:
+        """Keep the trained parts, and h averaged over the classes."""
+        released = self.variant == "released"
+        self.state["h"] = self.represented if released else self._representation()
+        self.state["previous"] = self.send()
+        if released:
+            self.state["anchor"] = {k: a.cpu().numpy() for k, a in self.received.items()}
+
+    def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        if self.variant == "released":
+            return F.cosine_similarity(a, b, dim=-1)
+        return (a * b).sum(-1)
+
+    def _representation(self) -> Arrays:
+        with evaluating(self.model):
+            return {name: h.cpu().numpy() for name, h in representation(self).items()}
+
+    def _tensors(self, arrays: Arrays) -> dict[str, Tensor]:
+        return {name: torch.tensor(a, device=self.device) for name, a in arrays.items()}

@@ -1,0 +1,66 @@
+"""FedGCR's cluster centres (Cheng et al., AAAI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.strategies.clusters import cluster
+from fairflower.strategies.cohort import Arrays, Cohort
+from fairflower.strategies.exchanges.base import Exchange
+
+
+class Centres(Exchange):
+    """The mean representation H_t of every cluster of clients, and whose cluster is which.
+
+    All clients get ``H`` [T', d], and each the row of its own cluster (Algorithm 1:
+    ``LocalUpdate(theta, H, T[k])``) as ``cluster`` in its config. One that was never in a
+    cohort has no cluster yet and is told none; one that sat rounds out has its last.
+
+    The clusters are the strategy's where it finds any (``FedGCR``). Else they are found
+    here in the same way, so that every strategy goes with clients that customise to
+    their group: the paper's FedGC without FedGR averages as FedAvg does, and still has H.
+
+    Parameters
+    ----------
+    num_clusters : int
+        T', where the strategy finds no clusters; default 0: by the Bayesian information
+        criterion (`fairflower.strategies.clusters.bic`).
+    """
+
+    name = "centres"
+    returned = False
+    needs = ("representation",)
+    STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
+
+    def __init__(self, *, num_clusters: int = 0) -> None:
+        self.num_clusters = int(num_clusters)
+        self.members: dict[int, int] = {}  # client -> its cluster when it was last here
+        self.centres: dict[int, NDArray[np.float64]] = {}
+
+    def broadcast(self, server_round: int) -> Arrays:
+        if not self.centres:
+            return {}
+        return {"H": np.array([self.centres[t] for t in sorted(self.centres)], np.float32)}
+
+    def tell(self, client_id: int) -> Mapping[str, float | str]:
+        if client_id not in self.members:
+            return {}
+        return {"cluster": sorted(self.centres).index(self.members[client_id])}
+
+    def collect(self, cohort: Cohort) -> None:
+        clusters = cohort.clusters
+        if clusters is None:
+            h = np.array([r["h"] for r in cohort.measured["representation"]], np.float64)
+            clusters = cluster(
+                h,
+                cohort.client_ids,
+                self.num_clusters or None,
+                members=self.members,
+                centres=self.centres,
+                seed=self.seed,
+            )
+        self.members, self.centres = clusters.members, clusters.centres

@@ -1,0 +1,147 @@
+"""FedGC: its losses by loops, what it trains, what it keeps, and the centres it needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import Rounds, unpack
+from toys import exchanges, federate, same, tiny, trainer
+
+from fairflower.clients.measure import train_and_measure
+from fairflower.config import ConfigError
+from fairflower.strategies import Centres, FedAvg, FedGCR, Uniform
+
+variants = pytest.mark.parametrize("variant", ["paper", "released"])
+TRAINED = {"prompts", "gc_net", "head"}
+
+
+def dot(a, b, variant):
+    product = sum(p.item() * q.item() for p, q in zip(a, b, strict=True))
+    if variant == "paper":
+        return product
+    return product / math.sqrt(sum(p.item() ** 2 for p in a) * sum(q.item() ** 2 for q in b))
+
+
+def second_round(variant="paper", **changes):
+    """A client at the start of its second round, with centres."""
+    client = trainer("fedgc", variant=variant, **changes)
+    train_and_measure(client, {"server-round": 1})
+    client.num_rounds = 10
+    rng = np.random.default_rng(0)
+    client.shared = {"centres": {"H": rng.normal(size=(3, 8)).astype(np.float32)}}
+    client.told = {"server-round": 2, "cluster": 1}
+    client.receive({k: a + np.float32(0.01) for k, a in client.send().items()})
+    client.begin(2)
+    return client
+
+
+@variants
+def test_the_losses_are_equations_6_to_8_by_loops(variant):
+    client = second_round(variant)
+    x, y = next(client.train_images.eval_batches(5))
+    h = client.model.customise(x)
+    z = client.model.prompted(x, h)
+    z_0, z_prev = (client.frozen_features(a, x) for a in (client.anchor, client.previous))
+    H, h_prev = client.shared["centres"]["H"], client.state["h"]["h"]
+    gc = ra = 0.0
+    for b in range(len(x)):
+        over = [math.exp(dot(h[b], c, variant) / 0.5) for c in H]
+        over_all = sum(over) + math.exp(dot(h[b], h_prev, variant) / 0.5)
+        gc -= math.log(over[1] / over_all) / len(x)
+        tau = 0.5 if variant == "paper" else 1.0
+        near, far = (dot(z[b], other[b], variant) / tau for other in (z_0, z_prev))
+        ra += math.log1p(math.exp(far - near)) / len(x)
+    ce = torch.nn.functional.cross_entropy(client.model.head(z), y).item()
+    first, second = (0.5, 0.1) if variant == "paper" else (0.05 * 1.1, 0.05)
+    expected = ce + first * gc + second * ra
+    assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+@variants
+def test_a_batch_is_the_mean_of_batches_of_one(variant):
+    client = second_round(variant)
+    x, y = next(client.train_images.eval_batches(5))
+    alone = [client.loss(x[i : i + 1], y[i : i + 1]).item() for i in range(5)]
+    assert client.loss(x, y).item() == pytest.approx(np.mean(alone), rel=1e-5)
+
+
+def test_gradients_reach_prompts_gc_net_and_head_and_nothing_else():
+    client = second_round()
+    client.loss(*next(client.train_images.eval_batches(5))).backward()
+    reached = {n for n, p in client.model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert {name.split(".")[0] for name in reached} == TRAINED
+
+
+def test_what_is_sent_is_as_large_as_what_is_trained():
+    client = trainer("fedgc")
+    sent = sum(array.nbytes for array in client.send().values())
+    assert sent == sum(4 * p.numel() for p in client.trainable)
+
+
+def test_without_a_cluster_it_is_the_cross_entropy():
+    client = second_round()
+    x, y = next(client.train_images.eval_batches(5))
+    plain = torch.nn.functional.cross_entropy(client.model(x), y)
+    for shared, told in (({}, {"cluster": 1}), (client.shared, {})):
+        client.shared, client.told = shared, told
+        client.begin(2)
+        torch.testing.assert_close(client.loss(x, y), plain)
+
+
+def test_another_network_is_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match=r"Tiny has none.*prompt-vit-tiny"):
+        trainer("fedgc", model=tiny())
+    with pytest.raises(ConfigError, match="variant = 'new'"):
+        trainer("fedgc", variant="new")
+
+
+# --- the centres ---------------------------------------------------------------------------
+
+MODEL = {"w": np.zeros(2, np.float32)}
+POINTS = {0: (0, 0), 1: (0, 1), 2: (9, 9), 3: (9, 8)}
+
+
+def step(rounds, clients):
+    h = {k: {"representation": {"h": np.array(POINTS[k], np.float32)}} for k in clients}
+    rounds.step(dict.fromkeys(clients, MODEL), measured=h)
+
+
+@pytest.mark.parametrize("rule", [FedAvg, lambda **o: FedGCR(num_clusters=2, **o)])
+def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
+    exchange = Centres(num_clusters=2)
+    rounds = Rounds(rule(min_clients=1, exchanges=[exchange]), MODEL, range(5))
+    step(rounds, [0, 1, 2, 3])
+    messages = {m.metadata.dst_node_id - 1000: m.content for m in rounds.ask()}
+    for k, mean in ((0, (0, 0.5)), (1, (0, 0.5)), (2, (9, 8.5)), (3, (9, 8.5))):
+        H = unpack(messages[k]["centres"])["H"]
+        np.testing.assert_allclose(H[messages[k]["config"]["cluster"]], mean)
+    assert "cluster" not in messages[4]["config"]  # never seen
+    step(rounds, [0, 3])
+    assert exchange.members.keys() == POINTS.keys()  # the absent keep theirs
+    assert exchange.members[0] == exchange.members[1] != exchange.members[2]
+
+
+def test_the_strategys_clusters_are_taken_over():
+    exchange = Centres(num_clusters=1)
+    rule = FedGCR(num_clusters=2, exchanges=[exchange])
+    step(Rounds(rule, MODEL, range(4)), range(4))
+    assert exchange.members == rule.members
+    assert len(exchange.centres) == 2
+
+
+@pytest.mark.parametrize("rule", [Uniform, FedGCR])
+def test_clients_that_sit_rounds_out_change_no_bit_of_a_repeated_run(rule):
+    def run(reverse):
+        strategy = rule(fraction_train=0.6, exchanges=exchanges("fedgc"))
+        return federate(strategy, lambda k: trainer("fedgc", k), 4, 3, reverse=reverse)[0]
+
+    assert same(run(False), run(True))
+
+
+def test_the_state_holds_the_trained_parts_and_h_alone():
+    client = second_round()
+    assert client.state.keys() == {"h", "previous"}
+    assert {name.split(".")[0] for name in client.state["previous"]} == TRAINED
