@@ -58,7 +58,7 @@ class Lie(NamedTuple):
 
 def learnt(strategy: FairStrategy) -> tuple[str, ...]:
     """What it asks its clients for, and what it reads of what they say unasked."""
-    return (*strategy.needs, *getattr(strategy, "reads", ()))
+    return (*strategy.needs, *strategy.reads)
 
 
 def lies(strategy: FairStrategy) -> Iterator[Lie]:

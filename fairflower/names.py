@@ -181,6 +181,7 @@ CLIENTS: dict[str, ClientMethod] = {
             "lambda1": Argument(0.5, min=0),
             "lambda2": Argument(0.1, min=0),
             "tau": Argument(0.5, min=1e-6),
+            "similarity": Argument("cosine"),
             "variant": Argument("paper"),
             "num_clusters": Argument(0, min=0),
         },

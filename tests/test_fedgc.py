@@ -18,9 +18,9 @@ variants = pytest.mark.parametrize("variant", ["paper", "released"])
 TRAINED = {"prompts", "gc_net", "head"}
 
 
-def dot(a, b, variant):
+def alike(a, b, similarity):
     product = sum(p.item() * q.item() for p, q in zip(a, b, strict=True))
-    if variant == "paper":
+    if similarity == "dot":
         return product
     return product / math.sqrt(sum(p.item() ** 2 for p in a) * sum(q.item() ** 2 for q in b))
 
@@ -38,9 +38,10 @@ def second_round(variant="paper", **changes):
     return client
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @variants
-def test_the_losses_are_equations_6_to_8_by_loops(variant):
-    client = second_round(variant)
+def test_the_losses_are_equations_6_to_8_by_loops(variant, similarity):
+    client = second_round(variant, similarity=similarity)
     x, y = next(client.train_images.eval_batches(5))
     h = client.model.customise(x)
     z = client.model.prompted(x, h)
@@ -48,11 +49,11 @@ def test_the_losses_are_equations_6_to_8_by_loops(variant):
     H, h_prev = client.shared["centres"]["H"], client.state["h"]["h"]
     gc = ra = 0.0
     for b in range(len(x)):
-        over = [math.exp(dot(h[b], c, variant) / 0.5) for c in H]
-        over_all = sum(over) + math.exp(dot(h[b], h_prev, variant) / 0.5)
+        over = [math.exp(alike(h[b], c, similarity) / 0.5) for c in H]
+        over_all = sum(over) + math.exp(alike(h[b], h_prev, similarity) / 0.5)
         gc -= math.log(over[1] / over_all) / len(x)
         tau = 0.5 if variant == "paper" else 1.0
-        near, far = (dot(z[b], other[b], variant) / tau for other in (z_0, z_prev))
+        near, far = (alike(z[b], other[b], similarity) / tau for other in (z_0, z_prev))
         ra += math.log1p(math.exp(far - near)) / len(x)
     ce = torch.nn.functional.cross_entropy(client.model.head(z), y).item()
     first, second = (0.5, 0.1) if variant == "paper" else (0.05 * 1.1, 0.05)

@@ -102,7 +102,7 @@ json.dump(results, open(sys.argv[1], "w"))
 
 
 # The same for strategies that read numbers. Client k answers whatever is asked for with
-# (k + 1) / 10, and moves the first coordinate by k and one of its own by 1.
+# ((k + 1) / 4)^2, and moves the first coordinate by k and one of its own by 1.
 METRIC_APP = f"""
 import json, sys
 import numpy as np
@@ -122,7 +122,7 @@ def train(message, context):
     model[[0, k + 1]] += np.float32([k, 1])
     metrics = MetricRecord({{"num-examples": 5, "client-id": k}})
     if not (k == lazy and "lazy" in config):
-        metrics |= {{name: (k + 1) / 10 for name in config["measure"].split(",")}}
+        metrics.update({{name: ((k + 1) / 4) ** 2 for name in config["measure"].split(",")}})
     return Message(RecordDict({{"arrays": ArrayRecord({{"w": Array(model)}}), "metrics": metrics}}),
                    reply_to=message)
 
@@ -243,7 +243,7 @@ def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
     foreign: Path, tmp_path: Path
 ):
     k = np.arange(CLIENTS)
-    value = (k + 1) / 10
+    value = ((k + 1) / 4) ** 2
     # All have as many examples; in the first round FedCE and FedGA have no past to weigh by.
     expected = {
         "FedISM": ({"q": 3.0}, value**3, "sharpness"),

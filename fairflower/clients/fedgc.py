@@ -16,6 +16,7 @@ from fairflower.config import ConfigError
 from fairflower.models.prompt_vit import PromptViT
 
 Variant = Literal["paper", "released"]
+Similarity = Literal["cosine", "dot"]
 
 
 class FedGC(FeatureTrainer):
@@ -30,10 +31,14 @@ class FedGC(FeatureTrainer):
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
         L_RA = -log( e^(z.z_0/tau) / (e^(z.z_0/tau) + e^(z.z_prev/tau)) )         (Eq. 8)
 
-    averaged over the batch. A client without a cluster (the first round, its own first
-    round, a server that shares no centres) trains with the cross entropy alone, as in
-    Algorithm 1 while H is NULL. What it kept waits while it sits rounds out. Neither z_0
-    nor z_prev has a gradient. It keeps its last prompts, GC-Net and head.
+    averaged over the batch. The products are of vectors of length one, as in the authors'
+    code: z leaves a layer norm with a length of sqrt(d), so the plain products of the
+    equations are of the size of d, and the cross entropy is lost beside them.
+
+    A client without a cluster (the first round, its own first round, a server that shares
+    no centres) trains with the cross entropy alone, as in Algorithm 1 while H is NULL.
+    What it kept waits while it sits rounds out. Neither z_0 nor z_prev has a gradient. It
+    keeps its last prompts, GC-Net and head.
 
     The paper's optimiser is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
     ``train.lr = 0.001``.
@@ -44,8 +49,11 @@ class FedGC(FeatureTrainer):
         Defaults 0.5 and 0.1 (paper).
     tau
         Default 0.5 (paper).
+    similarity
+        ``"dot"``: products of vectors as they are, as the equations are printed.
+        Default ``"cosine"``.
     variant
-        ``"released"`` follows the authors' code: cosines for products; no tau in L_RA;
+        ``"released"`` follows the authors' code further: no tau in L_RA;
         in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; h_prev is by the model
         received last time, as z_0 is; without a cluster, the cross entropy without h is
         added. Of that code are left out: dropout, the mixing of a batch's h, moments of
@@ -54,7 +62,7 @@ class FedGC(FeatureTrainer):
     Raises
     ------
     ConfigError
-        With a network that is no `PromptViT`, or an unknown variant.
+        With a network that is no `PromptViT`, or an unknown similarity or variant.
     """
 
     model: PromptViT
@@ -66,6 +74,7 @@ class FedGC(FeatureTrainer):
         lambda1: float = 0.5,
         lambda2: float = 0.1,
         tau: float = 0.5,
+        similarity: Similarity = "cosine",
         variant: Variant = "paper",
         **options: Any,
     ) -> None:
@@ -76,8 +85,11 @@ class FedGC(FeatureTrainer):
             )
         if variant not in ("paper", "released"):
             raise ConfigError(f"client.variant = {variant!r}: expected 'paper' or 'released'.")
+        if similarity not in ("cosine", "dot"):
+            raise ConfigError(f"client.similarity = {similarity!r}: expected 'cosine' or 'dot'.")
         super().__init__(model, *args, **options)
-        self.lambda1, self.lambda2, self.tau, self.variant = lambda1, lambda2, tau, variant
+        self.lambda1, self.lambda2, self.tau = lambda1, lambda2, tau
+        self.similarity, self.variant = similarity, variant
 
     def begin(self, server_round: int) -> None:
         """Read the centres and what was kept; remember the received model."""
@@ -140,9 +152,9 @@ class FedGC(FeatureTrainer):
             self.state["anchor"] = {k: a.cpu().numpy() for k, a in self.received.items()}
 
     def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        if self.variant == "released":
-            return F.cosine_similarity(a, b, dim=-1)
-        return (a * b).sum(-1)
+        if self.similarity == "dot":
+            return (a * b).sum(-1)
+        return F.cosine_similarity(a, b, dim=-1)
 
     def _representation(self) -> Arrays:
         with evaluating(self.model):

@@ -156,7 +156,8 @@ class LegacyStrategy(Strategy):
         measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
         wanted = {*self.strategy.needs, *(exchange.name for exchange in self.strategy.exchanges)}
         for kind, vectors in measured.items():
-            names = list(vectors) if self._names else self._trained(kind, len(vectors))
+            named = self._names or kind in self.strategy.REPRESENTATIONS
+            names = list(vectors) if named else self._trained(kind, len(vectors))
             if kind in wanted:
                 content[kind] = _named(names, list(vectors.values()))
         return content
