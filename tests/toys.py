@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +49,13 @@ def tiny(seed: int = 0) -> Tiny:
 
 def prompted(seed: int = 0) -> PromptViT:
     """A prompted transformer of one layer, for images of 8x8 pixels."""
+    return copy.deepcopy(_prompted(seed))
+
+
+@functools.cache
+def _prompted(seed: int) -> PromptViT:
+    # Made once: its frozen part is sent to nobody, and clients in threads of one process,
+    # who share torch's generator, could draw different ones.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), CLASSES, (1, 8, 8))

@@ -154,7 +154,8 @@ class LegacyStrategy(Strategy):
             }
         )
         measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
-        wanted = {*self.strategy.needs, *(exchange.name for exchange in self.strategy.exchanges)}
+        exchanges = (exchange.name for exchange in self.strategy.exchanges)
+        wanted = {*self.strategy._all_needs(), *exchanges}
         for kind, vectors in measured.items():
             named = self._names or kind in self.strategy.REPRESENTATIONS
             names = list(vectors) if named else self._trained(kind, len(vectors))
