@@ -31,6 +31,8 @@ SETTINGS = {
 
 
 def config(folder: Path, **changes: Any) -> RunConfig:
+    if changes.get("client.name") == "fedgc":  # it trains prompts
+        changes = {"model.name": "prompt-vit-tiny"} | changes
     return RunConfig.from_flat(SETTINGS | {"output-dir": str(folder)} | changes)
 
 

@@ -26,7 +26,7 @@ KILLS = 5
 RULES = ["fedavg", "fedequilibria", *(name for name, rule in STRATEGIES.items() if rule.STATE)]
 ARGUMENTS = {"fedfv": {"strategy.tau": 3}}
 #: Trainers that keep something at the clients.
-KEEPERS = ["scaffold", "moon", "feddyn", "ditto"]
+KEEPERS = ["scaffold", "moon", "feddyn", "fedgc", "ditto"]
 #: One for each exchange whose state is the server's alone.
 SHARERS = ["fedproto", "fedlsa"]
 PAIRS = [

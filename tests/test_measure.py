@@ -507,14 +507,14 @@ def test_a_failure_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_measurement_may_draw_and_stays_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = Measurement("trained", lambda trainer: torch.rand(()).item())
+    draw = Measurement("trained", lambda trainer: torch.rand(()).item(), "a draw")
     monkeypatch.setitem(MEASUREMENTS, "draw", draw)
     config = {"server-round": 1, "measure": "draw"}
+    configs = [config, config, config | {"measure": ALL + ",draw"}, config | {"server-round": 2}]
+    clients = [trainer() for _ in configs]
     before = torch.get_rng_state()
-    draws = [train_and_measure(trainer(), config)[0]["draw"] for _ in range(2)]
-    assert draws[0] == draws[1]
-    assert train_and_measure(trainer(), config | {"measure": ALL + ",draw"})[0]["draw"] == draws[0]
-    assert train_and_measure(trainer(), config | {"server-round": 2})[0]["draw"] != draws[0]
+    draws = [train_and_measure(*pair)[0]["draw"] for pair in zip(clients, configs, strict=True)]
+    assert draws[0] == draws[1] == draws[2] != draws[3]
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -116,8 +116,9 @@ class LegacyStrategy(Strategy):
         """What the message says; what exchanges share comes behind the model."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
-        if shared:
-            config[SHARED] = json.dumps({name: list(record) for name, record in shared.items()})
+        if not shared:
+            return FitIns(parameters, config)
+        config[SHARED] = json.dumps({name: list(record) for name, record in shared.items()})
         extra = [array.data for record in shared.values() for array in record.values()]
         return FitIns(Parameters([*parameters.tensors, *extra], TENSOR_TYPE), config)
 
