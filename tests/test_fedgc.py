@@ -106,7 +106,7 @@ POINTS = {0: (0, 0), 1: (0, 1), 2: (9, 9), 3: (9, 8)}
 
 
 def step(rounds, clients):
-    h = {k: {"representation": {"h": np.array(POINTS[k], np.float32)}} for k in clients}
+    h = {k: {"received_representation": {"h": np.array(POINTS[k], np.float32)}} for k in clients}
     rounds.step(dict.fromkeys(clients, MODEL), measured=h)
 
 

@@ -31,7 +31,7 @@ def step(rounds: Rounds, losses, types, examples=None) -> np.ndarray:
     loss, h = (
         ("received_loss", "received_representation")
         if released
-        else ("train_loss", "representation")
+        else ("train_loss", "received_representation")
     )
     rounds.step(
         {k: {"x": np.array([1.0 + k])} for k in losses},
@@ -177,7 +177,8 @@ def test_a_single_client_and_clients_that_are_all_alike(num_clusters):
                 {k: {"x": np.ones(1)} for k in range(clients)},
                 metrics={k: {"train_loss": 2.0 + k} for k in range(clients)},
                 measured={
-                    k: {"representation": {"h": np.ones(4, np.float32)}} for k in range(clients)
+                    k: {"received_representation": {"h": np.ones(4, np.float32)}}
+                    for k in range(clients)
                 },
             )
             found = rounds.strategy.diagnostics
@@ -203,9 +204,9 @@ def replies(rounds: Rounds, change) -> list:
     """Good replies but the third, which ``change`` spoils: (metrics, vectors)."""
     made = []
     for k, message in enumerate(rounds.ask()):
-        assert message.content["config"]["measure"] == "representation"
+        assert message.content["config"]["measure"] == "received_representation"
         metrics = {"num-examples": 3, "client-id": k, "train_loss": 1.0}
-        vectors = {"representation": {"h": TYPES[k % 2]}}
+        vectors = {"received_representation": {"h": TYPES[k % 2]}}
         if k == 2:
             change(metrics, vectors)
         made.append(reply(message, {"x": np.ones(1)}, metrics, vectors))
@@ -213,25 +214,37 @@ def replies(rounds: Rounds, change) -> list:
 
 
 SPOILED = {
-    "no representation": (lambda m, v: v.clear(), "no ArrayRecord 'representation'.*'measure'"),
+    "no representation": (
+        lambda m, v: v.clear(),
+        "no ArrayRecord 'received_representation'.*'measure'",
+    ),
     "another name": (
-        lambda m, v: v.update(representation={"z": np.ones(6, np.float32)}),
-        "'representation': expected one array 'h', got.*z",
+        lambda m, v: v.update(received_representation={"z": np.ones(6, np.float32)}),
+        "'received_representation': expected one array 'h', got.*z",
     ),
     "two arrays": (
-        lambda m, v: v.update(representation={"h": TYPES[0], "z": TYPES[0]}),
+        lambda m, v: v.update(received_representation={"h": TYPES[0], "z": TYPES[0]}),
         "expected one array 'h'",
     ),
     "a matrix": (
-        lambda m, v: v.update(representation={"h": np.ones((2, 3), np.float32)}),
+        lambda m, v: v.update(received_representation={"h": np.ones((2, 3), np.float32)}),
         r"real numbers in a row, got float32 \(2, 3\)",
     ),
-    "whole numbers": (lambda m, v: v.update(representation={"h": np.arange(6)}), "got int64"),
-    "nothing": (lambda m, v: v.update(representation={"h": np.ones(0, np.float32)}), r"\(0,\)"),
-    "NaN": (lambda m, v: v.update(representation={"h": np.full(6, np.nan, np.float32)}), "NaN"),
+    "whole numbers": (
+        lambda m, v: v.update(received_representation={"h": np.arange(6)}),
+        "got int64",
+    ),
+    "nothing": (
+        lambda m, v: v.update(received_representation={"h": np.ones(0, np.float32)}),
+        r"\(0,\)",
+    ),
+    "NaN": (
+        lambda m, v: v.update(received_representation={"h": np.full(6, np.nan, np.float32)}),
+        "NaN",
+    ),
     "another length": (
-        lambda m, v: v.update(representation={"h": np.ones(5, np.float32)}),
-        "'representation' has 5 numbers, most others' have 6",
+        lambda m, v: v.update(received_representation={"h": np.ones(5, np.float32)}),
+        "'received_representation' has 5 numbers, most others' have 6",
     ),
     "no loss": (lambda m, v: m.pop("train_loss"), "no metric 'train_loss'.*has to report it"),
     "NaN loss": (lambda m, v: m.update(train_loss=float("nan")), "train_loss = nan"),
@@ -258,7 +271,9 @@ def test_the_length_that_most_have_does_not_depend_on_who_is_first():
         for k, message in enumerate(rounds.ask()):
             h = np.ones(9, np.float32) if k == odd else TYPES[k % 2]
             metrics = {"num-examples": 3, "client-id": k, "train_loss": 1.0}
-            made.append(reply(message, {"x": np.ones(1)}, metrics, {"representation": {"h": h}}))
+            made.append(
+                reply(message, {"x": np.ones(1)}, metrics, {"received_representation": {"h": h}})
+            )
         rounds.finish(made)
         assert list(rounds.strategy.dropped) == [odd]
 

@@ -28,8 +28,8 @@ class FedGCR(FairStrategy):
     with L_k the loss of this round's local training and L~_k its cluster's. Weights are
     normalised, which the paper leaves out. A cluster keeps its number from round to round.
 
-    Clients have to send an ArrayRecord ``representation`` with one array ``h``, of one
-    length for all (``fairflower.clients`` do when asked, whatever the model), and
+    Clients have to send an ArrayRecord ``received_representation`` with one array ``h``,
+    of one length for all (``fairflower.clients`` do when asked, whatever the model), and
     ``train_loss``. BatchNorm statistics are averaged with w.
 
     Parameters
@@ -45,13 +45,16 @@ class FedGCR(FairStrategy):
         Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
         How slowly. None: 0.5 (paper), or the released code's 0.9.
+    representation : {"received", "trained"}
+        Whose h. Default: the received model's, one for all, as in the authors' code. In
+        the paper's text every client takes its own trained model's (the ArrayRecord
+        ``representation``), which tells how long it has trained more than what it has.
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code where it differs from the text: h and
-        the loss are those of the received model (``received_representation``,
-        ``received_loss``), the loss 100 / floor(100 / L), and 1 for all in the first
-        round; a cluster's loss is weighted by examples; beta = delta (1 - gamma^r). (Its
-        h is of three random batches and its mixture scikit-learn's default; here they
-        are those of the paper's variant.)
+        ``"released"`` follows the authors' code further where it differs from the text:
+        the loss is the received model's (``received_loss``), 100 / floor(100 / L), and 1
+        for all in the first round; a cluster's loss is weighted by examples; beta =
+        delta (1 - gamma^r). (Its h is of three random batches and its mixture
+        scikit-learn's default; here they are those of the paper's variant.)
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
@@ -64,6 +67,7 @@ class FedGCR(FairStrategy):
         q: float = 1.0,
         delta: float = 0.5,
         gamma: float | None = None,
+        representation: Literal["received", "trained"] = "received",
         variant: Literal["paper", "released"] = "paper",
         **options: Unpack[Options],
     ) -> None:
@@ -76,15 +80,21 @@ class FedGCR(FairStrategy):
         for name, value in (("delta", delta), ("gamma", 0 if gamma is None else gamma)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} = {value}: expected a number in [0, 1].")
+        if representation not in ("received", "trained"):
+            raise ValueError(
+                f"representation = {representation!r}: expected 'received' or 'trained'."
+            )
         if variant not in ("paper", "released"):
             raise ValueError(f"variant = {variant!r}: expected 'paper' or 'released'.")
         super().__init__(**options)
         self.num_clusters, self.q, self.delta, self.variant = num_clusters, q, delta, variant
         self.gamma = {"paper": 0.5, "released": 0.9}[variant] if gamma is None else gamma
+        self.representation = representation
+        h = "representation" if representation == "trained" else "received_representation"
         if variant == "paper":
-            self.needs, self.reads = ("representation",), ("train_loss",)
+            self.needs, self.reads = (h,), ("train_loss",)
         else:
-            self.needs = ("received_representation", "received_loss")
+            self.needs = (h, "received_loss")
         self.members: dict[int, int] = {}  # client -> its cluster when it was last here
         self.centres: dict[int, Values] = {}  # cluster -> mean representation, H
 

@@ -33,7 +33,7 @@ class Centres(Exchange):
 
     name = "centres"
     returned = False
-    needs = ("representation",)
+    needs = ("received_representation",)
     STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
 
     def __init__(self, *, num_clusters: int = 0) -> None:
@@ -54,7 +54,7 @@ class Centres(Exchange):
     def collect(self, cohort: Cohort) -> None:
         clusters = cohort.clusters
         if clusters is None:
-            h = np.array([r["h"] for r in cohort.measured["representation"]], np.float64)
+            h = np.array([r["h"] for r in cohort.measured["received_representation"]], np.float64)
             clusters = cluster(
                 h,
                 cohort.client_ids,
