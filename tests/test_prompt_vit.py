@@ -28,7 +28,7 @@ from fairflower.models.prompt_vit import PromptViT, vit_tiny
 from fairflower.models.weights import from_text, to_text
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
-SHA256 = "to be pinned"
+SHA256 = "299227fdab47ded61b069dff5249e2235e55bcf8dec5268e54b2fc65f42e686e"
 SHAPE = (3, 32, 32)
 HALF = (0.5, 0.5, 0.5)
 
