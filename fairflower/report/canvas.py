@@ -136,6 +136,9 @@ def legend(figure: Figure, axes: Axes) -> None:
         # Inches of an entry: its letters, and its line with the gap to the next one.
         widest = 0.075 * max(map(len, labels)) + 0.6
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+        rows = -(-len(labels) // columns)
+        # There is room for two rows; more would be taken from the panels.
+        figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
