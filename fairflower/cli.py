@@ -321,8 +321,11 @@ def sharpness(
 ) -> None:
     """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
     with friendly_errors():
+        from dataclasses import replace
+
         from fairflower.flatness import flatness, write_csv
         from fairflower.report import read_run
+        from fairflower.report.methods import method_names
 
         found = [read_run(folder) for path in runs for folder in _run_folders(path)]
         measured = []
@@ -338,6 +341,10 @@ def sharpness(
                         advance=lambda: bar.advance(task),
                     )
                 )
+        measured = [
+            replace(one, label=name)
+            for one, name in zip(measured, method_names(found), strict=True)
+        ]
         console.print(_sharpness_table(measured))
         if out:
             write_csv(measured, out)

@@ -39,6 +39,8 @@ class ClientMethod:
         What has to travel beside the model: names of `fairflower.strategies.EXCHANGES`.
     optimizer
         The only ``train.optimizer`` that it is defined for; empty: any.
+    sharp
+        Whether its steps are sharpness-aware by themselves, so ``train.sharpness`` is not for it.
     adapt
         Name, in ``module``, of a function that changes the network before anybody uses it,
         clients or server: ``adapt(model, federation, **arguments)``. None if empty.
@@ -50,6 +52,7 @@ class ClientMethod:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     exchanges: tuple[str, ...] = ()
     optimizer: str = ""
+    sharp: bool = False
     adapt: str = ""
 
     def defaults(self) -> dict[str, Any]:
@@ -74,8 +77,8 @@ class ClientMethod:
                     f"{bounds.max}."
                 )
 
-    def check_optimizer(self, optimizer: str) -> None:
-        """Refuse an optimiser that the method is not defined for.
+    def check_steps(self, optimizer: str, sharpness: str) -> None:
+        """Refuse an optimiser, or a kind of step, that the method is not defined for.
 
         Raises
         ------
@@ -86,6 +89,11 @@ class ClientMethod:
             raise ConfigError(
                 f"train.optimizer = {optimizer!r}: {self.attribute} is defined for "
                 f"{self.optimizer!r} alone. Set it, or choose another client.name."
+            )
+        if self.sharp and sharpness != "none":
+            raise ConfigError(
+                f"train.sharpness = {sharpness!r}: {self.attribute} has sharpness-aware steps "
+                "of its own. Remove it, or choose another client.name."
             )
 
 
@@ -98,18 +106,23 @@ CLIENTS: dict[str, ClientMethod] = {
     ),
     "fedavg": ClientMethod("fairflower.clients.sgd", "SGD", "another name of sgd"),
     "sam": ClientMethod(
-        "fairflower.clients.sam", "SAM", "sharpness-aware minimisation (Foret et al. 2021)"
+        "fairflower.clients.sam",
+        "SAM",
+        "sharpness-aware minimisation (Foret et al. 2021)",
+        sharp=True,
     ),
     "fedsam": ClientMethod(
         "fairflower.clients.sam",
         "FedSAM",
         "SAM with FedSAM's radius instead of train.rho (Caldarola et al. 2022)",
         {"rho": Argument(0.1, min=0)},
+        sharp=True,
     ),
     "gsam": ClientMethod(
         "fairflower.clients.sam",
         "GSAM",
         "surrogate-gap SAM (Zhuang et al. 2022), the steps of FedISM's SALT",
+        sharp=True,
     ),
     "harmofl": ClientMethod(
         "fairflower.clients.harmofl",
@@ -120,6 +133,7 @@ CLIENTS: dict[str, ClientMethod] = {
             "momentum": Argument(0.1, min=0, max=1),
             "band": Argument(0.5, min=0, max=0.5),
         },
+        sharp=True,
         adapt="adapt",
     ),
     "fedprox": ClientMethod(

@@ -33,7 +33,7 @@ class SCAFFOLD(Trainer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        CLIENTS["scaffold"].check_optimizer(self.settings.optimizer)
+        CLIENTS["scaffold"].check_steps(self.settings.optimizer, self.settings.sharpness)
 
     def begin(self, server_round: int) -> None:
         """Read c and c_k; remember the received parameters."""

@@ -129,9 +129,11 @@ def line(
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """One legend under all panels, if there is more than one thing to tell apart."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend(figure: Figure, *axes: Axes) -> None:
+    """One legend under all panels, of what these show, if there is something to tell apart."""
+    pairs = [zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes]
+    shown = {label: handle for panel in pairs for handle, label in panel}
+    handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
         # Inches of an entry: its letters, and its line with the gap to the next one.
         widest = 0.075 * max(map(len, labels)) + 0.6

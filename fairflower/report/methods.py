@@ -239,10 +239,22 @@ def paired(method: Method, baseline: Method, figure: Callable[[Run], float]) -> 
     )
 
 
-def _methods(runs: Sequence[Run]) -> list[Method]:
+def method_names(runs: Sequence[Run]) -> list[str]:
+    """The method of each run: its label, with the settings that tell it from a namesake."""
+    groups = _groups(runs)
+    names = dict(zip(groups, _names(list(groups.values())), strict=True))
+    return [names[run.label, identity(run.config)] for run in runs]
+
+
+def _groups(runs: Sequence[Run]) -> dict[tuple[str, frozenset[tuple[str, str]]], list[Run]]:
     groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.label, identity(run.config)), []).append(run)
+    return groups
+
+
+def _methods(runs: Sequence[Run]) -> list[Method]:
+    groups = _groups(runs)
     members = [_one_per_seed(group) for group in groups.values()]
     names = _names([kept for kept, _ in members])
     methods = [

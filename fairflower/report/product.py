@@ -44,7 +44,7 @@ def _convergence(comparison: Comparison, grid: Grid) -> Sketch:
         panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("AVG over domains, %")
-    legend(sheet, axes[0, 0])
+    legend(sheet, *axes.flat)
     return Sketch(
         "convergence",
         sheet,

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fairflower.strategies.cohort import Arrays, Cohort, InvalidReply
 from fairflower.strategies.exchanges.base import Exchange
 
+#: Of a class at one client; sums of larger counts would overflow.
+MOST_IMAGES = 2**40
+
 
 class Prototypes(Exchange):
     """The mean feature vector of every class over all clients' images.
@@ -49,6 +52,8 @@ class Prototypes(Exchange):
             raise InvalidReply("'mean' holds something else than finite numbers")
         if count.dtype.kind != "i" or (count < 0).any():
             raise InvalidReply("'count' holds something else than whole numbers from zero")
+        if (count > MOST_IMAGES).any():
+            raise InvalidReply(f"'count' holds {count.max()} images of a class, which nobody has")
         return arrays
 
     def collect(self, cohort: Cohort) -> None:

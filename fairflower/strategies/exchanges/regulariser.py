@@ -40,5 +40,5 @@ class DynamicRegulariser(Exchange):
         for name in cohort.parameters:
             step = share * (merged[name] - cohort.received[name])
             self.H[name] = self.H[name] + step if name in self.H else step
-            corrected[name] = merged[name] + self.H[name]
+            corrected[name] = (merged[name] + self.H[name]).astype(merged[name].dtype)
         return corrected
