@@ -25,7 +25,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     for name, array in record.items():
         try:
             arrays[name] = view(array)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except Exception as error:  # NumPy reads headers as Python, with all of its errors
             raise ValueError(f"array {name!r} is not a plain NumPy array ({error})") from error
     return arrays
 

@@ -32,7 +32,6 @@ CHANGEABLE = frozenset(
         "workers",
         "client-gpus",
         "data.dir",
-        "checkpoint.every",
         "checkpoint.keep",
     }
 )

@@ -100,7 +100,10 @@ def split(
 
 
 def _names(note: str, name: str) -> dict[str, list[str]]:
-    names = json.loads(note)
+    try:
+        names = json.loads(note)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name!r} is no JSON ({error})") from error
     if not isinstance(names, dict) or not all(isinstance(part, list) for part in names.values()):
         raise ValueError(f"{name!r} is {note!r}: expected names of arrays by what they are")
     return names

@@ -158,10 +158,12 @@ def call_the_roll(
         asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
         for reply in replies:
             node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            if reply.has_error():
-                problems[node] = short(reply.error.reason or "no reason given")
-            else:
-                answers[node] = dict(next(iter(reply.content.config_records.values())))
+            try:
+                answers[node] = _read(reply)
+            except ValueError as problem:
+                problems[node] = str(problem)
+        for node in set(fresh) - {*answers, *problems}:
+            problems[node] = f"no answer in {timeout:g} s"
         if any("site" in answer for answer in answers.values()):
             expected, ids = max(1, sites), None
             if not fresh and len(answers) >= expected:
@@ -184,6 +186,24 @@ def call_the_roll(
         if stop.wait(pause):
             raise Stopped
         pause = min(2 * pause, 1.0)
+
+
+def _read(reply: Message) -> dict[str, Any]:
+    """What a node says of itself, or ``ValueError`` saying what is wrong with it."""
+    if reply.has_error():
+        raise ValueError(short(reply.error.reason or "no reason given"))
+    answer = dict(next(iter(reply.content.config_records.values()), {}))
+    number = answer.get("partition-id")
+    if not ("site" in answer or isinstance(number, int)):
+        raise ValueError("it does not say which client it is (partition-id or domain)")
+    for key in {"site", "federation"} & answer.keys():
+        try:
+            Federation.from_json(str(answer[key]), _ELSEWHERE)
+        except Exception as error:  # whatever another version, or anybody, may send
+            raise ValueError(
+                f"it describes its data in a way that is not known ({error!r})"
+            ) from error
+    return answer
 
 
 def _num_partitions(answers: Answers, num_clients: int | None) -> int | None:
@@ -275,10 +295,11 @@ def look_again(
     queries = [Message(content, node, MessageType.QUERY) for node in strangers]
     replies = send_and_receive(grid, queries, min(timeout, 60), stop)
     for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-        if reply.has_error():
+        try:
+            client = _client(_read(reply), places)
+        except ValueError as problem:
+            logger.warning("Node %d is left out: %s", reply.metadata.src_node_id, problem)
             continue
-        answer: dict[str, Any] = dict(next(iter(reply.content.config_records.values())))
-        client = _client(answer, places)
         if client in gone:
             gone.remove(client)
             found[client] = reply.metadata.src_node_id

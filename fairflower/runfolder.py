@@ -171,6 +171,14 @@ class RunFolder:
             for metric, value in values.items():
                 writer.writerow([server_round, level, name, metric, repr(float(value))])
 
+    def is_tested(self, server_round: int) -> bool:
+        """Whether the history has accuracies of a round."""
+        with (self.path / "history.csv").open(newline="") as file:
+            rows = csv.DictReader(file)
+            return any(
+                row["round"] == str(server_round) and row["metric"] == "accuracy" for row in rows
+            )
+
     def diagnostics(
         self,
         server_round: int,
@@ -319,7 +327,9 @@ def _new_folder(parent: Path, name: str) -> Path:
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(data)
+    sync(temporary)
     temporary.replace(path)
+    sync(path.parent)
 
 
 def _now() -> str:

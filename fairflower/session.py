@@ -206,6 +206,8 @@ class Session:
     def _rounds(self, folder: RunFolder, progress: RunProgress, saved: Checkpoint | None) -> None:
         arrays = _record(saved.model if saved else self.evaluator.arrays())
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
+        if saved and saved.server_round == last and not folder.is_tested(last):
+            self._evaluate(folder, last, arrays)  # it was no last round when it was trained
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}

@@ -19,6 +19,7 @@ from fairflower.checkpoint import Checkpoint, continued, unfinished
 from fairflower.config import ConfigError
 from fairflower.names import CLIENTS
 from fairflower.paths import client_states
+from fairflower.report import read_run
 from fairflower.runfolder import RunFolder
 from fairflower.sealed import Damaged, seal, unseal
 from fairflower.strategies import STRATEGIES, FedAvg
@@ -180,6 +181,15 @@ def test_rounds_done_again_begin_with_the_state_of_then(tmp_path):
     assert newest.name == "round-000004.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])  # so that rounds 3 and 4 are done again
     assert outcome(resume(folder)) == outcome(whole)
+
+
+def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
+    folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
+    resume(folder, **{"num-server-rounds": 2})
+    run = read_run(folder)
+    assert list(run.rounds) == [0, 2]
+    with pytest.raises(ConfigError, match="is completed"):
+        resume(folder, **{"num-server-rounds": 2})
 
 
 def test_a_client_that_lost_its_state_is_named(tmp_path, caplog):

@@ -15,7 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Rounds, record, reply
-from flwr.app import Array, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from resuming import config, outcome, resume
 from rich.console import Console
@@ -26,7 +35,14 @@ from fairflower.config import ConfigError
 from fairflower.inline import InlineGrid
 from fairflower.roster import call_the_roll, look_again, send_and_receive
 from fairflower.session import Session
-from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEquilibria, RoundFailed
+from fairflower.strategies import (
+    STRATEGIES,
+    FairFed,
+    FedAvg,
+    FedEquilibria,
+    RoundFailed,
+)
+from fairflower.strategies.cohort import InvalidReply, decode_record, encode_record
 
 # --- replies -------------------------------------------------------------------------------
 
@@ -133,6 +149,48 @@ def test_arrays_that_are_none_are_refused_and_nothing_is_unpickled(kind, tmp_pat
     assert sprung.exists(), "the trap is none"
 
 
+def decoded(received: ArrayRecord) -> str:
+    """Names of the arrays, or why there are none."""
+    try:
+        return " ".join(decode_record(received))
+    except InvalidReply as problem:
+        return str(problem)
+
+
+def test_no_bit_that_is_flipped_in_an_array_ends_the_run():
+    array = MODEL["conv.weight"]
+    whole = saved(array)
+    received = encode_record(MODEL)
+    for bit in range(8 * (len(whole) - array.nbytes)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        received["conv.weight"] = Array("float32", (3, 4), "numpy.ndarray", bytes(data))
+        assert "conv.weight" in decoded(received)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_merged_model_that_is_none_ends_the_round_with_the_longest_update(value):
+    class Overflowing(FedAvg):
+        def merge(self, cohort):
+            return {**super().merge(cohort), "conv.weight": np.full((3, 4), value, np.float32)}
+
+    rounds = Rounds(Overflowing(), MODEL, range(3))
+    moves = {k: {name: np.full_like(a, k + 1) for name, a in MODEL.items()} for k in range(3)}
+    with pytest.raises(RoundFailed, match=r"'conv.weight'.*longest update is client 2's.*clip"):
+        rounds.step(moves)
+
+
+def test_updates_that_are_finite_each_do_not_end_in_a_model_that_is_not():
+    rounds = Rounds(FedAvg(), MODEL, range(4))
+    still = {name: np.zeros(array.shape) for name, array in MODEL.items()}
+    there, back = ({**still, "conv.weight": np.full((3, 4), far)} for far in (-3e38, 6e38))
+    examples = {0: 2**53, 1: 1, 2: 1, 3: 1}
+    rounds.step({0: there, 1: still, 2: still, 3: still}, examples)
+    assert rounds.strategy.dropped == {}
+    with pytest.raises(RoundFailed, match=r"NaN or infinite.*longest update is client 0's"):
+        rounds.step({0: back, 1: still, 2: still, 3: still}, examples)
+
+
 NUMBERS = [
     (name, need)
     for name, kind in STRATEGIES.items()
@@ -174,6 +232,19 @@ def test_an_impossible_accuracy_is_refused(accuracy):
         answers.append(Message(RecordDict({"metrics": metrics}), reply_to=message))
     assert list(strategy.evaluations(1, answers)) == [0]
     assert "expected a number from 0 to 1" in strategy.dropped[1]
+
+
+def test_an_impossible_personal_accuracy_is_refused():
+    rounds = Rounds(FedAvg(), MODEL, range(2))
+    strategy = rounds.strategy
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    answers = []
+    for message, found in zip(messages, (0.5, 7.0), strict=True):
+        metrics = {"accuracy": 0.5, "personal_accuracy": found, "eval_loss": 1.0}
+        content = RecordDict({"metrics": MetricRecord({**metrics, "num-examples": 5})})
+        answers.append(Message(content, reply_to=message))
+    assert list(strategy.evaluations(1, answers)) == [0]
+    assert "personal_accuracy = 7.0: expected" in strategy.dropped[1]
 
 
 def test_a_measured_accuracy_is_a_share():
@@ -291,6 +362,39 @@ def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
     assert look_again(grid, nodes, 1.0, stop) == {0: 1000, 1: 666}
     grid.contexts[666].node_config["partition-id"] = 0
     assert look_again(grid, nodes, 1.0, stop) == nodes
+
+
+class Answering(InlineGrid):
+    """Node 1001 gives the answer that a test wants, or none."""
+
+    def __init__(self, answer):
+        super().__init__(client_app, 3)
+        self.answer = answer
+
+    def _deliver(self, message):
+        if message.metadata.dst_node_id != 1001:
+            return super()._deliver(message)
+        return None if self.answer is None else Message(self.answer, reply_to=message)
+
+    def pull_messages(self, message_ids):
+        return [reply for reply in super().pull_messages(message_ids) if reply is not None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, r"no answer in 0.3 s"),
+        (RecordDict(), r"does not say which client"),
+        (RecordDict({"config": ConfigRecord()}), r"does not say which client"),
+        (RecordDict({"config": ConfigRecord({"site": "[]"})}), r"describes its data"),
+        (RecordDict({"config": ConfigRecord({"site": "[" * 10**5})}), r"describes its data"),
+    ],
+    ids=["none", "nothing", "empty", "no federation", "too deep"],
+)
+def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
+    expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
+    with pytest.raises(ConfigError, match=expected):
+        call_the_roll(Answering(answer), 3, timeout=0.3, stop=threading.Event())
 
 
 def test_two_nodes_that_say_they_are_one_client_are_refused():

@@ -108,7 +108,7 @@ def _build(data_set: DataSet, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
             fresh = Path(scratch, folder.name)
-            fresh.mkdir()
+            fresh.mkdir(mode=0o700)  # patients' images may be in it
             for client_id, (train, test) in enumerate(splits):
                 path = client_file(fresh, client_id)
                 np.savez(path, x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)

@@ -6,6 +6,7 @@ What ``openssl`` and ``ssh-keygen`` would make, without either: the guide in
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -48,12 +49,14 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     ValueError
         Without a host.
     FileExistsError
-        Where there is a key already: nothing is overwritten.
+        Where there is one of the files already: nothing is overwritten.
     """
     if not hosts:
         raise ValueError("A certificate needs at least one host.")
     folder.mkdir(parents=True, exist_ok=True)
     files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    for file in files:
+        _refuse_old(file)
     authority_key, server_key = _new_key(), _new_key()
     authority = _name("fairflower authority")
     root = (
@@ -73,14 +76,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
         .sign(authority_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    _write_secret(
-        files.key,
-        server_key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+    _write_new(files.authority, root.public_bytes(pem))
+    _write_new(files.certificate, server.public_bytes(pem))
+    private = server_key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    files.authority.write_bytes(root.public_bytes(pem))
-    files.certificate.write_bytes(server.public_bytes(pem))
+    _write_new(files.key, private, 0o600)
     return files
 
 
@@ -102,16 +103,15 @@ def make_key_pair(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     openssh = serialization.PrivateFormat.OpenSSH
-    _write_secret(
-        path,
-        key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()),
-    )
     public = path.with_name(f"{path.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
+    shown = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
+    for file in (path, public):
+        _refuse_old(file)
+    _write_new(public, shown)
+    secret = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+    _write_new(path, secret, 0o600)
     return public
 
 
@@ -161,6 +161,11 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _refuse_old(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -35,6 +35,7 @@ from fairflower.strategies.cohort import (
     decode_record,
     encode_record,
     is_buffer,
+    is_finite,
     scalar_metrics,
 )
 from fairflower.strategies.exchanges.base import Exchange
@@ -328,7 +329,8 @@ class FairStrategy(flower.FedAvg):
         ------
         RoundFailed
             If fewer than ``min_clients`` replies are usable, or too few for their
-            weights to stay within ``max_client_weight``.
+            weights to stay within ``max_client_weight``; or if the merged model holds
+            NaN or infinite values.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")
@@ -347,9 +349,23 @@ class FairStrategy(flower.FedAvg):
         for exchange in self.exchanges:
             exchange.collect(cohort)
             merged = exchange.correct(cohort, merged)
+        self._check_merged(cohort, merged)
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))
         return encode_record(merged), self._mean_metrics(cohort, contents)
+
+    def _check_merged(self, cohort: Cohort, merged: Arrays) -> None:
+        """Refuse a model that finite updates have led out of the numbers."""
+        lost = next((name for name, array in merged.items() if not is_finite(array)), None)
+        if lost is not None:
+            squares = cohort.squared_norms()
+            k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
+            raise RoundFailed(
+                f"Round {cohort.server_round}: the merged model holds NaN or infinite values in "
+                f"{lost!r}. The longest update is client {cohort.client_ids[k]}'s, of length "
+                f"{np.sqrt(squares[k]):.3g}. Leave the client out, or bound updates by "
+                "clip-update-norm or clip-update-median, and resume."
+            )
 
     def _add_what_to_tell(self, message: Message) -> None:
         node = message.metadata.dst_node_id
@@ -451,7 +467,7 @@ class FairStrategy(flower.FedAvg):
         return cohort, [members[i].content for i in ids]
 
     def evaluations(self, server_round: int, replies: Iterable[Message]) -> dict[int, MetricRecord]:
-        """The clients' own test results, by client id, each with an ``accuracy`` from 0 to 1.
+        """The clients' own test results, by client id; every accuracy among them is 0 to 1.
 
         Raises
         ------
@@ -463,8 +479,9 @@ class FairStrategy(flower.FedAvg):
             for key in ("accuracy", "eval_loss"):
                 if key not in metrics:
                     raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
-                if key == "accuracy" and not 0 <= float(metrics[key]) <= 1:  # type: ignore[arg-type]
-                    raise InvalidReply(f"{key} = {metrics[key]}: expected a number from 0 to 1")
+            for key, value in metrics.items():
+                if key.endswith("accuracy") and not 0 <= float(value) <= 1:  # type: ignore[arg-type]
+                    raise InvalidReply(f"{key} = {value}: expected a number from 0 to 1")
             return metrics
 
         return self._sort_out(server_round, list(replies), self._asked_to_test, check)

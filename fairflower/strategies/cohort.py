@@ -301,7 +301,7 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
             raise InvalidReply(f"array {name!r} has shape {got.shape}, expected {expected.shape}")
         if got.dtype != expected.dtype:
             raise InvalidReply(f"array {name!r} is {got.dtype}, expected {expected.dtype}")
-        if not _finite(got):
+        if not is_finite(got):
             raise InvalidReply(f"array {name!r} holds NaN or infinite values")
     return {name: arrays[name] for name in received}
 
@@ -313,7 +313,7 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or h.dtype.kind != "f":
         raise InvalidReply(f"expected 'h' as real numbers in a row, got {h.dtype} {h.shape}")
-    if not _finite(h):
+    if not is_finite(h):
         raise InvalidReply("array 'h' holds NaN or infinite values")
     return {"h": h}
 
@@ -333,7 +333,8 @@ def is_buffer(name: str, array: NDArray[Any]) -> bool:
     return array.dtype.kind != "f" or name.endswith(BUFFER_SUFFIXES)
 
 
-def _finite(array: NDArray[Any]) -> bool:
+def is_finite(array: NDArray[Any]) -> bool:
+    """Whether an array holds no NaN and nothing infinite."""
     if array.dtype.kind != "f":
         return True
     # A sum is finite only if every term is, and costs a quarter of the full

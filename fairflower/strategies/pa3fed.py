@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fairflower.strategies.base import FairStrategy, Options
 from fairflower.strategies.cohort import Cohort
 
+#: Of a loss, as a multiple of what it was; sums of larger ones could overflow.
+LARGEST_CHANGE = 1e12
+
 
 class PA3Fed(FairStrategy):
     """In critical periods of training, more weight for clients whose loss changes more.
@@ -63,7 +66,8 @@ class PA3Fed(FairStrategy):
         known = np.isfinite(before)
         self.losses |= dict(zip(cohort.client_ids, losses.tolist(), strict=True))
         d = np.zeros(len(cohort))
-        d[known] = np.abs(losses - before)[known] / np.maximum(before[known], 1e-12)
+        change = np.abs(losses - before)[known] / np.maximum(before[known], 1e-12)
+        d[known] = np.minimum(change, LARGEST_CHANGE)
         if known.any():
             d[~known] = d[known].mean()
         critical = bool(p @ d >= self.delta and d.sum() > 0)
