@@ -155,13 +155,6 @@ class RunFolder:
             self._facts[name] = value
             self._write_facts()
 
-    def merged_rounds(self) -> dict[int, int]:
-        """The last round that each client was merged in, by its id; none that never was."""
-        path = self.path / "diagnostics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        rounds = map(json.loads, lines)
-        return {client: line["round"] for line in rounds for client in line["client_ids"]}
-
     def history(
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:

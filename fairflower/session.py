@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,6 @@ class Session:
         self.run_id = uuid.uuid4().hex
         #: Made when the first round begins.
         self.folder: RunFolder | None = None
-        self._merged: dict[int, int] = {}  # client -> the last round that it was merged in
         self._told: dict[str, str] = {}  # what sites with data of their own hear of the others
 
     def run(self) -> Path:
@@ -198,7 +197,6 @@ class Session:
             }
         self.folder = RunFolder.reopen(self.resume, self.config, facts, **place)
         self.run_id = saved.run_id if saved else self.folder.run_id
-        self._merged = self.folder.merged_rounds()
         if saved is not None:
             self.folder.model(saved.model)
         return saved
@@ -246,6 +244,7 @@ class Session:
             self._find_nodes()
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = self._exchange(messages)
+        before = dict(strategy.merged_rounds)
         with _timed(seconds, "merge_seconds"):
             merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None
@@ -256,8 +255,7 @@ class Session:
         folder.diagnostics(
             server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
         )
-        self._check_memories(folder)
-        self._merged |= dict.fromkeys(strategy.client_ids, server_round)
+        self._check_memories(folder, before)
         return merged
 
     def _find_nodes(self) -> None:
@@ -269,18 +267,18 @@ class Session:
             self.nodes = nodes
             self.strategy.enroll(nodes, self.config.seed)
 
-    def _check_memories(self, folder: RunFolder) -> None:
-        """Name the clients that have lost what they kept from an earlier round."""
+    def _check_memories(self, folder: RunFolder, merged: Mapping[int, int]) -> None:
+        """Name the clients that have lost what they kept when they were last ``merged``."""
         rounds = self.strategy.client_metrics.get("state-round")
         if rounds is None:
             return
         folder.note("client_state", True)
         for client, found in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
-            if found < self._merged.get(client, 0):
+            if found < merged.get(client, 0):
                 logger.warning(
                     "Client %d no longer has what it kept in round %d, and went on from %s.",
                     client,
-                    self._merged[client],
+                    merged[client],
                     f"round {found:.0f}" if found else "nothing",
                 )
 

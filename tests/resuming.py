@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from apps import replacing
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
@@ -48,23 +49,13 @@ def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
 def stopped(made: RunConfig, server_round: int) -> Path:
     """The folder of a run that was stopped when a client trained in ``server_round``."""
     stop = threading.Event()
-    app = ClientApp()
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         if message.content["config"]["server-round"] == server_round:
             stop.set()
         return client_app(message, context)
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
-    made_session = session(made, app, stop=stop)
+    made_session = session(made, replacing(train=train), stop=stop)
     try:
         made_session.run()
     except Stopped:

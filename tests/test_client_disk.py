@@ -101,20 +101,41 @@ def test_runs_that_are_not_heard_of_are_forgotten() -> None:
 
 
 @given(
-    took_part=st.sets(st.integers(1, 30), min_size=1),
+    took_part=st.dictionaries(st.integers(1, 30), st.booleans(), min_size=1),
     every=st.integers(0, 7),
     keep=st.integers(1, 4),
 )
 def test_what_is_kept_is_what_any_checkpoint_needs_and_no_more(
-    took_part: set[int], every: int, keep: int
+    took_part: dict[int, bool], every: int, keep: int
 ) -> None:
+    """``took_part`` says of rounds whether the client's update was merged in them."""
     kept: set[int] = set()
+    merged: list[int] = []
     for now in sorted(took_part):
-        kept = needed(kept | {now}, now, every, keep)
+        kept = needed(kept | {now}, now, every, keep, merged=max(merged, default=0))
         # While a round goes on, these are the server's checkpoints, round 0 among them.
         checkpoints = sorted(c for c in range(now) if every and c % every == 0)[-keep:]
-        for checkpoint in [*checkpoints, now]:
-            before = [r for r in took_part if r <= checkpoint]
-            if before:
-                assert max(before) in kept
-        assert len(kept) <= keep + 1
+        for checkpoint in [*checkpoints, now - 1]:  # the last: when the next round begins
+            before = [r for r in merged if r <= checkpoint]
+            assert max([r for r in kept if r <= checkpoint], default=0) == max(before, default=0)
+        assert now in kept
+        assert len(kept) <= keep + 2
+        if took_part[now]:
+            merged.append(now)
+
+
+def test_what_was_learnt_in_a_round_that_was_not_merged_is_forgotten() -> None:
+    alive = context()
+    for server_round, merged in ((1, 0), (2, 1), (3, 1)):
+        asked = message(server_round, **{"merged-round": merged})
+        assert found(asked, alive, before=server_round) == (merged, float(merged))
+        save_state(keeping(server_round), alive, asked)
+    asked = message(4, **{"merged-round": 3})
+    assert found(asked, alive, before=4) == found(asked, before=4) == (3, 3.0)
+    assert found(message(4, "", **{"merged-round": 1}), alive, before=4) == (0, 0)
+
+
+def test_without_a_copy_on_the_disk_a_client_goes_on_with_what_it_has() -> None:
+    alive = context()
+    save_state(keeping(3.0), alive, message(3, ""))
+    assert found(message(4, "", **{"merged-round": 2}), alive, before=4) == (3, 3.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from apps import replacing
 from conftest import Rounds, record, reply
 from flwr.app import (
     Array,
@@ -299,6 +300,34 @@ def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_pa
     late, never = run(Slow(True), tmp_path), run(Slow(False), tmp_path)
     assert dropped(late) == [{}, {"1": "no reply before the timeout"}, {}, {}]
     assert outcome(late) == outcome(never)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+@pytest.mark.parametrize("client", ["scaffold", "feddyn", "moon", "ditto", "fedgc"])
+def test_a_client_whose_updates_were_left_out_goes_on_as_if_it_had_sat_out(tmp_path, client, dies):
+    def bad(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 1:
+            if message.content["config"]["server-round"] in (2, 3):
+                reply.content["metrics"]["num-examples"] = 0
+            if dies:
+                context.state = RecordDict()
+        return reply
+
+    def absent(message: Message, context: Context) -> Message:
+        rounds = message.content["config"]["server-round"]
+        if context.node_config["partition-id"] == 1 and rounds in (2, 3):
+            raise MemoryError("away")
+        return client_app(message, context)
+
+    ends = []
+    for train in (bad, absent):
+        grid = InlineGrid(replacing(train=train), 4)
+        folder = run(grid, tmp_path, **{"client.name": client, "evaluate.by": "clients"})
+        assert [list(names) for names in dropped(folder)] == [[], ["1"], ["1"], []]
+        assert "no longer has what it kept" not in (folder / "log.txt").read_text()
+        ends.append(outcome(folder) | {"diagnostics": None})
+    assert ends[0] == ends[1]
 
 
 class Restarted(InlineGrid):

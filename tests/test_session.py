@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from apps import replacing
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from rich.console import Console
@@ -203,23 +204,13 @@ def load_model(folder) -> bytes:
 
 def answering(answer) -> ClientApp:
     """fairflower's app, whose clients answer a test as ``answer(client, metrics)`` says."""
-    app = ClientApp()
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
-    @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
         answer(context.node_config["partition-id"], reply.content["metrics"])
         return reply
 
-    return app
+    return replacing(evaluate=evaluate)
 
 
 def crash(client, metrics):
@@ -267,19 +258,13 @@ def test_testing_every_second_round_includes_the_last(tmp_path):
 
 def failing(clients: set[int]) -> ClientApp:
     """fairflower's app, whose named clients raise while they train."""
-    app = ClientApp()
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] in clients:
             raise MemoryError("no room for the model")
         return client_app(message, context)
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
-    return app
+    return replacing(train=train)
 
 
 def test_a_failing_client_is_left_out_and_recorded(tmp_path, caplog):
@@ -310,9 +295,7 @@ def test_an_exploding_loss_names_client_and_remedy(tmp_path):
 @pytest.mark.parametrize("how", [Stopped, SystemExit])
 def test_stop_leaves_a_readable_folder(tmp_path, how):
     stop = threading.Event()
-    app = ClientApp()
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         if message.content["config"]["server-round"] == 2:
             if how is SystemExit:  # what `flwr stop` raises in a ServerApp
@@ -320,12 +303,8 @@ def test_stop_leaves_a_readable_folder(tmp_path, how):
             stop.set()
         return client_app(message, context)
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return client_app(message, context)
-
     with pytest.raises(how):
-        run(config(tmp_path), app, stop=stop)
+        run(config(tmp_path), replacing(train=train), stop=stop)
     (folder,) = tmp_path.iterdir()
     facts = json.loads((folder / "run.json").read_text())
     assert (facts["status"], facts["rounds"]) == ("stopped", 1)

@@ -44,13 +44,18 @@ def load_state(
     A node may serve one run after another, so state bears the ``run-id`` that came
     with the message (none from a server that sends none) and the round. State of
     another run, or not from ``before`` this round (a run that is done again), is not
-    used.
+    used. Nor is that of a round whose update the server did not merge: it says under
+    ``merged-round`` which was the last one, and what a client learnt in a later round
+    that came too late, or was left out, is forgotten as if it had sat that round out.
 
     Returns
     -------
     int
         The round that it was kept in; 0 if there is none, as in a client's first round.
     """
+    folder = _folder(trainer, config)
+    if folder is not None:  # without a copy of the round before there is no way back
+        before = min(before, _merged(config) + 1)
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     if stamp and stamp["run-id"] == _run_id(config) and int(stamp["round"]) < before:  # type: ignore[arg-type]
         trainer.state = {
@@ -59,7 +64,6 @@ def load_state(
             if name.startswith(_PREFIX)
         }
         return int(stamp["round"])  # type: ignore[arg-type]
-    folder = _folder(trainer, config)
     if folder is None:
         return 0
     for kept in sorted((kept for kept in _rounds(folder) if kept < before), reverse=True):
@@ -89,30 +93,44 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     seal(_path(folder, now), flat, {"round": now, "client": trainer.client_id})
     every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
     rounds = _rounds(folder)
-    for kept in rounds - needed(rounds, now, every, keep):
+    for kept in rounds - needed(rounds, now, every, keep, _merged(config)):
         _path(folder, kept).unlink(missing_ok=True)
     _forget_old_runs(folder.parent)
 
 
-def needed(rounds: Iterable[int], now: int, every: int, keep: int) -> set[int]:
+def needed(
+    rounds: Iterable[int], now: int, every: int, keep: int, merged: float = math.inf
+) -> set[int]:
     """Those of ``rounds`` from which a run can go on after round ``now``.
 
     The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now``
     (none if ``every`` is 0). From each of them a client goes on with its newest state
-    that is not newer.
+    that is not newer. It goes on with that of the last ``merged`` round if round ``now``
+    is not merged; what it has of rounds between these two was not.
 
-    >>> needed({3, 5, 6, 7}, 7, every=1, keep=2), needed({3, 7, 8}, 8, every=5, keep=1)
-    ({5, 6, 7}, {8, 3})
+    >>> sorted(needed({3, 5, 6, 7}, 7, every=1, keep=2))
+    [5, 6, 7]
+    >>> sorted(needed({3, 7, 8}, 8, every=5, keep=1))
+    [3, 7, 8]
+    >>> sorted(needed({3, 5, 6, 7}, 7, every=1, keep=2, merged=5))
+    [5, 7]
     """
     newest = (now - 1) // every * every if every else 0
     checkpoints = [newest - i * every for i in range(keep)] if every else []
-    found = ([kept for kept in rounds if kept <= c] for c in (now, *checkpoints))
-    return {max(kept) for kept in found if kept}
+    last = min(merged, now - 1)
+    known = [kept for kept in rounds if kept <= last]
+    found = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))
+    return {max(kept) for kept in found if kept} | ({now} & set(rounds))
 
 
 def pack(arrays: Arrays) -> ArrayRecord:
     """Named arrays as a record."""
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _merged(config: Mapping[str, Any]) -> float:
+    """The last round that the server has merged this client in, if it says so."""
+    return float(config.get("merged-round", math.inf))
 
 
 def _run_id(config: Mapping[str, Any]) -> str:

@@ -136,6 +136,8 @@ class FairStrategy(flower.FedAvg):
         Clients that were asked in the last round and not merged, with the reason.
     clusters : Clusters, or None
         Those of the last cohort, if the rule finds any.
+    merged_rounds : dict of int -> int
+        The last round that each client was merged in, by its id.
     """
 
     #: Where the rule comes from, for ``fairflower list`` and the report.
@@ -185,6 +187,7 @@ class FairStrategy(flower.FedAvg):
         self.client_metrics: dict[str, NDArray[np.float64]] = {}
         self.dropped: dict[int, str] = {}
         self.clusters: Clusters | None = None
+        self.merged_rounds: dict[int, int] = {}
         self._roster: dict[int, int] | None = None
         self._clients: dict[int, int] = {}  # node id -> client id, as far as is known
         self._seed = 0
@@ -203,7 +206,7 @@ class FairStrategy(flower.FedAvg):
         """What the rule carries from round to round, as named arrays for a checkpoint."""
         state: dict[str, dict[str, Any]] = {}
         for kind, name, place in self._places():
-            own = {attribute: getattr(place, attribute) for attribute in place.STATE}
+            own = {attribute: getattr(place, attribute) for attribute in self._kept_of(place)}
             state.setdefault(kind, {})[name] = own
         return flatten(state)
 
@@ -218,9 +221,10 @@ class FairStrategy(flower.FedAvg):
         loaded = unflatten(state)
         places = [(p, loaded.get(kind, {}).get(name, {})) for kind, name, p in self._places()]
         for place, values in places:
-            if set(values) != set(place.STATE):
+            kept = self._kept_of(place)
+            if set(values) != set(kept):
                 raise ValueError(
-                    f"{type(place).__name__} keeps {sorted(place.STATE)} from round to round, but "
+                    f"{type(place).__name__} keeps {sorted(kept)} from round to round, but "
                     f"the saved state holds {sorted(values)}. It is another strategy's, or "
                     "another version's."
                 )
@@ -236,6 +240,9 @@ class FairStrategy(flower.FedAvg):
             *(("exchanges", exchange.name, exchange) for exchange in self.exchanges),
             *(("observers", str(i), observer) for i, observer in enumerate(observers)),
         ]
+
+    def _kept_of(self, place: Any) -> tuple[str, ...]:
+        return (*place.STATE, "merged_rounds") if place is self else tuple(place.STATE)
 
     # --- what a subclass defines ---------------------------------------------------
 
@@ -313,12 +320,16 @@ class FairStrategy(flower.FedAvg):
     ) -> Iterable[Message]:
         """Messages for this round's evaluation (see Flower's ``FedAvg``)."""
         if self._roster is None or self.fraction_evaluate == 0.0:
-            return super().configure_evaluate(server_round, arrays, config, grid)
-        config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        nodes = self._sample(server_round, self.fraction_evaluate, self.min_evaluate_nodes)
-        self._asked_to_test = list(self._construct_messages(record, nodes, MessageType.EVALUATE))
-        return self._asked_to_test
+            messages = list(super().configure_evaluate(server_round, arrays, config, grid))
+        else:
+            config["server-round"] = server_round
+            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            nodes = self._sample(server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+            messages = list(self._construct_messages(record, nodes, MessageType.EVALUATE))
+        for message in messages:
+            self._add_to_config(message, self._last_merged(message))
+        self._asked_to_test = messages
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -352,6 +363,7 @@ class FairStrategy(flower.FedAvg):
         self._check_merged(cohort, merged)
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))
+        self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         return encode_record(merged), self._mean_metrics(cohort, contents)
 
     def _check_merged(self, cohort: Cohort, merged: Arrays) -> None:
@@ -368,11 +380,26 @@ class FairStrategy(flower.FedAvg):
             )
 
     def _add_what_to_tell(self, message: Message) -> None:
-        node = message.metadata.dst_node_id
-        client = self._clients.get(node, node)
-        told = dict(self.tell(client))
+        client = self._client_of(message)
+        told = {**self._last_merged(message), **self.tell(client)}
         for exchange in self.exchanges:
             told |= exchange.tell(client)
+        self._add_to_config(message, told)
+
+    def _client_of(self, message: Message) -> int:
+        node = message.metadata.dst_node_id
+        return self._clients.get(node, node)
+
+    def _last_merged(self, message: Message) -> dict[str, float | str]:
+        """By which a client knows that a later update of its was left out, and forgets it.
+
+        Without a roster, a client that is not known yet may have been before a restart.
+        """
+        default = None if self._roster is None else 0
+        last = self.merged_rounds.get(self._client_of(message), default)
+        return {} if last is None else {"merged-round": last}
+
+    def _add_to_config(self, message: Message, told: Mapping[str, float | str]) -> None:
         if told:
             # The messages of a round share their content.
             config = message.content.config_records[self.configrecord_key]
