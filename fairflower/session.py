@@ -119,7 +119,7 @@ class Session:
             clip_update_norm=config.bound.clip_update_norm or None,
             clip_update_median=config.bound.clip_update_median or None,
         )
-        self.strategy.enroll(self.nodes, config.seed)
+        self._enroll()
         saved = self._open_folder()
         folder = self.folder
         assert folder is not None
@@ -265,7 +265,11 @@ class Session:
         nodes = look_again(self.grid, self.nodes, timeout, self.stop, places, settings)
         if nodes != self.nodes:
             self.nodes = nodes
-            self.strategy.enroll(nodes, self.config.seed)
+            self._enroll()
+
+    def _enroll(self) -> None:
+        sizes = {client.client_id: client.num_examples for client in self.federation.clients}
+        self.strategy.enroll(self.nodes, self.config.seed, sizes)
 
     def _check_memories(self, folder: RunFolder, merged: Mapping[int, int]) -> None:
         """Name the clients that have lost what they kept when they were last ``merged``."""

@@ -33,14 +33,17 @@ from test_strategies import MODEL, good
 
 from fairflower.client_app import app as client_app
 from fairflower.config import ConfigError
+from fairflower.flower import set_message_id
 from fairflower.inline import InlineGrid
 from fairflower.roster import call_the_roll, look_again, send_and_receive
 from fairflower.session import Session
 from fairflower.strategies import (
     STRATEGIES,
+    AveragedBatches,
     FairFed,
     FedAvg,
     FedEquilibria,
+    Prototypes,
     RoundFailed,
 )
 from fairflower.strategies.cohort import InvalidReply, decode_record, encode_record
@@ -248,6 +251,66 @@ def test_an_impossible_personal_accuracy_is_refused():
     assert "personal_accuracy = 7.0: expected" in strategy.dropped[1]
 
 
+def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
+    """Without a roster, by Flower's own round: sampling, ``aggregate_evaluate``."""
+    grid = InlineGrid(client_app, 4)
+    strategy = FedAvg()
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), grid))
+    for number, message in enumerate(messages):
+        set_message_id(message, f"m{number}")
+    sent = sorted(messages, key=lambda m: m.metadata.dst_node_id)
+    claims = [
+        {
+            "accuracy": 50.0,
+            "num-examples": 1,
+            "client-id": 3,
+            "mine": 1.0,
+        },  # per cent: theirs to say
+        {"accuracy": float("nan"), "num-examples": 1},
+        {"accuracy": 90.0, "num-examples": -1},
+        {"accuracy": 80.0, "num-examples": 3},
+    ]
+    replies = [
+        Message(RecordDict({"metrics": MetricRecord(claim)}), reply_to=message)
+        for message, claim in zip(sent, claims, strict=True)
+    ]
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert strategy.aggregate_evaluate(1, [*replies, replies[0]]) == {"accuracy": 72.5}
+    assert list(strategy.dropped) == [1001, 1002]
+    assert "accuracy = nan" in strategy.dropped[1001]
+    assert "late, or a second one" in caplog.text
+    assert strategy.aggregate_evaluate(1, []) is None
+
+
+@pytest.mark.parametrize(
+    ("exchange", "good", "odd"),
+    [
+        (
+            Prototypes(),
+            {"mean": np.ones((3, 4), np.float32), "count": np.ones(3, int)},
+            {"mean": np.ones((4, 2), np.float32), "count": np.ones(4, int)},
+        ),
+        (
+            AveragedBatches(),
+            {"images": np.ones((2, 1, 8, 8), np.float32), "labels": np.eye(2, dtype=np.float32)},
+            {"images": np.ones((1, 3, 9, 9), np.float32), "labels": np.eye(1, dtype=np.float32)},
+        ),
+    ],
+    ids=["prototypes", "averages"],
+)
+def test_one_client_does_not_decide_what_shape_an_exchange_has(exchange, good, odd):
+    model = MODEL | {"head.weight": np.zeros((4, 2), np.float32)}
+    rounds = Rounds(FedAvg(exchanges=[exchange], min_clients=1), model, range(3))
+    moves = {k: {name: np.ones_like(a) for name, a in model.items()} for k in range(3)}
+    rounds.step(moves, measured={k: {exchange.name: odd if k == 0 else good} for k in range(3)})
+    assert list(rounds.strategy.dropped) == [0]
+    assert f"its {exchange.name!r} has the shape" in rounds.strategy.dropped[0]
+    assert set(exchange.broadcast(2)) == set(good)
+    # From then on the shape is known.
+    rounds.step(moves, measured={k: {exchange.name: good if k == 0 else odd} for k in range(3)})
+    assert list(rounds.strategy.dropped) == [1, 2]
+
+
 def test_a_measured_accuracy_is_a_share():
     rounds = Rounds(FairFed(min_clients=1), MODEL, range(3))
     move = {name: np.ones_like(array) for name, array in MODEL.items()}
@@ -300,6 +363,19 @@ def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_pa
     late, never = run(Slow(True), tmp_path), run(Slow(False), tmp_path)
     assert dropped(late) == [{}, {"1": "no reply before the timeout"}, {}, {}]
     assert outcome(late) == outcome(never)
+
+
+def test_whoever_claims_other_examples_than_at_the_roll_is_left_out(tmp_path):
+    def boast(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["metrics"]["num-examples"] *= 10
+        return reply
+
+    folder = run(InlineGrid(replacing(train=boast), 4), tmp_path, **{"num-server-rounds": 1})
+    (left_out,) = dropped(folder)
+    assert list(left_out) == ["1"]
+    assert "num-examples = 120, but it had 12 training examples" in left_out["1"]
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])

@@ -244,7 +244,7 @@ SPOILED = {
     ),
     "another length": (
         lambda m, v: v.update(received_representation={"h": np.ones(5, np.float32)}),
-        "'received_representation' has 5 numbers, most others' have 6",
+        r"'received_representation' has the shape \(5,\), most others' \(6,\)",
     ),
     "no loss": (lambda m, v: m.pop("train_loss"), "no metric 'train_loss'.*has to report it"),
     "NaN loss": (lambda m, v: m.update(train_loss=float("nan")), "train_loss = nan"),

@@ -191,6 +191,7 @@ class FairStrategy(flower.FedAvg):
         self._roster: dict[int, int] | None = None
         self._clients: dict[int, int] = {}  # node id -> client id, as far as is known
         self._seed = 0
+        self._sizes: dict[int, int] = {}
         self._population = 0
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
@@ -262,7 +263,9 @@ class FairStrategy(flower.FedAvg):
 
     # --- Flower's side ---------------------------------------------------------------
 
-    def enroll(self, nodes: Mapping[int, int], seed: int) -> None:
+    def enroll(
+        self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
+    ) -> None:
         """Sample by client id from now on, so that the choice depends on ``seed`` alone.
 
         Flower's node ids differ from run to run; without this, so do its samples.
@@ -273,10 +276,14 @@ class FairStrategy(flower.FedAvg):
             Client id -> node id, for all clients of the federation.
         seed : int
             Seed of the sampling, and of what exchanges draw.
+        sizes : mapping of int -> int, optional
+            Client id -> training examples, where they are known. A reply that claims
+            others is left out.
         """
         self._roster = dict(sorted(nodes.items()))
         self._clients = {node: client for client, node in nodes.items()}
         self._seed = seed
+        self._sizes = dict(sizes or {})
         for exchange in self.exchanges:
             exchange.seed = seed
 
@@ -365,6 +372,34 @@ class FairStrategy(flower.FedAvg):
             self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         return encode_record(merged), self._mean_metrics(cohort, contents)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Mean of the clients' test metrics by ``weighted_by_key``; None if none is usable.
+
+        Replies with errors, NaN, infinite values or impossible sizes are left out, like
+        those of training, and named in ``dropped``. Metrics that not all others sent
+        are left out of the mean.
+        """
+        if not self._asked_to_test:
+            return None
+
+        def check(
+            client: int, content: RecordDict, metrics: MetricRecord
+        ) -> tuple[RecordDict, MetricRecord]:
+            for key, value in metrics.items():
+                if not math.isfinite(float(value)):  # type: ignore[arg-type]
+                    raise InvalidReply(f"{key} = {value}: expected a finite number")
+            return content, metrics
+
+        answers = self._sort_out(server_round, list(replies), self._asked_to_test, check)
+        if not answers:
+            return None
+        contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
+        if self.evaluate_metrics_aggr_fn is not flower.strategy_utils.aggregate_metricrecords:
+            return self.evaluate_metrics_aggr_fn(list(contents), self.weighted_by_key)
+        return self._mean_of(_common(metrics))
 
     def _check_merged(self, cohort: Cohort, merged: Arrays) -> None:
         """Refuse a model that finite updates have led out of the numbers."""
@@ -465,17 +500,17 @@ class FairStrategy(flower.FedAvg):
         buffers = self._buffers(received)
         trained = {name: array for name, array in received.items() if name not in buffers}
 
-        def take_apart(content: RecordDict, metrics: MetricRecord) -> Member:
+        def take_apart(client: int, content: RecordDict, metrics: MetricRecord) -> Member:
+            self._check_size(client, metrics)
             arrays = check_arrays(decode_record(self._arrays_of(content)), received)
             vectors = self._measured(content, metrics, trained)
             return Member(content, metrics, arrays, vectors)
 
         members = self._sort_out(server_round, replies, self._asked, take_apart)
-        self._drop_odd_lengths(server_round, members)
+        self._check_enough(server_round, len(members), len(self._asked))
+        self._drop_odd_shapes(server_round, members)
         ids = sorted(members)
-        records = [members[i].metrics for i in ids]
-        common = [key for key in records[0] if all(key in record for record in records)]
-        scalars = {key: np.array([record[key] for record in records], float) for key in common}
+        scalars = _common([members[i].metrics for i in ids])
         cohort = Cohort(
             server_round=server_round,
             client_ids=tuple(ids),
@@ -502,7 +537,7 @@ class FairStrategy(flower.FedAvg):
             If fewer than ``min_clients`` of those asked sent one.
         """
 
-        def check(content: RecordDict, metrics: MetricRecord) -> MetricRecord:
+        def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             for key in ("accuracy", "eval_loss"):
                 if key not in metrics:
                     raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
@@ -511,14 +546,16 @@ class FairStrategy(flower.FedAvg):
                     raise InvalidReply(f"{key} = {value}: expected a number from 0 to 1")
             return metrics
 
-        return self._sort_out(server_round, list(replies), self._asked_to_test, check)
+        answers = self._sort_out(server_round, list(replies), self._asked_to_test, check)
+        self._check_enough(server_round, len(answers), len(self._asked_to_test))
+        return answers
 
     def _sort_out(
         self,
         server_round: int,
         replies: list[Message],
         messages: list[Message],
-        check: Callable[[RecordDict, MetricRecord], Answer],
+        check: Callable[[int, RecordDict, MetricRecord], Answer],
     ) -> dict[int, Answer]:
         """What is usable of the replies to ``messages``; the rest is named with the reason."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
@@ -551,7 +588,7 @@ class FairStrategy(flower.FedAvg):
                     raise InvalidReply(f"client id {claimed} has already replied in this round")
                 client = claimed
                 self._check_examples(metrics)
-                answer = check(reply.content, metrics)
+                answer = check(client, reply.content, metrics)
             except InvalidReply as problem:
                 self.dropped[client] = str(problem)
             else:
@@ -561,7 +598,6 @@ class FairStrategy(flower.FedAvg):
             self.dropped[names.get(node, node)] = "no reply before the timeout"
         for client, reason in sorted(self.dropped.items()):
             _warn(server_round, client, reason)
-        self._check_enough(server_round, len(members), len(messages))
         return members
 
     def _measured(
@@ -613,14 +649,19 @@ class FairStrategy(flower.FedAvg):
                 raise InvalidReply(f"its {exchange.name!r}: {problem}") from problem
         return vectors
 
-    def _drop_odd_lengths(self, server_round: int, members: dict[int, Member]) -> None:
-        """Go on without those whose representation is not as long as most others'."""
+    def _drop_odd_shapes(self, server_round: int, members: dict[int, Member]) -> None:
+        """Go on without those whose arrays have another shape than most others'."""
+        shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
+            exchange.name: exchange.shape_of for exchange in self.exchanges if exchange.returned
+        }
         for name in set(self.REPRESENTATIONS) & set(self._all_needs()):
-            lengths = {client: member.vectors[name]["h"].size for client, member in members.items()}
-            (usual, _), *_ = Counter(sorted(lengths.values())).most_common()
-            for client, length in lengths.items():
-                if length != usual:
-                    reason = f"its {name!r} has {length} numbers, most others' have {usual}"
+            shape_of[name] = lambda arrays: arrays["h"].shape
+        for name, of in sorted(shape_of.items()):
+            shapes = {client: of(member.vectors[name]) for client, member in members.items()}
+            (usual, _), *_ = Counter(sorted(shapes.values())).most_common()
+            for client, shape in shapes.items():
+                if shape != usual:
+                    reason = f"its {name!r} has the shape {shape}, most others' {usual}"
                     self.dropped[client] = reason
                     _warn(server_round, client, reason)
                     del members[client]
@@ -635,6 +676,14 @@ class FairStrategy(flower.FedAvg):
             raise InvalidReply(f"{key} = {value}: expected a positive finite number")
         if value > MOST_EXAMPLES:
             raise InvalidReply(f"{key} = {value}: expected at most 2**53, where counting ends")
+
+    def _check_size(self, client: int, metrics: MetricRecord) -> None:
+        claimed, known = metrics[self.weighted_by_key], self._sizes.get(client)
+        if known is not None and claimed != known:
+            raise InvalidReply(
+                f"{self.weighted_by_key} = {claimed}, but it had {known} training examples when "
+                "the run began. If its data are others now, bring them back, or start another run"
+            )
 
     def _arrays_of(self, content: RecordDict) -> ArrayRecord:
         records = content.array_records
@@ -661,14 +710,24 @@ class FairStrategy(flower.FedAvg):
         """The clients' metrics averaged by sample weight, ids left out."""
         if self.train_metrics_aggr_fn is not flower.strategy_utils.aggregate_metricrecords:
             return self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return self._mean_of(cohort.metrics)
+
+    def _mean_of(self, metrics: Mapping[str, NDArray[np.float64]]) -> MetricRecord:
+        sizes = metrics[self.weighted_by_key]
         skip = {self.weighted_by_key, "client-id", "state-round"}
         return MetricRecord(
             {
-                name: float(cohort.sample_weights @ values)
-                for name, values in cohort.metrics.items()
+                name: float(sizes / sizes.sum() @ values)
+                for name, values in metrics.items()
                 if name not in skip
             }
         )
+
+
+def _common(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
+    """Those metrics that all records have, shape (K,) each."""
+    keys = [key for key in records[0] if all(key in record for record in records)]
+    return {key: np.array([record[key] for record in records], float) for key in keys}
 
 
 def _check_signs(arrays: Arrays) -> None:

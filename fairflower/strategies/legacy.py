@@ -197,14 +197,9 @@ class LegacyStrategy(Strategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, Metrics]:
-        # Flower averages what all of them report, and no client's id.
-        common = set.intersection(*({*result.metrics} for _, result in results)) if results else {}
-        keys = set(common) - {"client-id"}
-
         def content(result: EvaluateRes) -> RecordDict:
-            metrics = {key: value for key, value in result.metrics.items() if key in keys}
-            record = self._metrics(result.num_examples, {**metrics, "eval_loss": result.loss})
-            return RecordDict({"metrics": record})
+            metrics = {**result.metrics, "eval_loss": result.loss}
+            return RecordDict({"metrics": self._metrics(result.num_examples, metrics)})
 
         replies = _replies(self._asked_to_test, results, failures, content)
         means = _plain(self.strategy.aggregate_evaluate(server_round, replies))

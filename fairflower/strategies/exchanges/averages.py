@@ -54,6 +54,9 @@ class AveragedBatches(Exchange):
             raise InvalidReply("'labels' holds something else than shares that add up to 1")
         return arrays
 
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return (*arrays["images"].shape[1:], *arrays["labels"].shape[1:])
+
     def collect(self, cohort: Cohort) -> None:
         for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
             self.images[client] = np.array(arrays["images"])

@@ -53,6 +53,13 @@ class Exchange:
         """
         return check_arrays(arrays, trained)
 
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        """What of the shapes the model does not fix, but clients have to agree in.
+
+        Clients with another one than most are left out, so that none can decide alone.
+        """
+        return ()
+
     def collect(self, cohort: Cohort) -> None:
         """Merge what the cohort returned (``cohort.measured[self.name]``)."""
 

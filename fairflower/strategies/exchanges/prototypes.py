@@ -56,6 +56,9 @@ class Prototypes(Exchange):
             raise InvalidReply(f"'count' holds {count.max()} images of a class, which nobody has")
         return arrays
 
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays["mean"].shape
+
     def collect(self, cohort: Cohort) -> None:
         returned = cohort.measured[self.name]
         total = np.zeros(returned[0]["mean"].shape, np.float64)
