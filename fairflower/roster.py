@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.config import ConfigError
 from fairflower.data import Federation
-from fairflower.data.sites import unite
+from fairflower.data.sites import described, unite
 from fairflower.strategies.base import short
 
 logger = logging.getLogger("flwr").getChild("fairflower")
@@ -104,8 +104,78 @@ class Roster(NamedTuple):
 Places = dict[tuple[str, int | None], int]
 
 
-#: What a node says of itself, by node id.
-Answers = dict[int, dict[str, Any]]
+class Answer(NamedTuple):
+    """What a node says of itself."""
+
+    number: int | None
+    size: int | None
+    site: Federation | None
+    federation: Federation | None
+
+
+#: By node id.
+Answers = dict[int, Answer]
+
+
+class _Roll:
+    """Asks every node once who it is, while nodes come and go."""
+
+    def __init__(
+        self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
+    ) -> None:
+        self.grid, self.timeout, self.stop = grid, timeout, stop
+        self.content = RecordDict({"config": settings or ConfigRecord()})
+        self.answers: Answers = {}
+        self.problems: dict[int, str] = {}
+        self._begin = time.monotonic()
+        self._next_notice, self._pause = self._begin + 5, 0.05
+
+    def ask(self) -> bool:
+        """Ask those that are new; say whether there were any."""
+        online = set(self.grid.get_node_ids())
+        # A SuperNode that went away is asked again when it is back.
+        self.answers = {node: answer for node, answer in self.answers.items() if node in online}
+        self.problems = {node: why for node, why in self.problems.items() if node in online}
+        fresh = sorted(online - {*self.answers, *self.problems})
+        queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
+        replies = send_and_receive(self.grid, queries, self.timeout, self.stop)
+        asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+        for reply in replies:
+            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            try:
+                self.answers[node] = _read(reply)
+            except ValueError as problem:
+                self.problems[node] = str(problem)
+        for node in set(fresh) - {*self.answers, *self.problems}:
+            self.problems[node] = f"no answer in {self.timeout:g} s"
+        return bool(fresh)
+
+    def wait(self, expected: int) -> bool:
+        """Give others time to come; say whether there is any left."""
+        now = time.monotonic()
+        if now > self._begin + self.timeout:
+            return False
+        if now > self._next_notice:
+            here = len(self.answers)
+            logger.info("Waiting for clients: %d are here, %d expected.", here, expected)
+            self._next_notice += 30
+        if self.stop.wait(self._pause):
+            raise Stopped
+        self._pause = min(2 * self._pause, 1.0)
+        return True
+
+    def missing(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
+        """What to say when clients did not come."""
+        here = {answer.number for answer in self.answers.values()}
+        absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
+        if ids is not None:
+            absent = f"; missing: {[client for client in ids if client not in here]}"
+            node_config = "partition-id=<client>"
+        reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
+        return ConfigError(
+            f"{len(self.answers)} of {expected} clients answered{absent}. Start a SuperNode "
+            f"for each with --node-config '{node_config}'.{reasons}"
+        )
 
 
 def call_the_roll(
@@ -143,31 +213,13 @@ def call_the_roll(
     DataError
         If the sites' data do not go together.
     """
-    answers: Answers = {}
-    problems: dict[int, str] = {}
-    content = RecordDict({"config": settings or ConfigRecord()})
-    begin = time.monotonic()
-    next_notice, pause = begin + 5, 0.05
+    roll = _Roll(grid, timeout, stop, settings)
     while True:
-        online = set(grid.get_node_ids())
-        # A SuperNode that went away after a problem is asked again when it is back.
-        problems = {node: why for node, why in problems.items() if node in online}
-        fresh = sorted(online - {*answers, *problems})
-        queries = [Message(content, node, MessageType.QUERY) for node in fresh]
-        replies = send_and_receive(grid, queries, timeout, stop)
-        asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
-        for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            try:
-                answers[node] = _read(reply)
-            except ValueError as problem:
-                problems[node] = str(problem)
-        for node in set(fresh) - {*answers, *problems}:
-            problems[node] = f"no answer in {timeout:g} s"
-        if any("site" in answer for answer in answers.values()):
+        fresh, answers = roll.ask(), roll.answers
+        if any(answer.site for answer in answers.values()):
             expected, ids = max(1, sites), None
             if not fresh and len(answers) >= expected:
-                for node, why in sorted(problems.items()):
+                for node, why in sorted(roll.problems.items()):
                     logger.warning("The run goes on without node %d: %s", node, why)
                 return _of_sites(answers)
         else:
@@ -176,43 +228,87 @@ def call_the_roll(
                 return roster
             expected = size or num_clients or max(1, sites)
             ids = range(expected)
-        if fresh:
-            continue
-        if time.monotonic() > begin + timeout:
-            raise ConfigError(_missing(answers, expected, ids, problems))
-        if time.monotonic() > next_notice:
-            logger.info("Waiting for clients: %d are here, %d expected.", len(answers), expected)
-            next_notice += 30
-        if stop.wait(pause):
-            raise Stopped
-        pause = min(2 * pause, 1.0)
+        if not fresh and not roll.wait(expected):
+            raise roll.missing(expected, ids)
 
 
-def _read(reply: Message) -> dict[str, Any]:
+def call_again(
+    grid: Grid,
+    earlier: Roster,
+    timeout: float,
+    stop: threading.Event,
+    settings: ConfigRecord,
+) -> Roster:
+    """The roster of a run of sites that goes on: the same clients, wherever they are now.
+
+    It waits ``timeout`` seconds for all of them, and then goes on with those that are
+    back; the others may come later. Sites that had no part in the run get none.
+
+    Parameters
+    ----------
+    earlier : Roster
+        The run's, with the nodes of its ``anonymous`` clients alone.
+
+    Raises
+    ------
+    ConfigError
+        If none came back, if one has other data than before, or if of several sites with
+        one domain nothing tells which is which.
+    """
+    assert earlier.federation is not None
+    clients = earlier.federation.clients
+    roll = _Roll(grid, timeout, stop, settings)
+    while True:
+        fresh = roll.ask()
+        back, strangers = _of_known_sites(roll.answers, earlier)
+        if not fresh and (len(back) == len(clients) or not roll.wait(len(clients))):
+            break
+    if not back:
+        raise roll.missing(len(clients), None)
+    for node in strangers:
+        logger.warning("Node %d is left out: it had no part in the run that goes on.", node)
+    nodes = {}
+    for client in clients:
+        k = client.client_id
+        if k not in back:
+            logger.warning("Client %d (%s) is not back; the run goes on.", k, client.domain)
+        # A node id that nobody has, as after the death of a SuperNode.
+        nodes[k] = back.get(k, earlier.nodes.get(k, NOWHERE + k))
+    return earlier._replace(nodes=nodes)
+
+
+def _read(reply: Message) -> Answer:
     """What a node says of itself, or ``ValueError`` saying what is wrong with it."""
     if reply.has_error():
         raise ValueError(short(reply.error.reason or "no reason given"))
-    answer = dict(next(iter(reply.content.config_records.values()), {}))
-    number = answer.get("partition-id")
-    if not ("site" in answer or isinstance(number, int)):
+    said = dict(next(iter(reply.content.config_records.values()), {}))
+    number, size = _whole_number(said, "partition-id"), _whole_number(said, "num-partitions")
+    if "site" not in said and number is None:
         raise ValueError("it does not say which client it is (partition-id or domain)")
-    for key in {"site", "federation"} & answer.keys():
+    described: dict[str, Federation] = {}
+    for key in {"site", "federation"} & said.keys():
         try:
-            Federation.from_json(str(answer[key]), _ELSEWHERE)
+            described[key] = Federation.from_json(str(said[key]), _ELSEWHERE)
         except Exception as error:  # whatever another version, or anybody, may send
             raise ValueError(
                 f"it describes its data in a way that is not known ({error!r})"
             ) from error
-    return answer
+    return Answer(number, size, described.get("site"), described.get("federation"))
+
+
+def _whole_number(said: Mapping[str, object], key: str) -> int | None:
+    value = said.get(key)
+    if value is None or isinstance(value, int):
+        return value
+    raise ValueError(f"its {key} = {value!r} is no whole number")
 
 
 def _num_partitions(answers: Answers, num_clients: int | None) -> int | None:
     """How many clients the data are divided among; None as long as nobody says."""
     for answer in answers.values():
-        size = answer.get("num-partitions")
-        if size is not None and num_clients is not None:
-            check_size(size, num_clients)
-        num_clients = size if num_clients is None else num_clients
+        if answer.size is not None and num_clients is not None:
+            check_size(answer.size, num_clients)
+        num_clients = answer.size if num_clients is None else num_clients
     return num_clients
 
 
@@ -220,7 +316,8 @@ def _of_shares(answers: Answers, num_clients: int | None) -> Roster | None:
     """The roster of clients who share one data set; None if one is missing."""
     nodes: dict[int, int] = {}
     for node, answer in answers.items():
-        client = int(answer["partition-id"])
+        client = answer.number
+        assert client is not None  # or it would be a site
         if client in nodes:
             raise ConfigError(
                 f"Nodes {nodes[client]} and {node} both say that they are client {client}. "
@@ -230,21 +327,20 @@ def _of_shares(answers: Answers, num_clients: int | None) -> Roster | None:
         nodes[client] = node
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
-    described = next((a["federation"] for a in answers.values() if "federation" in a), None)
-    federation = Federation.from_json(described, _ELSEWHERE) if described else None
+    federation = next((a.federation for a in answers.values() if a.federation), None)
     return Roster({client: nodes[client] for client in range(num_clients)}, federation, False)
 
 
 def _of_sites(answers: Answers) -> Roster:
     """The roster of sites that have data of their own."""
-    strangers = [node for node, answer in answers.items() if "site" not in answer]
+    described = {node: answer.site for node, answer in answers.items() if answer.site}
+    strangers = sorted(answers.keys() - described.keys())
     if strangers:
         raise ConfigError(
             f"Node {strangers[0]} has a share of a common data set (partition-id), others have "
             "data of their own (domain). Give all or none a domain in --node-config."
         )
-    described = {n: Federation.from_json(a["site"], _ELSEWHERE) for n, a in answers.items()}
-    numbered = {n: int(a["partition-id"]) for n, a in answers.items() if "partition-id" in a}
+    numbered = {node: a.number for node, a in answers.items() if a.number is not None}
     if numbered and sorted(numbered.values()) != list(range(len(answers))):
         raise ConfigError(
             f"{len(answers)} sites have the partition-ids {sorted(numbered.values())}: expected 0 "
@@ -255,8 +351,49 @@ def _of_sites(answers: Answers) -> Roster:
     return Roster(dict(enumerate(order)), federation, True, bool(numbered))
 
 
+def _of_known_sites(answers: Answers, earlier: Roster) -> tuple[dict[int, int], list[int]]:
+    """Client ids and nodes of the sites that are back, and the nodes that are strangers."""
+    assert earlier.federation is not None
+    assert earlier.places is not None
+    clients = earlier.federation.clients
+    anonymous = {node: client for client, node in earlier.nodes.items()}
+    back: dict[int, int] = {}
+    strangers = []
+    for node, answer in sorted(answers.items()):
+        client = anonymous.get(node, _client(answer, earlier.places))
+        if client is None or client in back:
+            strangers.append(node)
+            continue
+        assert answer.site is not None
+        if not _has_what_it_had(answer.site, client, earlier.federation):
+            raise ConfigError(
+                f"Client {client} ({clients[client].domain}) has other data than when the run "
+                "began. Bring them back, or start another run."
+            )
+        back[client] = node
+    lost = {clients[client].domain for client in anonymous.values() if client not in back}
+    for node in strangers:
+        site = answers[node].site
+        if site is not None and site.domains[0] in lost:
+            raise ConfigError(
+                "The run cannot go on: sites that share a domain came back as other nodes, and "
+                "nothing else tells which is which. Start their SuperNodes with the keys that "
+                "they had, or start another run."
+            )
+    return back, strangers
+
+
+def _has_what_it_had(site: Federation, client: int, federation: Federation) -> bool:
+    try:
+        return described(client, site, federation) == federation.clients[client]
+    except (ValueError, IndexError):  # classes that nobody had
+        return False
+
+
 #: Where the clients' data are.
 _ELSEWHERE = Path("at-the-clients")
+#: From here on, ids of nodes that are not there: Flower's own are random and have 64 bits.
+NOWHERE = 2
 
 
 def look_again(
@@ -307,15 +444,11 @@ def look_again(
     return found
 
 
-def _client(answer: Mapping[str, Any], places: Places | None) -> int | None:
+def _client(answer: Answer, places: Places | None) -> int | None:
     """The client that a node is by its own account; None if that is nobody."""
-    number: int | None = answer.get("partition-id")
     if places is None:
-        return None if "site" in answer else number
-    if "site" not in answer:
-        return None
-    (domain,) = Federation.from_json(answer["site"], _ELSEWHERE).domains
-    return places.get((domain, number))
+        return None if answer.site else answer.number
+    return places.get((answer.site.domains[0], answer.number)) if answer.site else None
 
 
 def check_size(num_partitions: int, num_clients: int) -> None:
@@ -327,18 +460,3 @@ def check_size(num_partitions: int, num_clients: int) -> None:
             f'  flwr run . --federation-config "num-supernodes={num_clients} '
             f'client-resources-num-cpus=1"'
         )
-
-
-def _missing(
-    answers: Answers, expected: int, ids: Iterable[int] | None, problems: dict[int, str]
-) -> str:
-    here = {answer.get("partition-id") for answer in answers.values()}
-    absent = "" if ids is None else f"; missing: {[client for client in ids if client not in here]}"
-    node_config = (
-        'domain="<domain>" data-dir="<folder>"' if ids is None else "partition-id=<client>"
-    )
-    reasons = "".join(f"\n  node {node}: {why}" for node, why in problems.items())
-    return (
-        f"{len(answers)} of {expected} clients answered{absent}. Start a SuperNode "
-        f"for each with --node-config '{node_config}'.{reasons}"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import threading
@@ -28,6 +29,7 @@ from fairflower.progress import RunProgress
 from fairflower.roster import (
     Roster,
     Stopped,
+    call_again,
     call_the_roll,
     check_size,
     look_again,
@@ -148,10 +150,11 @@ class Session:
         """The federation and its nodes; as the clients know it where they do the testing."""
         config, timeout, stop = self.config, self.config.round_timeout, self.stop
         if config.evaluate.by == "clients":
-            # A run that goes on needs the sites that it had.
-            had = len(read_facts(self.resume)["clients"]) if self.resume else 0
-            settings, sites = self._settings(), max(config.sites, had)
-            roster = call_the_roll(self.grid, None, timeout, stop, settings, sites)
+            settings, earlier = self._settings(), self._earlier()
+            if earlier:
+                roster = call_again(self.grid, earlier, timeout, stop, settings)
+            else:
+                roster = call_the_roll(self.grid, None, timeout, stop, settings, config.sites)
             assert roster.federation is not None
             federation = roster.federation
             if roster.sites:
@@ -176,6 +179,14 @@ class Session:
             )
         nodes = {client: roster.nodes[client] for client in range(num_clients)}
         return federation, roster._replace(nodes=nodes)
+
+    def _earlier(self) -> Roster | None:
+        """The sites of a run that goes on, as far as it is known where they are."""
+        if self.resume is None or "sites" not in (facts := read_facts(self.resume)):
+            return None
+        federation = Federation.from_json(json.dumps(facts["sites"]["federation"]), self.resume)
+        nodes = {int(client): node for client, node in facts["nodes"].items()}
+        return Roster(nodes, federation, True, facts["sites"]["numbered"])
 
     def _open_folder(self) -> Checkpoint | None:
         """Make the run folder, or open the one to resume and load what it was left with."""
@@ -362,7 +373,15 @@ class Session:
                 for client in federation.clients
             ],
             "nodes": self.roster.anonymous(),
+            **self._sites(),
         }
+
+    def _sites(self) -> dict[str, Any]:
+        """What a run of sites needs to know of them to go on while some are away."""
+        if not self.roster.sites:
+            return {}
+        known = json.loads(self.federation.to_json())
+        return {"sites": {"federation": known, "numbered": self.roster.numbered}}
 
 
 def _check_undivided(data: DataConfig) -> None:

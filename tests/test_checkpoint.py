@@ -306,7 +306,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
 def test_the_state_of_another_version_is_refused(tmp_path, monkeypatch):
     folder = stopped(config(tmp_path, **{"strategy.name": "fedavg"}), 2)
     monkeypatch.setattr(FedAvg, "STATE", ("momentum",))
-    with pytest.raises(ConfigError, match=r"cannot go on: FedAvg keeps \['momentum'\]"):
+    with pytest.raises(ConfigError, match=r"cannot go on: FedAvg keeps .*'momentum'\]"):
         resume(folder)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 from rich.console import Console
 
@@ -217,7 +218,7 @@ def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: lis
 
 
 def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
-    folders: list[Path], tmp_path: Path
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
     settings = {"evaluate.by": "clients", "strategy.name": "fedheal"}
@@ -228,19 +229,49 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
         config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.5})
         return Session(there, config, Console(quiet=True)).run()
 
-    with pytest.raises(ConfigError, match="2 of 3 clients"):
-        go_on(grid(nodes[:2]))
-    with pytest.raises(ConfigError, match=r"begun with other data.*same sites and no others"):
-        go_on(grid([*nodes, {"domain": "c", "data-dir": folders[0]}]))
     moved = grid(nodes)
     moved.contexts[7000] = Context(1, 7000, moved.contexts.pop(1000).node_config, RecordDict(), {})
     with pytest.raises(ConfigError, match="nothing else tells which is which"):
         go_on(moved)
+    npz(tmp_path / "more" / "x.npz", train=15)
+    other = [*nodes[:2], nodes[2] | {"data-dir": tmp_path / "more"}]
+    with pytest.raises(ConfigError, match=r"Client 2 \(b\) has other data"):
+        go_on(grid(other))
+    with pytest.raises(ConfigError, match="0 of 3 clients answered"):
+        go_on(grid([]))
     alone = grid(nodes)  # domain b is one site's alone
     alone.contexts[7000] = Context(1, 7000, alone.contexts.pop(1002).node_config, RecordDict(), {})
+    stranger = Context(1, 8000, {"domain": "c", "data-dir": str(folders[0])}, RecordDict(), {})
+    alone.contexts[8000] = stranger
     go_on(alone)
+    assert "Node 8000 is left out" in caplog.text
     model, same = ((path / "model.safetensors").read_bytes() for path in (whole, first))
     assert model == same
+
+
+def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(InlineGrid):
+        """Site b comes back when round 3 has begun."""
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            for message in messages:
+                if message.content["config"].get("server-round") == 3:
+                    self.contexts[9000] = Context(1, 9000, node, RecordDict(), {})
+            return super().push_messages(messages)
+
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
+    first = run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "num-server-rounds": 1})
+    node = {"domain": "b", "data-dir": str(folders[2])}
+    there = Late(app, 0)
+    there.contexts = grid(nodes[:2]).contexts
+    config = continued(first, {"num-server-rounds": 4, "round-timeout": 0.5})
+    Session(there, config, Console(quiet=True)).run()
+    lines = map(json.loads, (first / "diagnostics.jsonl").read_text().splitlines())
+    assert [line["client_ids"] for line in lines] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
+    assert "Client 2 (b) is not back" in caplog.text
 
 
 def test_settings_that_divide_a_benchmark_are_refused_for_sites(

@@ -107,7 +107,7 @@ def unite(sites: Sequence[Federation]) -> Federation:
             sum(site.test_sizes[0] for site in sites if site.domains[0] == domain)
             for domain in domains
         ),
-        clients=tuple(_client(k, site, whole) for k, site in enumerate(sites)),
+        clients=tuple(described(k, site, whole) for k, site in enumerate(sites)),
     )
 
 
@@ -119,7 +119,8 @@ def as_in(whole: Federation, site: Federation, split: Split) -> Split:
     return Split(x, _numbers(site, whole)[y])
 
 
-def _client(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
+def described(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
+    """A site as a client of the whole federation, with its numbers of the classes."""
     (client,) = site.clients
     counts = np.zeros(whole.num_classes, np.int64)
     counts[_numbers(site, whole)] = client.class_counts
