@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from fairflower.config import ConfigError, RunConfig
 from fairflower.paths import home
-from fairflower.sealed import sync
+from fairflower.sealed import replacing, sync
 
 #: Files that a run appends to.
 GROWING = ("history.csv", "diagnostics.jsonl")
@@ -318,11 +318,8 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def _now() -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,8 @@ def seal(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any
     listing = [[name, array.dtype.str, array.shape] for name, array in dense.items()]
     text = json.dumps({"arrays": listing, "facts": facts})
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    with replacing(path) as temporary:
+        save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
 
 
 def unseal(path: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -72,6 +70,16 @@ def unseal(path: Path) -> tuple[Arrays, dict[str, Any]]:
     if listing != content["arrays"] or header.get("sha256") != _digest(header["sealed"], arrays):
         raise Damaged(f"{path} is not what was written: its checksum is another.")
     return {name: np.require(a, requirements="W") for name, a in arrays.items()}, content["facts"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of ``path`` at once, or never."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    yield temporary
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

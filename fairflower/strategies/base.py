@@ -595,7 +595,9 @@ class FairStrategy(flower.FedAvg):
                 members[client] = answer
                 self._clients[node] = client
         for node in waiting:
-            self.dropped[names.get(node, node)] = "no reply before the timeout"
+            away = asked and node not in asked.values()
+            why = "its SuperNode is not connected" if away else "no reply before the timeout"
+            self.dropped[names.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
             _warn(server_round, client, reason)
         return members
