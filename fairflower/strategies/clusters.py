@@ -1,17 +1,19 @@
 """Clusters of clients by what they say of their type, of the same names every round.
 
-Few clients (K of about 20) say it in many numbers (d = 768), some clusters have a single
-client, and how many there are may be unknown. What is done here did best in
-``benchmarks/clusters.py``: T centres differ in T - 1 directions, so vectors are projected on
-as many principal axes; there a Gaussian mixture is fitted whose components share one
-covariance, so that a component of one client has one, too. A covariance of its own for
-every component, scikit-learn's default, cannot be estimated from a client or two.
+Few clients (K of about 20) say it in many numbers (d = 768), some with a handful of images
+and some with thousands; some clusters have a single client, and how many there are may be
+unknown. What is done here did best in ``benchmarks/clusters.py``:
+
+- A client counts by its images: the mean of n images is off by 1 / sqrt(n).
+- T centres differ in T - 1 directions, so vectors are projected on as many principal axes.
+- There k-means finds the clusters: a Gaussian mixture whose components share one small
+  variance. scikit-learn's mixtures know no weights, and a covariance of its own for every
+  component, their default, cannot be estimated from a client or two.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,8 +24,6 @@ from threadpoolctl import threadpool_limits
 Vectors = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-#: What is added to the shared variances, of vectors whose variance is 1 on average.
-_LEAST_VARIANCE = 1e-2
 _STARTS = 10
 #: Most clusters that are looked for when their number is not given.
 _MOST = 10
@@ -55,6 +55,7 @@ def cluster(
     clients: Sequence[int],
     number: int | None = None,
     *,
+    sizes: Vectors | None = None,
     members: Mapping[int, int] | None = None,
     centres: Mapping[int, Vectors] | None = None,
     seed: int = 0,
@@ -70,21 +71,23 @@ def cluster(
     number : int, optional
         How many clusters there are; fewer come out where fewer vectors differ. None: as
         many, up to 10 and half the clients, as have the least `bic`.
+    sizes : ndarray of shape (K,), optional
+        How many images each vector is the mean of; default: of as many as any other.
     members, centres : dict, optional
         Of the round before.
     seed : int
-        Of the mixture's starting points.
+        Of the starting points.
     """
     members, centres = dict(members or {}), dict(centres or {})
-    with threadpool_limits(1, user_api="blas"):
-        labels = _labels(h, number, seed)
-        ids = _named(labels, h, clients, number, members, centres)
-        members.update(zip(clients, ids.tolist(), strict=True))
-        centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
-        return Clusters(ids, members, centres, bic(h, labels))
+    sizes = np.ones(len(h)) if sizes is None else sizes
+    labels = _labels(h, sizes, number, seed)
+    ids = _named(labels, h, clients, number, members, centres)
+    members.update(zip(clients, ids.tolist(), strict=True))
+    centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
+    return Clusters(ids, members, centres, bic(h, labels, sizes))
 
 
-def bic(h: Vectors, labels: Labels) -> float:
+def bic(h: Vectors, labels: Labels, sizes: Vectors | None = None) -> float:
     """Bayesian information criterion of T clusters of one common, isotropic variance, over d.
 
     With S the sum of squared distances from the clusters' means::
@@ -95,54 +98,56 @@ def bic(h: Vectors, labels: Labels) -> float:
     unbiased variance S / (d (K - T)) and not the likeliest, S / (d K): that one goes to
     zero with clusters of a client or two, and finds too many of them. So does a mixture's
     own criterion, in the few dimensions that it is fitted in.
+
+    In S and in the means a client weighs sqrt(n), n being its images, K in all: its
+    variance is between 1 / n, were chance all that moves it, and the same for all.
     """
     K, T = len(h), len(np.unique(labels))
     if K == T:
         return np.inf
-    total = _spread(h, np.zeros(K, np.int64))
+    weights = np.ones(K) if sizes is None else np.sqrt(sizes)
+    weights = weights / weights.mean()
+    total = _spread(h, np.zeros(K, np.int64), weights)
     # What is left of a spread by rounding alone counts as nothing.
-    spread = max(_spread(h, labels), 1e-9 * total, np.finfo(np.float64).tiny)
+    spread = max(_spread(h, labels, weights), 1e-9 * total, np.finfo(np.float64).tiny)
     return float(K * np.log(spread / (K - T)) + T * np.log(K))
 
 
-def principal(h: Vectors, axes: int) -> Vectors:
+def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     """Coordinates on the first principal axes, shape (K, axes); zero where there are fewer.
 
     An axis points to where its largest entry is positive, so a picture of it does not
     flip from one round to the next without a cause.
     """
+    centred = h - np.average(h, axis=0, weights=weights)
+    pull = 1 if weights is None else np.sqrt(weights / weights.mean())[:, None]
     with threadpool_limits(1, user_api="blas"):  # the bits do not depend on cores
-        left, lengths, right = np.linalg.svd(h - h.mean(axis=0), full_matrices=False)
-    signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
-    coordinates = (left * (lengths * signs))[:, :axes]
+        right = np.linalg.svd(pull * centred, full_matrices=False)[2]
+        signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
+        coordinates = centred @ (right * signs[:, None])[:axes].T
     missing = axes - coordinates.shape[1]
     return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
 
 
-def _labels(h: Vectors, number: int | None, seed: int) -> Labels:
+def _labels(h: Vectors, sizes: Vectors, number: int | None, seed: int) -> Labels:
     different = len(np.unique(h, axis=0))
     if number is not None:
-        return _mixture(h, min(number, different), seed)
+        return _divide(h, sizes, min(number, different), seed)
     most = max(1, min(_MOST, len(h) // 2, different))
-    found = [_mixture(h, T, seed) for T in range(1, most + 1)]
-    return min(found, key=lambda labels: bic(h, labels))
+    found = [_divide(h, sizes, T, seed) for T in range(1, most + 1)]
+    return min(found, key=lambda labels: bic(h, labels, sizes))
 
 
-def _mixture(h: Vectors, T: int, seed: int) -> Labels:
-    """Labels of a mixture of T Gaussians of one covariance on T - 1 principal axes."""
+def _divide(h: Vectors, sizes: Vectors, T: int, seed: int) -> Labels:
+    """Labels of T clusters on T - 1 principal axes."""
     if T == 1:
         return np.zeros(len(h), np.int64)
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
+    from sklearn.cluster import KMeans
 
-    x = principal(h, T - 1)
-    x = x / np.sqrt(np.mean(x**2))
-    mixture = GaussianMixture(
-        T, covariance_type="tied", reg_covar=_LEAST_VARIANCE, n_init=_STARTS, random_state=seed
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # k-means, on equal vectors
-        return np.asarray(mixture.fit_predict(x), np.int64)
+    x = principal(h, T - 1, sizes)
+    with threadpool_limits(1):  # sums must not depend on the cores
+        found = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=sizes)
+    return np.asarray(found.labels_, np.int64)
 
 
 def _named(
@@ -161,7 +166,7 @@ def _named(
     """
     from scipy.optimize import linear_sum_assignment
 
-    # In the order of the clients' ids, so that the first names do not depend on a mixture.
+    # In the order of the clients' ids, so that the first names do not depend on k-means.
     first = np.unique(labels, return_index=True)[1]
     new = labels[np.sort(first)]
     means = np.array([h[labels == label].mean(axis=0) for label in new])
@@ -193,7 +198,10 @@ def _smallest_distance(points: Vectors) -> float:
     return float(min(distances, default=0))
 
 
-def _spread(h: Vectors, labels: Labels) -> float:
-    """Sum of the squared distances from the clusters' means."""
-    parts = (h[labels == label] for label in np.unique(labels))
-    return float(sum(np.sum((part - part.mean(axis=0)) ** 2) for part in parts))
+def _spread(h: Vectors, labels: Labels, weights: Vectors) -> float:
+    """Weighted sum of the squared distances from the clusters' means."""
+    total = 0.0
+    for label in np.unique(labels):
+        part, w = h[labels == label], weights[labels == label]
+        total += w @ np.sum((part - np.average(part, axis=0, weights=w)) ** 2, axis=1)
+    return float(total)

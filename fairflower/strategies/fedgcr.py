@@ -18,8 +18,8 @@ class FedGCR(FairStrategy):
     """Find the clients' types, and favour clients and types with a large loss.
 
     Every client k of K sends a representation h_k, balanced over its classes (Eq. 4).
-    A Gaussian mixture divides them into T' clusters; a cluster's loss is the mean over
-    its clients. In round r = 1, 2, ... (Eq. 3 and 5; Algorithm 1, lines 5 to 9)::
+    They are divided into T' clusters (`fairflower.strategies.clusters`); a cluster's loss
+    is the mean over its clients. In round r = 1, 2, ... (Eq. 3 and 5; Algorithm 1, lines 5 to 9)::
 
         beta = delta (1 - gamma^(r-1))
         w_k ~ omega_k (L_k^(1-beta) L~_k^beta)^(q+1),    omega_k = n_k / sum_j n_j
@@ -104,6 +104,7 @@ class FedGCR(FairStrategy):
             h,
             cohort.client_ids,
             None if isinstance(self.num_clusters, str) else self.num_clusters,
+            sizes=cohort.num_examples,
             members=self.members,
             centres=self.centres,
             seed=self._seed,

@@ -59,6 +59,7 @@ class Centres(Exchange):
                 h,
                 cohort.client_ids,
                 self.num_clusters or None,
+                sizes=cohort.num_examples,
                 members=self.members,
                 centres=self.centres,
                 seed=self.seed,
