@@ -25,7 +25,7 @@ INK = "#24292f"
 GREY = "#7d8590"
 
 #: What a caption says of lines with rounds that are not whole.
-DOTTED = "Thin, dotted: rounds in which not every domain was tested; of those that were."
+DOTTED = "Thin, dotted: not every domain was tested; over those that were."
 
 #: FedAvg is grey wherever it appears.
 METHOD_COLOURS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
@@ -133,11 +133,11 @@ def line(
     if len(rounds) < 3:
         options |= {"marker": look.marker, "markersize": 4.5}
     if whole is not None and not whole.all():
-        there = np.isfinite(values)
+        there, beside = np.isfinite(values), np.pad(whole, 1)
         axes.plot(rounds[there], values[there], color=look.colour, linestyle=":", linewidth=1)
+        alone = whole & ~beside[:-2] & ~beside[2:]
+        axes.plot(rounds[alone], values[alone], ".", color=look.colour, markersize=5)
         values = np.where(whole, values, np.nan)
-        # Between two rounds that are not whole there is a point, and no line.
-        options = {"marker": ".", "markersize": 4, **options}
     axes.plot(rounds, values, **options)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

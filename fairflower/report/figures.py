@@ -153,7 +153,7 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
         )
         for d in np.flatnonzero(np.isnan(means)):
             x = _offsets(place, methods, len(comparison.domains))[d]
-            panel.text(x, 1, number(means[d]), ha="center", color=looks[method.name].colour)
+            panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
         values = zip(comparison.domains, means, strict=True)
         said.append(
             f"{method.name}: {', '.join(f'{name} {number(mean, 1)}' for name, mean in values)}"
@@ -168,8 +168,7 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
         "bars",
         sheet,
         "Final accuracy per domain",
-        f"{comparison.span(WINDOW).capitalize()}{_over_seeds(comparison.methods)}."
-        f"{' A dash: not tested.' if not all(m.whole(WINDOW) for m in methods) else ''}",
+        f"{comparison.span(WINDOW).capitalize()}{_over_seeds(comparison.methods)}.",
         f"Final accuracy in percent. {'; '.join(said)}.",
     )
 

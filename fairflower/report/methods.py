@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,9 @@ _METHOD_TABLES = ("strategy.", "client.", "bound.")
 #: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
 #: serves for more, where it is slightly too strict.
 _STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+#: Stretches of rounds that are still listed.
+_SPANS = 6
 
 #: Marks a figure over domains that lacks some of them.
 MARK = "\N{DAGGER}"
@@ -331,8 +335,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
         if run.last_round < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.whole(WINDOW):
-            last = np.isin(run.rounds, run.final_rounds(WINDOW))
-            lacks = untested(run.domains, run.rounds[last], run.accuracy[last])
+            lacks = untested(run.domains, run.rounds, run.accuracy)
             left_out.append((run, f"{lacks}, other runs of the method lack no domain"))
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))
@@ -406,15 +409,19 @@ def untested(
 
 
 def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
-    """The chosen ones of the tested rounds.
+    """The chosen ones of the tested rounds; how many if they are all over the place.
 
-    >>> listed_rounds(np.arange(0, 30, 5), np.array([True, False, True, True, False, True]))
-    'rounds 0, 10 to 15 and 25'
+    >>> listed_rounds(np.arange(7), np.array([True, False, True, True, True, False, True]))
+    'rounds 0, 2 to 4 and 6'
     """
+    if chosen.all():
+        return "any round"
     places = np.flatnonzero(chosen)
     spans = np.split(rounds[places], np.flatnonzero(np.diff(places) > 1) + 1)
-    parts = [f"{s[0]}" if len(s) == 1 else f"{s[0]} to {s[-1]}" for s in spans]
-    return f"round{'s' if len(places) > 1 else ''} {_listed(parts)}"
+    if len(spans) > _SPANS:
+        return f"{len(places)} of {len(rounds)} rounds"
+    parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else map(str, s) for s in spans]
+    return f"round{'s' if len(places) > 1 else ''} {_listed([*chain.from_iterable(parts)])}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -423,8 +423,9 @@ def _table(title: str, caption: str, columns: Sequence[_Column], groups: Sequenc
     """The table, with a word in its caption on figures that are marked, if there are any."""
     cells = (cell for group in groups for row in group.rows for cell in row.cells)
     if any(cell.text.endswith(MARK) for cell in cells):
-        caption += (
-            f" {MARK}: without domains that were not tested, which the notes name; not compared."
+        caption = (
+            f"{caption.rstrip()} {MARK}: without domains that were not tested, which the notes "
+            "name, and so compared with nothing."
         )
     return Table(title, caption, [column.title for column in columns], groups)
 
@@ -441,19 +442,21 @@ def _groups(
 def _rows(methods: Sequence[Method], columns: Sequence[_Column], names: Sequence[str]) -> list[Row]:
     """One row per method, the best of each column in bold."""
     estimates = [[column.estimate(method) for column in columns] for method in methods]
-    wholes = [[column.whole(method) for column in columns] for method in methods]
-    compared = [row for row, whole in zip(estimates, wholes, strict=True) if all(whole)]
+    lacking = [[not column.whole(method) for column in columns] for method in methods]
+    compared = [row for row, lacks in zip(estimates, lacking, strict=True) if not any(lacks)]
     best = [_best([row[c].mean for row in compared], column) for c, column in enumerate(columns)]
     return [
         Row(
             name,
             _remark(method),
             [
-                _cell(estimate, column.digits, best[c] if all(whole) else None, whole[c])
+                _partial_cell(estimate, column.digits, MARK if lacks[c] else "")
+                if any(lacks)
+                else _cell(estimate, column.digits, best[c])
                 for c, (estimate, column) in enumerate(zip(row, columns, strict=True))
             ],
         )
-        for name, method, row, whole in zip(names, methods, estimates, wholes, strict=True)
+        for name, method, row, lacks in zip(names, methods, estimates, lacking, strict=True)
     ]
 
 
@@ -482,11 +485,18 @@ def _best(values: Sequence[float], column: _Column) -> float | None:
     return max(rounded) if column.better > 0 else min(rounded)
 
 
-def _cell(estimate: Estimate, digits: int, best: float | None, whole: bool) -> Cell:
+def _cell(estimate: Estimate, digits: int, best: float | None) -> Cell:
     spread = f"± {number(estimate.std, digits)}" if estimate.n > 1 else ""
     tone: Tone = "better" if round(estimate.mean, digits) == best else ""
-    mark = "" if whole or math.isnan(estimate.mean) else MARK
-    return Cell(number(estimate.mean, digits) + mark, spread, tone)
+    return Cell(number(estimate.mean, digits), spread, tone)
+
+
+def _partial_cell(estimate: Estimate, digits: int, mark: str) -> Cell:
+    """A cell of a method that lacks a domain: nothing but a dash where the figure does, too."""
+    if math.isnan(estimate.mean):
+        return Cell(number(estimate.mean))
+    cell = _cell(estimate, digits, None)
+    return Cell(cell.text + mark, cell.spread)
 
 
 def _difference_cell(estimate: Estimate, better: int) -> Cell:

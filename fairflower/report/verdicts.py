@@ -111,7 +111,9 @@ def verdict(comparison: Comparison, method: Method) -> Verdict:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         others = (comparison.baseline(method, name) for name in BASELINES)
-        tested = "" if all(o is None or o.whole(WINDOW) for o in others) else ", of every domain,"
+        tested = (
+            "" if all(o is None or o.whole(WINDOW) for o in others) else ", tested on every domain,"
+        )
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(d.worst)} points against {TITLES[name]}" for name, d in against.items()]
     spread = [signed(d.std) for d in against.values()]
@@ -217,7 +219,7 @@ def _absences(run: Run) -> list[str]:
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
         found.append(
             f"{len(silent)} replies to tests were dropped, of client {_clients(clients)}{why}. A "
-            "domain's accuracy is then that of its other clients."
+            "domain's accuracy is then that of its other clients, if it has any."
         )
     lacks = untested(run.domains, run.rounds, run.accuracy)
     if lacks:
@@ -231,7 +233,7 @@ def _absences(run: Run) -> list[str]:
         compared = (
             ""
             if run.whole(WINDOW)
-            else f" Figures marked {MARK} are of the others, and the run is compared with none."
+            else f" Figures marked {MARK} are of the others, and the run is compared with no other."
         )
         found.append(f"{lacks}.{''.join(means)}{compared}")
     personal = untested(run.domains, run.personal_rounds, run.personal_accuracy)
