@@ -40,9 +40,9 @@ class RunFolder:
     Files: ``config.toml`` (resolved, readable by ``--config``), ``run.json``
     (status, versions, machine, clients), ``history.csv`` (columns round, level,
     name, metric, value), ``diagnostics.jsonl`` (one object per round, and one more for a
-    test from which replies were dropped),
-    ``model.safetensors`` (the final model), ``log.txt``, and ``checkpoints``
-    (`fairflower.checkpoint`). Only one process at a time can write it.
+    test from which replies were dropped), ``model.safetensors`` (the final model),
+    ``log.txt``, and ``checkpoints`` (`fairflower.checkpoint`). Only one process at a time
+    can write it.
 
     Parameters
     ----------
