@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,10 @@ class RunProgress:
             self._live.start()
 
     def round(self, server_round: int, accuracies: Mapping[str, float]) -> None:
-        """Show a round; ``accuracies`` per domain, empty where it was not tested."""
+        """Show a round; ``accuracies`` per domain, NaN for one that was not tested.
+
+        Empty where the round was not tested at all.
+        """
         if accuracies:
             self._rows.append((server_round, dict(accuracies)))
         self._bar.update(self._task, completed=server_round)
@@ -90,9 +94,10 @@ class RunProgress:
         for name in [*domains, "avg", "worst", "std"]:
             table.add_column(name, justify="right")
         for server_round, accuracies in self._rows[-RECENT:]:
-            values = list(accuracies.values())
-            shown = [*values, metrics.mean(values), metrics.worst(values), metrics.std(values, 0)]
-            table.add_row(str(server_round), *(f"{100 * value:.1f}" for value in shown))
+            tested = _tested(accuracies)
+            shown = [metrics.mean(tested), metrics.worst(tested), metrics.std(tested, 0)]
+            values = map(_percent, [*accuracies.values(), *shown])
+            table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
 
@@ -101,11 +106,22 @@ def round_line(server_round: int, num_rounds: int, accuracies: Mapping[str, floa
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  avg  70.0  worst  50.0  std 20.0'
+    >>> round_line(4, 10, {"mnist": 0.9, "svhn": 0.5, "usps": math.nan})
+    'round   4/10  mnist  90.0  svhn  50.0  usps     –  |  of 2: avg  70.0  worst  50.0  std 20.0'
     """
-    values = list(accuracies.values())
-    domains = "  ".join(f"{name} {100 * value:5.1f}" for name, value in accuracies.items())
+    tested = _tested(accuracies)
+    domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
+    of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
     return (
         f"round {server_round:>3}/{num_rounds}  {domains}  |  "
-        f"avg {100 * metrics.mean(values):5.1f}  worst {100 * metrics.worst(values):5.1f}  "
-        f"std {100 * metrics.std(values, ddof=0):4.1f}"
+        f"{of}avg {100 * metrics.mean(tested):5.1f}  worst {100 * metrics.worst(tested):5.1f}  "
+        f"std {100 * metrics.std(tested, ddof=0):4.1f}"
     )
+
+
+def _tested(accuracies: Mapping[str, float]) -> list[float]:
+    return [value for value in accuracies.values() if not math.isnan(value)]
+
+
+def _percent(value: float) -> str:
+    return "\N{EN DASH}" if math.isnan(value) else f"{100 * value:.1f}"

@@ -39,9 +39,10 @@ class RunFolder:
 
     Files: ``config.toml`` (resolved, readable by ``--config``), ``run.json``
     (status, versions, machine, clients), ``history.csv`` (columns round, level,
-    name, metric, value), ``diagnostics.jsonl`` (one object per round),
-    ``model.safetensors`` (the final model), ``log.txt``, and ``checkpoints``
-    (`fairflower.checkpoint`). Only one process at a time can write it.
+    name, metric, value), ``diagnostics.jsonl`` (one object per round, and one more for a
+    test from which replies were dropped), ``model.safetensors`` (the final model),
+    ``log.txt``, and ``checkpoints`` (`fairflower.checkpoint`). Only one process at a time
+    can write it.
 
     Parameters
     ----------
@@ -184,10 +185,15 @@ class RunFolder:
         line |= {name: np.asarray(value).tolist() for name, value in values.items()}
         if dropped:
             line["dropped"] = {str(client): reason for client, reason in dropped.items()}
-        with self._open("diagnostics.jsonl") as file:
-            file.write(json.dumps(line) + "\n")
+        self._add_diagnostics(line)
         self._facts["rounds"] = server_round
         self._write_facts()
+
+    def dropped_in_test(self, server_round: int, dropped: Mapping[int, str]) -> None:
+        """Append whose replies to a round's test were left out, and why, if any were."""
+        if dropped:
+            reasons = {str(client): reason for client, reason in dropped.items()}
+            self._add_diagnostics({"round": server_round, "dropped_in_test": reasons})
 
     def model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, replacing an earlier one at once."""
@@ -233,6 +239,10 @@ class RunFolder:
     def _start_history(self) -> None:
         with self._open("history.csv") as file:
             csv.writer(file).writerow(["round", "level", "name", "metric", "value"])
+
+    def _add_diagnostics(self, line: Mapping[str, Any]) -> None:
+        with self._open("diagnostics.jsonl") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _open(self, name: str) -> Any:
         return (self.path / name).open("a", newline="", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
 import time
@@ -300,7 +301,7 @@ class Session:
     def _evaluate(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
     ) -> dict[str, float]:
-        """Each domain's accuracy, as the server or the clients find it."""
+        """Each domain's accuracy, as the server or the clients find it; NaN without any."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         if by in ("clients", "both") and server_round > 0:
@@ -311,7 +312,9 @@ class Session:
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         for domain, values in results.items():
             folder.history(server_round, "domain", domain, values)
-        return {domain: values["accuracy"] for domain, values in results.items()}
+        # A domain may have gone untested, its sites being away.
+        untested = {"accuracy": math.nan}
+        return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
 
     def _ask_clients(
         self, folder: RunFolder, server_round: int, arrays: ArrayRecord
@@ -321,6 +324,7 @@ class Session:
         messages = self.strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         replies = self._exchange(messages)
         answers = self.strategy.evaluations(server_round, replies)
+        folder.dropped_in_test(server_round, self.strategy.dropped)
         accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in self.federation.domains}
         tested = dict.fromkeys(self.federation.domains, 0.0)

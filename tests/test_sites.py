@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import threading
@@ -14,13 +16,16 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fairflower.checkpoint import continued
+from fairflower.cli import app as cli
 from fairflower.client_app import app
 from fairflower.config import ConfigError, DataConfig, RunConfig
 from fairflower.data import DataError, prepare
 from fairflower.data.sites import as_in, open_site, unite
 from fairflower.inline import InlineGrid
+from fairflower.report import read_run
 from fairflower.roster import call_the_roll, look_again
 from fairflower.session import Session
 
@@ -128,6 +133,124 @@ def test_a_site_trains_on_all_it_has_unless_the_run_says_otherwise(digits_dir: s
     assert size() == available > 72, "the benchmark gives a client one per cent"
     assert size(fraction=0.5) == available // 2
     assert size(examples_per_client=30) == 30
+
+
+# --- sites that are away ---------------------------------------------------------------------
+
+
+class Away(InlineGrid):
+    """A node that answers no message of some kinds after some round."""
+
+    def __init__(self, nodes: list[dict[str, Any]], node: int, after: int, *kinds: str) -> None:
+        super().__init__(app, len(nodes))
+        self.contexts = grid(nodes).contexts
+        self.node, self.after, self.kinds = node, after, kinds
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        heard = [
+            message_id
+            for message_id in message_ids
+            if message_id not in self._pending or not self._unheard(self._pending[message_id])
+        ]
+        return super().pull_messages(heard)
+
+    def _unheard(self, message: Message) -> bool:
+        metadata = message.metadata
+        if metadata.dst_node_id != self.node or metadata.message_type not in self.kinds:
+            return False
+        return int(message.content.config_records["config"]["server-round"]) > self.after
+
+
+def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
+    """Accuracies per domain by round, as the history has them."""
+    found: dict[int, dict[str, float]] = {}
+    with (folder / "history.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if (row["level"], row["metric"]) == ("domain", "accuracy"):
+                found.setdefault(int(row["round"]), {})[row["name"]] = float(row["value"])
+    return found
+
+
+def reported(folder: Path, out: Path) -> str:
+    """The tables of `fairflower report`, which has to write its page and figures, too."""
+    result = CliRunner().invoke(cli, ["report", str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert (out / "index.html").stat().st_size > 10_000
+    assert {"average.png", "worst.png", "bars.png", "domains.png"} <= {
+        path.name for path in (out / "figures").iterdir()
+    }
+    return (out / "tables.md").read_text()
+
+
+def mean_row(tables: str) -> list[str]:
+    return next(line for line in tables.splitlines() if "seed 0" in line).strip("| ").split(" | ")
+
+
+AWAY = {"evaluate.by": "clients", "round-timeout": 0.3, "num-server-rounds": 3}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_site_that_stops_answering_leaves_the_others_numbers(
+    folders: list[Path], tmp_path: Path, terminal: bool
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=terminal, width=150)
+    config = RunConfig.from_flat(SMALL | AWAY | {"output-dir": str(tmp_path / "runs")})
+    folder = Session(Away(nodes, 1001, 1, "train", "evaluate"), config, console).run()
+
+    tested = domains_tested(folder)
+    assert [sorted(row) for row in tested.values()] == [["a", "b", "c"], ["a", "c"], ["a", "c"]]
+    records = read_run(folder).diagnostics
+    gone = {"1": "no reply before the timeout"}
+    assert [record.get("dropped") for record in records] == [None, gone, gone]
+    assert [record.get("dropped_in_test") for record in records] == [None, gone, gone]
+    assert ("b     \N{EN DASH}" if not terminal else "\N{EN DASH}") in said.getvalue()
+
+    tables = reported(folder, tmp_path / "out")
+    means = {d: 100 * np.mean([tested[r][d] for r in tested if d in tested[r]]) for d in "abc"}
+    worst = min(means.values())
+    row = mean_row(tables)
+    assert row[1:5] == [*(f"{means[d]:.2f}" for d in "abc"), f"{np.mean([*means.values()]):.2f}"]
+    assert row[7] == f"{worst:.2f}"
+    assert "b was not tested in rounds 2 and 3. The mean of b is over round 1 alone." in tables
+    assert "2 replies to tests were dropped, of client 1 (no reply before the timeout)." in tables
+    last = mean_row(tables[tables.index("last round (3)") :])
+    assert last[2] == "\N{EN DASH}"
+    assert last[7] == f"{100 * min(tested[3].values()):.2f}†"
+
+
+def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    folder = run(tmp_path, Away(nodes, 1000, 0, "evaluate"), **AWAY)
+    tested = domains_tested(folder)
+    assert [sorted(row) for row in tested.values()] == [["b", "c"]] * 3
+    assert all(record["client_ids"] == [0, 1, 2] for record in read_run(folder).diagnostics)
+    tables = reported(folder, tmp_path / "out")
+    means = [100 * np.mean([tested[r][d] for r in tested]) for d in "bc"]
+    row = mean_row(tables)
+    assert row[1:4] == ["\N{EN DASH}", *(f"{mean:.2f}" for mean in means)]
+    assert row[7:9] == [f"{min(means):.2f}†", f"{max(means) - min(means):.2f}†"]
+    assert "a was not tested in any round. Figures marked † are of the others" in tables
+
+
+def test_a_resumed_run_says_once_who_did_not_answer_its_tests(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    whole = run(tmp_path, Away(nodes, 1000, 1, "evaluate"), **AWAY)
+    first = run(tmp_path, Away(nodes, 1000, 1, "evaluate"), **AWAY | {"num-server-rounds": 2})
+    with (first / "diagnostics.jsonl").open("a") as file:  # of a round that was killed
+        file.write('{"round": 3, "client_ids": [0]}\n{"round": 3, "dropped_in_test": {"2": "x"}}\n')
+    config = continued(first, {"num-server-rounds": 3})
+    Session(Away(nodes, 1000, 1, "evaluate"), config, Console(quiet=True)).run()
+    text, same = ((path / "diagnostics.jsonl").read_text() for path in (whole, first))
+    assert text == same
+    assert text.count("dropped_in_test") == 2
+    model, same_model = ((path / "model.safetensors").read_bytes() for path in (whole, first))
+    assert model == same_model
 
 
 # --- what does not go together --------------------------------------------------------------
@@ -269,8 +392,8 @@ def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     there.contexts = grid(nodes[:2]).contexts
     config = continued(first, {"num-server-rounds": 4, "round-timeout": 0.5})
     Session(there, config, Console(quiet=True)).run()
-    lines = map(json.loads, (first / "diagnostics.jsonl").read_text().splitlines())
-    assert [line["client_ids"] for line in lines] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
+    rounds = read_run(first).diagnostics
+    assert [record["client_ids"] for record in rounds] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
     assert "Client 2 (b) is not back" in caplog.text
 
 

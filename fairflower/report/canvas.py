@@ -24,6 +24,9 @@ HALF, FULL = 6.4, 13.0  # inches; half of the page and all of it
 INK = "#24292f"
 GREY = "#7d8590"
 
+#: What a caption says of lines with rounds that are not whole.
+DOTTED = "Thin, dotted: not every domain was tested; over those that were."
+
 #: FedAvg is grey wherever it appears.
 METHOD_COLOURS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
 DOMAIN_COLOURS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
@@ -118,12 +121,23 @@ def panels(
 
 
 def line(
-    axes: Axes, rounds: NDArray[np.int64], values: NDArray[np.float64], look: Look, **options: Any
+    axes: Axes,
+    rounds: NDArray[np.int64],
+    values: NDArray[np.float64],
+    look: Look,
+    whole: NDArray[np.bool_] | None = None,
+    **options: Any,
 ) -> None:
-    """A line over rounds; points too where they are few."""
+    """A line over rounds; points too where they are few, thin and dotted where not ``whole``."""
     options = {"color": look.colour, "linestyle": look.dash, **options}
     if len(rounds) < 3:
         options |= {"marker": look.marker, "markersize": 4.5}
+    if whole is not None and not whole.all():
+        there, beside = np.isfinite(values), np.pad(whole, 1)
+        axes.plot(rounds[there], values[there], color=look.colour, linestyle=":", linewidth=1)
+        alone = whole & ~beside[:-2] & ~beside[2:]
+        axes.plot(rounds[alone], values[alone], ".", color=look.colour, markersize=5)
+        values = np.where(whole, values, np.nan)
     axes.plot(rounds, values, **options)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

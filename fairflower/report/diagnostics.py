@@ -157,7 +157,7 @@ def _draw_vectors(name: str, vectors: Mapping[str, PerClient], domain_looks: Loo
             values = found.values[:, [owner == domain for owner in found.domains]]
             for client in values.T:
                 there = np.isfinite(client)
-                gaps = {} if there.all() else {"marker": ".", "markersize": 3}
+                gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
                 line(
                     left,
                     found.rounds[there],

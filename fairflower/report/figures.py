@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fairflower import metrics
 from fairflower.report import canvas, consistency, diagnostics, maps, product, sweeps
 from fairflower.report.canvas import Drawn, Look, Sketch, legend, line, panels
-from fairflower.report.methods import WINDOW, Comparison, Method
+from fairflower.report.methods import WINDOW, Comparison, Curve, Method, number
 
 Vector = NDArray[np.float64]
 Looks = Mapping[str, Look]
@@ -76,15 +76,18 @@ def _over_rounds(
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     said = []
     for method in comparison.methods:
-        rounds, mean, spread = method.curve(lambda accuracy: 100 * figure(accuracy))
-        _band(axes[0, 0], rounds, mean, spread, looks[method.name], method.name)
-        late = rounds >= (half or 0)
-        if zooms and late.any():
-            _band(axes[0, 1], rounds[late], mean[late], spread[late], looks[method.name])
-        said.append(f"{method.name} {mean[-1]:.1f} at round {rounds[-1]}")
+        curve = method.curve(lambda accuracy: 100 * figure(accuracy))
+        _band(axes[0, 0], curve, looks[method.name], method.name)
+        late = curve.since(half or 0)
+        if zooms and late.rounds.size:
+            _band(axes[0, 1], late, looks[method.name])
+        mark = "" if curve.whole[-1] else " (not of all domains)"
+        said.append(f"{method.name} {number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}")
     axes[0, 0].set_ylabel(label)
     legend(sheet, axes[0, 0])
-    caption = " ".join([*_band_caption(comparison), *zooms * [_ZOOM]])
+    caption = " ".join(
+        [*_band_caption(comparison), *comparison.gaps * [canvas.DOTTED], *zooms * [_ZOOM]]
+    )
     return Sketch(name, sheet, title, caption, f"{label}, by round: {'; '.join(said)}.")
 
 
@@ -93,12 +96,16 @@ def _band_caption(comparison: Comparison) -> list[str]:
     return ["Line: mean over seeds; band: ± their sample standard deviation."] if several else []
 
 
-def _band(
-    axes: Axes, rounds: NDArray[np.int64], mean: Vector, spread: Vector, look: Look, label: str = ""
-) -> None:
-    line(axes, rounds, mean, look, label=label or None)
+def _band(axes: Axes, curve: Curve, look: Look, label: str = "") -> None:
+    line(axes, curve.rounds, curve.mean, look, curve.whole, label=label or None)
     axes.fill_between(
-        rounds, mean - spread, mean + spread, color=look.colour, alpha=0.18, linewidth=0
+        curve.rounds,
+        curve.mean - curve.spread,
+        curve.mean + curve.spread,
+        where=curve.whole,
+        color=look.colour,
+        alpha=0.18,
+        linewidth=0,
     )
 
 
@@ -110,15 +117,16 @@ def _domains(comparison: Comparison, looks: Looks) -> Sketch:
     for d, domain in enumerate(comparison.domains):
         panel = axes.flat[d]
         for method in comparison.methods:
-            rounds, mean, spread = method.curve(lambda accuracy, d=d: 100 * float(accuracy[d]))  # type: ignore[misc]
-            _band(panel, rounds, mean, spread, looks[method.name], method.name)
+            curve = method.curve(lambda accuracy: 100 * float(accuracy[0]), [d])
+            _band(panel, curve, looks[method.name], method.name)
         panel.set_title(domain)
     for panel in axes.flat[len(comparison.domains) :]:
         panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy, %")
     legend(sheet, axes[0, 0])
-    caption = " ".join(_band_caption(comparison))
+    gaps = comparison.gaps * ["Thin, dotted: rounds in which the domain was not tested."]
+    caption = " ".join([*_band_caption(comparison), *gaps])
     alt = f"Accuracy over rounds in {len(comparison.domains)} panels, one per domain."
     return Sketch("domains", sheet, "Accuracy per domain over rounds", caption, alt)
 
@@ -143,8 +151,13 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
             yerr=[e.std for e in estimates] if len(method.runs) > 1 else None,
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
         )
+        for d in np.flatnonzero(np.isnan(means)):
+            x = _offsets(place, methods, len(comparison.domains))[d]
+            panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
         values = zip(comparison.domains, means, strict=True)
-        said.append(f"{method.name}: {', '.join(f'{name} {mean:.1f}' for name, mean in values)}")
+        said.append(
+            f"{method.name}: {', '.join(f'{name} {number(mean, 1)}' for name, mean in values)}"
+        )
     panel.set_xticks(range(len(comparison.domains)), comparison.domains)
     panel.grid(visible=False, axis="x")
     panel.set_xlim(-0.5, len(comparison.domains) - 0.5)

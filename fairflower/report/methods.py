@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,12 @@ _METHOD_TABLES = ("strategy.", "client.", "bound.")
 #: 97.5 % quantiles of Student's t for 2, 3, ... 10 degrees of freedom. The last one
 #: serves for more, where it is slightly too strict.
 _STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+#: Stretches of rounds that are still listed.
+_SPANS = 6
+
+#: Marks a figure over domains that lacks some of them.
+MARK = "\N{DAGGER}"
 
 #: Seeds below which nothing is concluded.
 FEWEST_SEEDS = 3
@@ -73,6 +80,20 @@ class Estimate:
             return 0
         t = _STUDENT[min(self.n - 3, len(_STUDENT) - 1)]
         return int(np.sign(self.mean)) if abs(self.mean) > t * self.std / math.sqrt(self.n) else 0
+
+
+class Curve(NamedTuple):
+    """A figure over rounds [R]: mean and std over seeds, and whether it is of all domains."""
+
+    rounds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    whole: NDArray[np.bool_]
+
+    def since(self, first: float) -> Curve:
+        """The rounds from ``first`` on."""
+        late = self.rounds >= first
+        return Curve(self.rounds[late], self.mean[late], self.spread[late], self.whole[late])
 
 
 @dataclass(frozen=True)
@@ -137,21 +158,41 @@ class Method:
         values = np.concatenate([figure(run) for run in self.runs])
         return Estimate(float(values.mean()), float(values.std()), len(values))
 
+    def over_domains(
+        self,
+        accuracies: Callable[[Run], NDArray[np.float64]],
+        figure: Callable[[NDArray[np.float64]], float],
+    ) -> Estimate:
+        """The estimate of a figure of the domains that every seed was tested on.
+
+        NaN if there is none. ``accuracies`` gives a run's, [D], NaN for an untested domain.
+        """
+        values = np.array([accuracies(run) for run in self.runs])
+        return Estimate.of([_of_those(row, figure) for row in _in_common(values)])
+
+    def whole(self, window: int) -> bool:
+        """Whether every seed was tested on every domain in the last ``window`` rounds."""
+        return all(run.whole(window) for run in self.runs)
+
     def curve(
-        self, figure: Callable[[NDArray[np.float64]], float]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """Rounds, mean and std over seeds of a figure of the accuracies per domain."""
+        self,
+        figure: Callable[[NDArray[np.float64]], float],
+        domains: Sequence[int] | slice = slice(None),
+    ) -> Curve:
+        """A figure of the accuracies per domain over rounds, by default of all domains.
+
+        Where a domain was not tested, by whatever seed, the figure is of the others; NaN
+        if there are none.
+        """
         rounds = self.runs[0].rounds
         for run in self.runs[1:]:
             rounds = np.intersect1d(rounds, run.rounds)
-        values = np.array(
-            [
-                [figure(row) for row in run.accuracy[np.isin(run.rounds, rounds)]]
-                for run in self.runs
-            ]
-        )
+        found = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
+        accuracy = _in_common(np.array(found))
+        values = np.array([[_of_those(row, figure) for row in run] for run in accuracy])
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
-        return rounds, values.mean(axis=0), spread
+        whole = np.isfinite(accuracy[0]).all(axis=1)
+        return Curve(rounds, values.mean(axis=0), spread, whole)
 
 
 @dataclass(frozen=True)
@@ -179,6 +220,12 @@ class Comparison:
             for method in self.methods
             for run in (*method.runs, *(run for run, _ in method.left_out))
         ]
+
+    @property
+    def gaps(self) -> bool:
+        """Whether in some round a domain was not tested."""
+        runs = (run for method in self.methods for run in method.runs)
+        return not all(np.isfinite(run.accuracy).all() for run in runs)
 
     def span(self, window: int) -> str:
         """``mean of the last 5 tested rounds (16 to 20)``; no numbers where methods differ."""
@@ -264,14 +311,32 @@ def _methods(runs: Sequence[Run]) -> list[Method]:
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
 
 
+def _in_common(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values [seeds, ..., D] without what some seed lacks, NaN in its place."""
+    return np.where(np.isfinite(values).all(axis=0), values, np.nan)
+
+
+def _of_those(values: NDArray[np.float64], figure: Callable[[NDArray[np.float64]], float]) -> float:
+    """A figure of those values that there are."""
+    there = values[np.isfinite(values)]
+    return figure(there) if there.size else math.nan
+
+
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
-    """Keep the furthest runs, the newest for each seed; say why the others are left out."""
+    """Keep the furthest runs, the newest for each seed; say why the others are left out.
+
+    Runs that lack a domain are kept only where all of them do.
+    """
     furthest = max(run.last_round for run in runs)
+    some_whole = any(run.whole(WINDOW) for run in runs if run.last_round == furthest)
     kept: dict[Any, Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda run: str(run.info.get("started", "")), reverse=True):
         if run.last_round < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
+        elif some_whole and not run.whole(WINDOW):
+            lacks = untested(run.domains, run.rounds, run.accuracy)
+            left_out.append((run, f"{lacks}, other runs of the method lack no domain"))
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))
         else:
@@ -323,6 +388,45 @@ def _setting(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 def _table(config: Mapping[str, Any], prefix: str) -> frozenset[tuple[str, str]]:
     return frozenset(item for item in identity(config) if item[0].startswith(prefix))
+
+
+def untested(
+    domains: Sequence[str], rounds: NDArray[np.int64], accuracy: NDArray[np.float64]
+) -> str:
+    """Which domains were not tested in which of the tested rounds; empty if all were in all.
+
+    >>> untested(["usps", "svhn"], np.arange(1, 5), np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3]))
+    'svhn was not tested in rounds 2 to 4'
+    """
+    found: dict[str, list[str]] = {}
+    for domain, there in zip(domains, np.isfinite(accuracy).T, strict=True):
+        if not there.all():
+            found.setdefault(listed_rounds(rounds, ~there), []).append(domain)
+    return "; ".join(
+        f"{_listed(names)} {'was' if len(names) == 1 else 'were'} not tested in {which}"
+        for which, names in found.items()
+    )
+
+
+def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
+    """The chosen ones of the tested rounds; how many if they are all over the place.
+
+    >>> listed_rounds(np.arange(7), np.array([True, False, True, True, True, False, True]))
+    'rounds 0, 2 to 4 and 6'
+    """
+    if chosen.all():
+        return "any round"
+    places = np.flatnonzero(chosen)
+    spans = np.split(rounds[places], np.flatnonzero(np.diff(places) > 1) + 1)
+    if len(spans) > _SPANS:
+        return f"{len(places)} of {len(rounds)} rounds"
+    parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else map(str, s) for s in spans]
+    return f"round{'s' if len(places) > 1 else ''} {_listed([*chain.from_iterable(parts)])}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
 def shown(value: Any) -> str:

@@ -24,7 +24,8 @@ def sketches(comparison: Comparison) -> Iterator[Sketch]:
     """The product's heat maps, and each client's convergence; nothing where there is none."""
     grid = by_client(comparison)
     if grid:
-        yield _heat_maps(comparison, grid)
+        if any(method.whole(WINDOW) for row in grid.values() for method in row.values()):
+            yield _heat_maps(comparison, grid)
         yield _convergence(comparison, grid)
 
 
@@ -37,8 +38,8 @@ def _convergence(comparison: Comparison, grid: Grid) -> Sketch:
     sheet, axes = panels(rows, columns, canvas.FULL, 2.7 * rows + 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
         for strategy, method in row.items():
-            rounds, mean, _ = method.curve(lambda accuracy: 100 * metrics.mean(accuracy))
-            line(panel, rounds, mean, looks[strategy], label=strategy)
+            curve = method.curve(lambda accuracy: 100 * metrics.mean(accuracy))
+            line(panel, curve.rounds, curve.mean, looks[strategy], curve.whole, label=strategy)
         panel.set_title(client)
     for panel in axes.flat[len(grid) :]:
         panel.set_visible(False)
@@ -49,7 +50,9 @@ def _convergence(comparison: Comparison, grid: Grid) -> Sketch:
         "convergence",
         sheet,
         "Convergence of every local training, by strategy",
-        "Average accuracy over domains, mean over seeds.",
+        " ".join(
+            ["Average accuracy over domains, mean over seeds.", *comparison.gaps * [canvas.DOTTED]]
+        ),
         f"Average accuracy over rounds in {len(grid)} panels, one per local training.",
     )
 
@@ -63,8 +66,12 @@ def _heat_maps(comparison: Comparison, grid: Grid) -> Sketch:
         values = np.full((len(grid), len(columns)), np.nan)
         for r, row in enumerate(grid.values()):
             for strategy, method in row.items():
-                estimate = method.over_seeds(lambda run, f=figure: f(run.final(WINDOW)))  # type: ignore[misc]
-                values[r, columns.index(strategy)] = estimate.mean
+                if method.whole(WINDOW):
+                    estimate = method.over_seeds(lambda run, f=figure: f(run.final(WINDOW)))  # type: ignore[misc]
+                    values[r, columns.index(strategy)] = estimate.mean
+        if not np.isfinite(values).any():
+            panel.set_visible(False)
+            continue
         good = "viridis_r" if better.startswith("lower") else "viridis"
         image = panel.imshow(values, cmap=good, aspect="auto")
         middle = (np.nanmin(values) + np.nanmax(values)) / 2
@@ -93,6 +100,7 @@ def _heat_maps(comparison: Comparison, grid: Grid) -> Sketch:
         "product",
         sheet,
         "Local training times aggregation",
-        f"{comparison.span(WINDOW).capitalize()}, mean over seeds.",
+        f"{comparison.span(WINDOW).capitalize()}, mean over seeds."
+        f"{' Blank: not run, or not tested on every domain.' if comparison.gaps else ''}",
         f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,21 @@ class Run:
     config : mapping
         The resolved run config with dotted keys.
     rounds : int array [R]
-        Rounds whose global model was tested on every domain; 0 is before training.
+        Rounds whose global model was tested, on one domain at least; 0 is before training.
     accuracy : float array [R, D]
-        Test accuracy as a fraction, one row for each of ``rounds``. With
-        ``evaluate.by = "clients"`` the mean of the domain's clients by test images.
+        Test accuracy as a fraction, one row for each of ``rounds``; NaN where a domain was
+        not tested, its sites being away. With ``evaluate.by = "clients"`` the mean of the
+        domain's clients by test images.
     client_rounds, client_accuracy : int array [S], float array [S, K]
         The same by client, in the order of ``clients``; NaN where one did not test.
         S is 0 when clients tested nothing.
     personal_rounds, personal_accuracy : int array [P], float array [P, D]
         Accuracy of the clients' personal models, by domain, the mean of its clients by
-        test images. P is 0 where there are none.
+        test images; NaN like ``accuracy``. P is 0 where there are none.
     scores : mapping of str -> float array [R, D]
         Those of `SCORES` that were measured, like ``accuracy``; NaN in a round without.
     diagnostics : tuple of mappings
-        What the strategy recorded, one mapping a round.
+        What the strategy recorded, and who was left out, one mapping a round.
     info : mapping
         All of ``run.json``.
     """
@@ -100,9 +101,14 @@ class Run:
     def final(self, window: int) -> NDArray[np.float64]:
         """Accuracy per domain [D], the mean over the last ``window`` tested rounds.
 
-        Round 0 does not count unless it is the only one.
+        Round 0 does not count unless it is the only one. A domain's mean is over those of
+        the rounds in which it was tested; NaN if it was in none.
         """
-        return np.asarray(self.accuracy[_last(self.rounds, window)].mean(axis=0))
+        return _mean(self.accuracy[_last(self.rounds, window)])
+
+    def whole(self, window: int) -> bool:
+        """Whether `final` has every domain, as whatever is said of all of them needs."""
+        return bool(np.isfinite(self.final(window)).all())
 
     def final_scores(self, score: str, window: int) -> NDArray[np.float64]:
         """One of ``scores`` in each of those rounds, [rounds, D], not averaged."""
@@ -116,16 +122,13 @@ class Run:
         """Accuracy of personal models per domain [D], like `final`; NaN without any."""
         if not self.personal_rounds.size:
             return np.full(len(self.domains), np.nan)
-        last = _last(self.personal_rounds, window)
-        return np.asarray(self.personal_accuracy[last].mean(axis=0))
+        return _mean(self.personal_accuracy[_last(self.personal_rounds, window)])
 
     def final_clients(self, window: int) -> NDArray[np.float64]:
         """Accuracy per client [K], like `final`; NaN for a client that never tested."""
         if not self.client_rounds.size:
             return np.full(len(self.clients), np.nan)
-        values = self.client_accuracy[_last(self.client_rounds, window)]
-        counts = np.isfinite(values).sum(axis=0)
-        return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
+        return _mean(self.client_accuracy[_last(self.client_rounds, window)])
 
 
 def read_run(path: str | Path) -> Run:
@@ -150,11 +153,11 @@ def read_run(path: str | Path) -> Run:
     info, domains, clients = _read_info(path / "run.json")
     # A run made before a setting existed ran with what is now its default.
     config = keys() | read_toml(path / "config.toml")
-    history = _read_history(path / "history.csv")
+    history, finished = _read_history(path / "history.csv")
     names = [str(c.client_id) for c in clients]
     client_rounds, client_accuracy = _matrix(history["client", "accuracy"], names)
-    rounds, accuracy = _whole(*_matrix(history["domain", "accuracy"], domains))
-    personal_rounds, personal = _whole(*_matrix(history["domain", "personal_accuracy"], domains))
+    rounds, accuracy = _tested(history["domain", "accuracy"], domains, finished)
+    personal_rounds, personal = _tested(history["domain", "personal_accuracy"], domains, finished)
     scores = {score: history["domain", score] for score in SCORES}
 
     status = str(info["status"])
@@ -189,6 +192,15 @@ def read_run(path: str | Path) -> Run:
 def _last(rounds: NDArray[np.int64], window: int) -> NDArray[np.intp]:
     trained = np.flatnonzero(rounds > 0)
     return (trained if trained.size else np.arange(rounds.size))[-window:]
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over rounds [R, K], for each column over those that have it; NaN without any."""
+    there = np.isfinite(values)
+    if there.all():
+        return np.asarray(values.mean(axis=0))
+    counts = there.sum(axis=0)
+    return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 # --- files -------------------------------------------------------------------------------
@@ -237,8 +249,11 @@ def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Clien
 _History = dict[int, dict[str, float]]
 
 
-def _read_history(path: Path) -> dict[tuple[str, str], _History]:
-    """By level and metric, values by round and name: accuracies and `SCORES`."""
+def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]]:
+    """By level and metric, values by round and name: accuracies and `SCORES`.
+
+    And the rounds that were written to their end, which is what is said of the whole run.
+    """
     reader = csv.reader(_whole_lines(path))
     header = next(reader, [])
     if header != HISTORY_COLUMNS:
@@ -248,9 +263,12 @@ def _read_history(path: Path) -> dict[tuple[str, str], _History]:
     of_domains = ("accuracy", "personal_accuracy", *SCORES)
     wanted = [("client", "accuracy"), *(("domain", metric) for metric in of_domains)]
     history: dict[tuple[str, str], _History] = {key: {} for key in wanted}
+    finished: set[int] = set()
     for row in reader:
         try:
             number, level, name, metric, text = row
+            if level == "run":
+                finished.add(int(number))
             if (level, metric) not in history:
                 continue
             index, value = int(number), float(text)
@@ -263,7 +281,7 @@ def _read_history(path: Path) -> dict[tuple[str, str], _History]:
                 "expected a fraction between 0 and 1."
             )
         history[level, metric].setdefault(index, {})[name] = value
-    return history
+    return history, finished
 
 
 def _matrix(
@@ -277,24 +295,27 @@ def _matrix(
     )
 
 
-def _whole(
-    rounds: NDArray[np.int64], values: NDArray[np.float64]
+def _tested(
+    history: _History, domains: Sequence[str], finished: Set[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rounds that have a value of every name."""
-    whole = np.isfinite(values).all(axis=1)
-    return rounds[whole], values[whole]
+    """Rounds with a value of some domain; one that may still be written needs all of them."""
+    rounds, values = _matrix(history, domains)
+    there = np.isfinite(values)
+    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(rounds, list(finished)))
+    return rounds[kept], values[kept]
 
 
 def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
+    """One record a round, of its training and, where replies to it were dropped, its test."""
     if not path.is_file():
         return ()
-    records = []
+    records: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise RunError(f"{path}, line {number} is not valid JSON: {error}.") from error
-        if not isinstance(record, dict) or "round" not in record:
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise RunError(f"{path}, line {number}: expected an object with a 'round'.")
-        records.append(record)
-    return tuple(records)
+        records[record["round"]] = records.get(record["round"], {}) | record
+    return tuple(records.values())

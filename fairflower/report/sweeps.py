@@ -38,7 +38,10 @@ class Sweep(NamedTuple):
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Every method argument of which there are three values or more, all else equal."""
+    """Every method argument of which there are three values or more, all else equal.
+
+    A method that was not tested on every domain is compared with none, and left out.
+    """
     keys = {
         key
         for method in comparison.methods
@@ -51,7 +54,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
         for method in comparison.methods:
             value = _value(method, key)
             rest = frozenset(item for item in identity(method.config) if item[0] != key)
-            if value is not None:
+            if value is not None and method.whole(WINDOW):
                 groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
         for members in groups.values():
             values = sorted(value for value in members if isinstance(value, float))
@@ -75,7 +78,7 @@ def sketches(comparison: Comparison, looks: Mapping[str, Look]) -> Iterator[Sket
                 _level(panel, method, figure, look, f"{leaf} = {value}")
             for name in ("fedavg", "uniform"):
                 baseline = comparison.baseline(sweep.methods[0], name)
-                if baseline is not None:
+                if baseline is not None and baseline.whole(WINDOW):
                     dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
                     look = looks[baseline.name]._replace(dash=dash)
                     _level(panel, baseline, figure, look, baseline.name)

@@ -6,14 +6,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower import metrics
 from fairflower.report import clusters
-from fairflower.report.methods import WINDOW, Comparison, Estimate, Method, by_client, number
+from fairflower.report.methods import (
+    MARK,
+    WINDOW,
+    Comparison,
+    Estimate,
+    Method,
+    by_client,
+    number,
+)
 from fairflower.report.reading import SCORES, Run
 from fairflower.report.verdicts import TITLES, Difference, differences
 
@@ -59,21 +67,17 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """One figure of a run: ``better`` is 1 if more is, -1 if less is, 0 if neither.
+    """One figure of a method: ``better`` is 1 if more is, -1 if less is, 0 if neither.
 
-    A figure that a run has once is estimated over seeds, one that it has in every round
-    (an array) over seeds and rounds.
+    ``whole`` says of what methods it lacks no domain. Elsewhere it is marked, and the
+    method is in no contest with others.
     """
 
     title: str
-    figure: Callable[[Run], float | Vector]
+    estimate: Callable[[Method], Estimate]
     better: int
     digits: int = 2
-
-    def estimate(self, method: Method) -> Estimate:
-        figure: Callable[[Run], Any] = self.figure
-        pooled = isinstance(figure(method.runs[0]), np.ndarray)
-        return method.over_rounds(figure) if pooled else method.over_seeds(figure)
+    whole: Callable[[Method], bool] = lambda method: True
 
 
 def accuracy_tables(comparison: Comparison) -> list[Table]:
@@ -98,7 +102,7 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
 def accuracy_table(comparison: Comparison, window: int) -> Table:
     """The papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
     columns = _accuracy_columns(comparison.domains, lambda run: run.final(window))
-    return Table(
+    return _table(
         title=f"Accuracy per domain, {comparison.span(window)}",
         caption=(
             "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
@@ -106,7 +110,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
             "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
             f"{_how_to_read(comparison)}"
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, comparison.methods, columns),
     )
 
@@ -117,12 +121,12 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     None where neither images were corrupted nor an AUC was measured.
     """
 
-    def of(score: str, d: int | None) -> Callable[[Run], Vector]:
+    def of(score: str, d: int | None) -> Callable[[Method], Estimate]:
         def values(run: Run) -> Vector:
             found = 100 * run.final_scores(score, window)
             return found.mean(axis=1) if d is None else found[:, d]
 
-        return values
+        return lambda method: method.over_rounds(values)
 
     measured = [set.intersection(*(set(run.scores) for run in m.runs)) for m in comparison.methods]
     methods = [
@@ -140,7 +144,7 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
         for title, score in (("ACC", "balanced_accuracy"), *(("AUC", "auc") for _ in range(auc)))
     ]
     pooled = comparison.span(window).removeprefix("mean of ")
-    return Table(
+    return _table(
         title=f"Class-balanced accuracy{' and AUC' if auc else ''}, {pooled}",
         caption=(
             "In %. ACC: mean over classes of their accuracy. "
@@ -149,7 +153,7 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
             "under them ± the standard deviation over rounds and seeds together (ddof 0); "
             f"average: of the groups, in every round. {_bold(comparison)}"
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, methods, columns),
     )
 
@@ -161,16 +165,21 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     method found clusters and the table is wanted beside FedGCR's.
     """
 
-    def over(values: Callable[[Run], Vector], metric: Callable[[Vector], float]) -> Any:
-        return lambda run: 100 * metric(values(run))
+    def over_domains(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_domains(
+            lambda run: run.final(window), lambda values: 100 * metric(values)
+        )
 
-    def domains(run: Run) -> Vector:
-        return run.final(window)
+    def over_clients(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_seeds(lambda run: 100 * metric(clients(run)))
 
     def clients(run: Run) -> Vector:
         own = run.final_clients(window)
         theirs = run.final(window)[[run.domains.index(client.domain) for client in run.clients]]
-        return own if np.isfinite(own).all() else theirs
+        return own if np.isfinite(own).all() else theirs[np.isfinite(theirs)]
+
+    def whole(method: Method) -> bool:
+        return method.whole(window)
 
     def spread(values: Vector) -> float:
         return metrics.std(values, ddof=0)
@@ -186,12 +195,12 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
         return None
     sigma = "\N{GREEK SMALL LETTER SIGMA}"
     columns = [
-        _Column("Avg over domains", over(domains, metrics.mean), 1),
-        _Column("Avg over clients", over(clients, metrics.mean), 1),
-        _Column(f"{sigma} type", over(domains, spread), -1),
-        _Column(f"{sigma} client", over(clients, spread), -1),
+        _Column("Avg over domains", over_domains(metrics.mean), 1, whole=whole),
+        _Column("Avg over clients", over_clients(metrics.mean), 1, whole=whole),
+        _Column(f"{sigma} type", over_domains(spread), -1, whole=whole),
+        _Column(f"{sigma} client", over_clients(spread), -1, whole=whole),
     ]
-    return Table(
+    return _table(
         title=f"Client types and clients, {comparison.span(window)}",
         caption=(
             "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
@@ -200,7 +209,7 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
             "that on its own test data if all clients tested, else that of its domain. "
             f"{_how_to_read(comparison)}"
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, methods, columns),
     )
 
@@ -208,8 +217,12 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
 def clusters_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     """FedGCR's Table 4: clusters of clients against their types; None where there are none."""
 
-    def of(name: Literal["number", "accuracy", "rand"], unit: float) -> Callable[[Run], float]:
-        return lambda run: unit * clusters.final(run, name, window)
+    def of(
+        name: Literal["number", "accuracy", "rand"], unit: float
+    ) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_seeds(
+            lambda run: unit * clusters.final(run, name, window)
+        )
 
     methods = [method for method in comparison.methods if _clustered(method)]
     if not methods:
@@ -219,7 +232,7 @@ def clusters_table(comparison: Comparison, window: int = WINDOW) -> Table | None
         _Column("clustering accuracy", of("accuracy", 100), 1),
         _Column("adjusted Rand index", of("rand", 1), 1, 4),
     ]
-    return Table(
+    return _table(
         title=f"Clusters, {comparison.span(window)}",
         caption=(
             "Of the clients that took part in a round, against their true types, their domains. "
@@ -228,7 +241,7 @@ def clusters_table(comparison: Comparison, window: int = WINDOW) -> Table | None
             "Adjusted Rand index: at most 1 = the types themselves, 0 = chance. "
             f"{_how_to_read(comparison)}"
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, methods, columns),
     )
 
@@ -239,13 +252,13 @@ def personal_table(comparison: Comparison, window: int = WINDOW) -> Table | None
     if not methods:
         return None
     columns = _accuracy_columns(comparison.domains, lambda run: run.final_personal(window))
-    return Table(
+    return _table(
         title=f"Accuracy of personal models, {comparison.span(window)}",
         caption=(
             "Each client's own model on its own test images in %, the mean of a domain's clients "
             "by test images. Not comparable with the global model's accuracy on whole domains."
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, methods, columns),
     )
 
@@ -259,10 +272,10 @@ def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     groups = [
         Group(client, _rows(list(row.values()), columns, list(row))) for client, row in grid.items()
     ]
-    return Table(
+    return _table(
         title=f"Local training times aggregation, {comparison.span(window)}",
         caption="The accuracy table by local training. Bold: best of the strategies with it.",
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=groups,
     )
 
@@ -270,19 +283,25 @@ def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
 def _accuracy_columns(domains: Sequence[str], accuracies: Callable[[Run], Vector]) -> list[_Column]:
     """Each domain's accuracy, and what the papers say of all of them, in percent."""
 
-    def of(metric: Callable[[Vector], float]) -> Callable[[Run], float]:
-        return lambda run: 100 * metric(accuracies(run))
+    def whole(method: Method) -> bool:
+        return all(np.isfinite(accuracies(run)).all() for run in method.runs)
 
-    def accuracy(d: int) -> Callable[[Run], float]:
-        return of(lambda values: float(values[d]))
+    def accuracy(d: int) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
+
+    def over(title: str, metric: Callable[[Vector], float], better: int) -> _Column:
+        def estimate(method: Method) -> Estimate:
+            return method.over_domains(accuracies, lambda values: 100 * metric(values))
+
+        return _Column(title, estimate, better, whole=whole)
 
     return [
         *(_Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
-        _Column("AVG", of(metrics.mean), 1),
-        _Column("STD ddof 1", of(lambda values: metrics.std(values, ddof=1)), -1),
-        _Column("STD ddof 0", of(lambda values: metrics.std(values, ddof=0)), -1),
-        _Column("MIN", of(metrics.worst), 1),
-        _Column("GAP", of(metrics.gap), -1),
+        over("AVG", metrics.mean, 1),
+        over("STD ddof 1", lambda values: metrics.std(values, ddof=1), -1),
+        over("STD ddof 0", lambda values: metrics.std(values, ddof=0), -1),
+        over("MIN", metrics.worst, 1),
+        over("GAP", metrics.gap, -1),
     ]
 
 
@@ -320,13 +339,16 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
     """All of `metrics.summary` over ``"domains"`` or ``"clients"``; None if not measured."""
 
     def values(run: Run) -> Vector:
-        if level == "domains":
-            return run.final(window)
-        clients = run.final_clients(window)
-        return clients[np.isfinite(clients)]
+        found = run.final(window) if level == "domains" else run.final_clients(window)
+        return found[np.isfinite(found)]
 
-    def of(key: str, unit: float) -> Callable[[Run], float]:
-        return lambda run: unit * metrics.summary(values(run))[key]
+    def of(key: str, unit: float) -> Callable[[Method], Estimate]:
+        def figure(values: Vector) -> float:
+            return unit * metrics.summary(values)[key]
+
+        if level == "domains":
+            return lambda method: method.over_domains(lambda run: run.final(window), figure)
+        return lambda method: method.over_seeds(lambda run: figure(values(run)))
 
     methods = [m for m in comparison.methods if all(values(run).size for run in m.runs)]
     if not methods:
@@ -335,10 +357,10 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
     counted = " or ".join(str(size) for size in sizes)
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
     columns = [
-        _Column(title, of(key, unit), better, digits)
+        _Column(title, of(key, unit), better, digits, lambda method: method.whole(window))
         for key, title, unit, better, digits in _SUMMARY
     ]
-    return Table(
+    return _table(
         title=f"Fairness over {counted} {level}, {comparison.span(window)}",
         caption=(
             f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
@@ -348,7 +370,7 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
             "these three are relative and look good when all are equally bad: read them with mean "
             f"and worst. {_how_to_read(comparison)}"
         ),
-        columns=[column.title for column in columns],
+        columns=columns,
         groups=_groups(comparison, methods, columns),
     )
 
@@ -397,6 +419,17 @@ def _bold(comparison: Comparison) -> str:
     return "Bold: best of the methods that may be compared, to the digits shown."
 
 
+def _table(title: str, caption: str, columns: Sequence[_Column], groups: Sequence[Group]) -> Table:
+    """The table, with a word in its caption on figures that are marked, if there are any."""
+    cells = (cell for group in groups for row in group.rows for cell in row.cells)
+    if any(cell.text.endswith(MARK) for cell in cells):
+        caption = (
+            f"{caption.rstrip()} {MARK}: without domains that were not tested, which the notes "
+            "name, and so compared with nothing."
+        )
+    return Table(title, caption, [column.title for column in columns], groups)
+
+
 def _groups(
     comparison: Comparison, methods: Sequence[Method], columns: Sequence[_Column]
 ) -> list[Group]:
@@ -407,19 +440,23 @@ def _groups(
 
 
 def _rows(methods: Sequence[Method], columns: Sequence[_Column], names: Sequence[str]) -> list[Row]:
-    """One row per method, the best of each column marked."""
+    """One row per method, the best of each column in bold."""
     estimates = [[column.estimate(method) for column in columns] for method in methods]
-    best = [_best([row[c].mean for row in estimates], column) for c, column in enumerate(columns)]
+    lacking = [[not column.whole(method) for column in columns] for method in methods]
+    compared = [row for row, lacks in zip(estimates, lacking, strict=True) if not any(lacks)]
+    best = [_best([row[c].mean for row in compared], column) for c, column in enumerate(columns)]
     return [
         Row(
             name,
             _remark(method),
             [
-                _cell(estimate, column.digits, best[c])
+                _partial_cell(estimate, column.digits, MARK if lacks[c] else "")
+                if any(lacks)
+                else _cell(estimate, column.digits, best[c])
                 for c, (estimate, column) in enumerate(zip(row, columns, strict=True))
             ],
         )
-        for name, method, row in zip(names, methods, estimates, strict=True)
+        for name, method, row, lacks in zip(names, methods, estimates, lacking, strict=True)
     ]
 
 
@@ -452,6 +489,14 @@ def _cell(estimate: Estimate, digits: int, best: float | None) -> Cell:
     spread = f"± {number(estimate.std, digits)}" if estimate.n > 1 else ""
     tone: Tone = "better" if round(estimate.mean, digits) == best else ""
     return Cell(number(estimate.mean, digits), spread, tone)
+
+
+def _partial_cell(estimate: Estimate, digits: int, mark: str) -> Cell:
+    """A cell of a method that lacks a domain: nothing but a dash where the figure does, too."""
+    if math.isnan(estimate.mean):
+        return Cell(number(estimate.mean))
+    cell = _cell(estimate, digits, None)
+    return Cell(cell.text + mark, cell.spread)
 
 
 def _difference_cell(estimate: Estimate, better: int) -> Cell:

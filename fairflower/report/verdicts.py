@@ -7,20 +7,26 @@ worst domain is higher or its STD lower by that rule, and neither is worse by it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fairflower import metrics
 from fairflower.report.methods import (
     BASELINES,
     FEWEST_SEEDS,
+    MARK,
     WINDOW,
     Comparison,
     Estimate,
     Method,
+    listed_rounds,
     number,
     paired,
+    untested,
 )
+from fairflower.report.reading import Run
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
@@ -61,7 +67,14 @@ class Verdict:
 
 
 def difference(method: Method, baseline: Method, window: int) -> Difference | None:
-    """The paired difference, or None where the two have no seed in common."""
+    """The paired difference, or None where the two have no seed in common.
+
+    Runs that were not tested on every domain do not count.
+    """
+    method, baseline = (
+        replace(each, runs=tuple(run for run in each.runs if run.whole(window)))
+        for each in (method, baseline)
+    )
     if not {run.seed for run in method.runs} & {run.seed for run in baseline.runs}:
         return None
     return Difference(
@@ -92,10 +105,16 @@ def verdicts(comparison: Comparison) -> list[Verdict]:
 def verdict(comparison: Comparison, method: Method) -> Verdict:
     """The sentence on one method, on the mean of the last five tested rounds."""
     against = differences(comparison, method)
+    if not (against or method.whole(WINDOW)):
+        return Verdict(method.name, "", "not compared, as not every domain was tested")
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
-        return Verdict(method.name, "", f"{conclusion} to compare with")
+        others = (comparison.baseline(method, name) for name in BASELINES)
+        tested = (
+            "" if all(o is None or o.whole(WINDOW) for o in others) else ", tested on every domain,"
+        )
+        return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(d.worst)} points against {TITLES[name]}" for name, d in against.items()]
     spread = [signed(d.std) for d in against.values()]
     counts = {d.worst.n for d in against.values()}
@@ -166,8 +185,10 @@ def notes(comparison: Comparison) -> list[str]:
                 found.append(f"{who}: {run.progress}{error}.")
             dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
             if dropped:
-                clients = ", ".join(sorted(set(dropped), key=lambda client: (len(client), client)))
-                found.append(f"{who}: {len(dropped)} replies were dropped, of client {clients}.")
+                found.append(
+                    f"{who}: {len(dropped)} replies were dropped, of client {_clients(dropped)}."
+                )
+            found += [f"{who}: {note}" for note in _absences(run)]
         for run, reason in method.left_out:
             found.append(
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
@@ -179,6 +200,46 @@ def notes(comparison: Comparison) -> list[str]:
             "accuracies on their own test data, weighted by test images."
         )
     return [*found, *_unequal(comparison)]
+
+
+def _clients(dropped: Sequence[str]) -> str:
+    return ", ".join(sorted(set(dropped), key=lambda client: (len(client), client)))
+
+
+def _absences(run: Run) -> list[str]:
+    """Who did not answer when models were tested, and what that means for the figures."""
+    found = []
+    silent = [
+        answer
+        for record in run.diagnostics
+        for answer in dict(record.get("dropped_in_test", {})).items()
+    ]
+    if silent:
+        clients, reasons = zip(*silent, strict=True)
+        why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
+        found.append(
+            f"{len(silent)} replies to tests were dropped, of client {_clients(clients)}{why}. A "
+            "domain's accuracy is then that of its other clients, if it has any."
+        )
+    lacks = untested(run.domains, run.rounds, run.accuracy)
+    if lacks:
+        last = np.isin(run.rounds, run.final_rounds(WINDOW))
+        tested = np.isfinite(run.accuracy)
+        means = [
+            f" The mean of {domain} is over {listed_rounds(run.rounds, last & there)} alone."
+            for domain, there in zip(run.domains, tested.T, strict=True)
+            if (last & there).any() and (last & ~there).any()
+        ]
+        compared = (
+            ""
+            if run.whole(WINDOW)
+            else f" Figures marked {MARK} are of the others, and the run is compared with no other."
+        )
+        found.append(f"{lacks}.{''.join(means)}{compared}")
+    personal = untested(run.domains, run.personal_rounds, run.personal_accuracy)
+    if personal and personal != lacks:
+        found.append(f"personal models: {personal}.")
+    return found
 
 
 def _unequal(comparison: Comparison) -> list[str]:
