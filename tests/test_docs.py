@@ -152,6 +152,24 @@ def test_the_influence_of_a_liar_is_told_for_every_strategy() -> None:
     assert all(all(row) and len(row) == 8 for row in rows)
 
 
+def commands(text: str) -> set[str]:
+    """The command lines of a text's blocks, each on one line and without its comment."""
+    blocks = re.findall(r"^```(\w*).*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "".join(block for kind, block in blocks if not kind).replace("\\\n", " ").splitlines()
+    return {" ".join(line.split("#")[0].split()) for line in lines} - {""}
+
+
+def test_the_readmes_way_to_real_sites_is_the_guides() -> None:
+    guide = (DOCS / "deployment.md").read_text()
+    _, _, rest = (DOCS.parent / "README.md").read_text().partition("## Real sites\n")
+    section = rest.partition("\n## ")[0]
+    short = commands(section)
+    assert {line.split()[0] for line in short} >= {"flower-superlink", "flower-supernode", "flwr"}
+    assert short <= commands(guide)
+    (settings,) = re.findall(r"```toml\n.*?```", section, re.DOTALL)
+    assert settings in guide
+
+
 def test_every_table_is_in_some_document() -> None:
     text = "".join(path.read_text() for path in DOCS.glob("*.md"))
     assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(needs.TABLES)
