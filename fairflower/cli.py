@@ -409,6 +409,12 @@ def deploy_trial(
     sites: Annotated[
         int | None, typer.Option(min=1, help="SuperNodes; default: one for each domain.")
     ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DOMAIN=FOLDER", help="A site with data of its own; one for each site."
+        ),
+    ] = None,
     client: Client = None,
     data: Data = None,
     data_dir: DataDir = None,
@@ -424,6 +430,9 @@ def deploy_trial(
 ) -> None:
     """Try a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 
+    The sites share one data set, or have folders of their own, by default of .npz files
+    (--data): --site svhn=/data/svhn --site usps=/data/usps.
+
     A site starts a process for every message, so a round takes ten seconds even where there
     is little to do. Everything is ended at the end, or by Ctrl-C.
     """
@@ -432,13 +441,15 @@ def deploy_trial(
         settings = {k: v for k, v in settings.items() if not k.startswith("strategy.")}
         settings |= {"data.clients-per-domain": 1} | _options(ctx) | _assignments(set_)
         settings.pop("output-dir", None)
+        if site:
+            settings = {"data.name": "npz"} | settings
         if client is not None:
             (trainer,) = parse_clients(client)
             settings |= trainer.to_flat()
         chosen = parse_strategies(strategies)
         made = [RunConfig.from_flat(settings | strategy.to_flat()) for strategy in chosen]
         folder = (output_dir or home() / "trials" / _stamp()).expanduser().absolute()
-        _trial(made, sites, folder)
+        _trial(made, sites, site, folder)
 
 
 @deploy_app.command("certificates")
@@ -536,23 +547,21 @@ def _execute(plan: Plan, folders: list[Path] | None = None, jobs: int = 1) -> li
     return folders
 
 
-def _trial(configs: list[RunConfig], sites: int | None, folder: Path) -> None:
+def _trial(
+    configs: list[RunConfig], sites: int | None, own: list[str] | None, folder: Path
+) -> None:
     """Make the runs on a deployment of this machine, and report on them."""
-    from fairflower.data import prepare, resolve
+    from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
     from fairflower.deploy.trial import Trial
 
-    first = configs[0].data
-    if sites is not None:
-        domains = len(prepare(first).domains)
-        if sites % domains:
-            raise ConfigError(
-                f"--sites {sites}: the {domains} domains of {first.name} share the sites equally. "
-                f"Choose {domains}, {2 * domains}, ..., or fewer domains with data.domains."
-            )
-        first = replace(first, clients_per_domain=sites // domains)
-    first = resolve(first)
-    number = len(prepare(first).clients)
-    nodes = [{"partition-id": k, "num-partitions": number} for k in range(number)]
+    data = configs[0].data
+    if own and sites is not None:
+        raise ConfigError(f"--sites {sites}: with --site, there are as many as are given.")
+    if own:
+        nodes = nodes_with_folders(own, data)
+        configs = [replace(config, sites=len(nodes)) for config in configs]
+    else:
+        data, nodes = nodes_with_shares(data, sites)
     # Whatever ends this process ends the others.
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
@@ -561,7 +570,7 @@ def _trial(configs: list[RunConfig], sites: int | None, folder: Path) -> None:
         folder, nodes, lambda line: console.print(Text.from_ansi(line), soft_wrap=True)
     ) as trial:
         for config in configs:
-            runs.append(trial.run(replace(config, data=first)))
+            runs.append(trial.run(replace(config, data=data)))
     _report(runs, folder / "report")
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import Result
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -23,17 +26,20 @@ from typer.testing import CliRunner
 
 from fairflower.cli import app as cli
 from fairflower.client_app import app
-from fairflower.config import RunConfig
+from fairflower.config import DataConfig, RunConfig, Scalar
+from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.process import Process, TrialError
 from fairflower.deploy.trial import LINK, Trial
 from fairflower.inline import InlineGrid
-from fairflower.report import read_run, terminal_table
+from fairflower.report import Run, read_run, terminal_table
 from fairflower.runfolder import read_facts
 from fairflower.session import Session
 
-SITES = 4
-DROPPED = 3  # the site that is killed
+#: As they are started, which is not the order in which the server numbers them.
+DOMAINS = ("plain", "inverted", "rotated", "printed")
+DROPPED = "rotated"  # the site that is killed
+NUMBER = sorted(DOMAINS).index(DROPPED)
 
 
 def config(strategy: str, rounds: int) -> RunConfig:
@@ -41,12 +47,28 @@ def config(strategy: str, rounds: int) -> RunConfig:
         {
             "strategy.name": strategy,
             "num-server-rounds": rounds,
-            "data.clients-per-domain": 1,
+            "data.name": "npz",
+            "evaluate.by": "clients",
+            "sites": len(DOMAINS),
             "train.local-epochs": 1,
             "evaluate.every": rounds,
             "round-timeout": TIMEOUT,
         }
     )
+
+
+def own_folders(place: Path) -> dict[str, Path]:
+    """A folder for each domain of uci-digits, with the domain's images in one file."""
+    digits, folders = UCIDigits(DataConfig()), {}
+    for domain in DOMAINS:
+        folders[domain] = place / f"site {domain}"
+        folders[domain].mkdir(parents=True)
+        arrays = {}
+        for split in ("train", "test"):
+            labels = arrays[f"y_{split}"] = digits.labels(domain, split)
+            arrays[f"x_{split}"] = digits.images(domain, split, np.arange(len(labels)))
+        np.savez(folders[domain] / "digits.npz", **arrays)
+    return folders
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -139,12 +161,112 @@ def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) ->
     assert "File exists" in again.output
 
 
+# --- folders of their own, on one machine ---------------------------------------------------
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Nodes and configs of what would be tried; nothing is started."""
+    found: list[Any] = []
+
+    class NoTrial:
+        def __init__(self, folder: Path, nodes: Any, say: Any) -> None:
+            self.nodes = nodes
+
+        def __enter__(self) -> NoTrial:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def run(self, config: RunConfig) -> Path:
+            found.append((self.nodes, config))
+            raise TrialError("There is none.")
+
+    monkeypatch.setattr("fairflower.deploy.trial.Trial", NoTrial)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return found
+
+
+def try_sites(place: Path, *arguments: str) -> Result:
+    command = ["deploy", "trial", *arguments, f"--output-dir={place / 'trial'}"]
+    return CliRunner().invoke(cli, command, env={"COLUMNS": "200"})
+
+
+def small(folder: Path, side: int = 8) -> Path:
+    """A folder of a few images."""
+    folder.mkdir(parents=True)
+    pictures, labels = np.zeros((4, side, side), np.uint8), np.arange(4) % 2
+    np.savez(folder / "x.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    return folder
+
+
+def test_a_trial_gives_every_site_its_own_folder(tmp_path: Path, trials: list[Any]) -> None:
+    one, two = small(tmp_path / "one"), small(tmp_path / "two")
+    sites = [f"--site=svhn={one}", f"--site=usps={two}", f"--site=usps={one}"]
+    assert "There is none" in try_sites(tmp_path, *sites).output
+    ((nodes, config),) = trials
+    assert nodes == [
+        {"domain": "svhn", "data-dir": str(one)},
+        {"domain": "usps", "data-dir": str(two)},
+        {"domain": "usps", "data-dir": str(one)},
+    ]
+    assert (config.data.name, config.sites) == ("npz", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["svhn={a}"], "needs at least two sites"),
+        (["svhn={a}", "{b}"], "expected <domain>=<folder>, like svhn=/data/svhn"),
+        (["svhn={a}", "={b}"], "expected <domain>=<folder>"),
+        (["svhn={a}", "usps={b}/gone"], "--site usps={b}/gone: there is no folder {b}/gone"),
+        (["svhn={a}", "usps={b}/x.npz"], "there is no folder {b}/x.npz"),
+        (["svhn={a}", "usps={empty}"], "--site usps={empty}: {empty} has no .npz file"),
+        (["svhn={a}", "usps={b}", "svhn = {a}"], "--site svhn = {a} is given twice"),
+        (["svhn={a}", "SVHN={b}"], "written 'svhn'. Sites of one domain have to spell it alike"),
+        (["svhn={a}", 'us"ps={b}'], "Flower cannot read a node config with quotes"),
+        (["svhn={a}", "usps={large}"], "Set data.image-size to resize them"),
+    ],
+)
+def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
+    arguments: list[str], error: str, tmp_path: Path, trials: list[Any]
+) -> None:
+    places = {name: small(tmp_path / name) for name in "ab"}
+    places["large"] = small(tmp_path / "large", side=16)
+    places["empty"] = tmp_path / "empty"
+    places["empty"].mkdir()
+    sites = ["--site=" + argument.format(**places) for argument in arguments]
+    result = try_sites(tmp_path, *sites)
+    assert result.exit_code in (1, 2)
+    assert error.format(**places) in result.output
+    assert not trials
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--sites=2", "there are as many as are given"),
+        ("--data-dir=/data", "every site has a folder of its own"),
+        ("--data=uci-digits", "uci-digits is read from no folder"),
+        ("--data=digits", "Unknown domain 'a'"),
+    ],
+)
+def test_what_sites_with_their_own_folders_have_no_use_for_is_refused(
+    option: str, error: str, tmp_path: Path, trials: list[Any]
+) -> None:
+    sites = [f"--site={name}={small(tmp_path / name)}" for name in "ab"]
+    result = try_sites(tmp_path, *sites, option)
+    assert result.exit_code in (1, 2)
+    assert error in result.output
+    assert not trials
+
+
 # --- the whole ------------------------------------------------------------------------------
 
 
 def intruders(trial: Trial, folder: Path) -> dict[str, Process]:
     """SuperNodes that must not get in, by what they are told."""
-    node = {"partition-id": 0, "num-partitions": SITES}
+    node = {"domain": "plain", "data-dir": str(folder / "site plain")}
     unregistered = trial.make_site("unregistered", node)
     anonymous = trial.make_site("anonymous", node)
     place = anonymous.command.index("--auth-supernode-private-key")
@@ -167,7 +289,7 @@ def trainings(site: Process) -> int:
 
 def outage(trial: Trial, said: list[str]) -> None:
     """Kill a site while it trains, start it again, and stop the run when the site is back."""
-    site = trial.sites[DROPPED]
+    site = trial.sites[DOMAINS.index(DROPPED)]
 
     def is_asked_again() -> bool:
         if site.exit_code is not None:  # right after a crash its key is refused
@@ -180,7 +302,7 @@ def outage(trial: Trial, said: list[str]) -> None:
         wait_for(lambda: trainings(site) > before, "the site to be asked to train")
         site.kill()
         wait_for(
-            lambda: any(f"goes on without client {DROPPED}" in line for line in said),
+            lambda: any(f"goes on without client {NUMBER}" in line for line in said),
             "the server to notice",
         )
         after = trainings(site)
@@ -217,17 +339,20 @@ def went_on(trial: Trial, folder: Path, rounds: int) -> Path:
         return trial.run(config)
 
 
-def simulated(folder: Path, strategy: str, rounds: int) -> bytes:
+def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, made: RunConfig) -> Run:
     """The same run in this process."""
-    made = replace(config(strategy, rounds), output_dir=str(folder / "simulated"))
-    path = Session(InlineGrid(app, SITES), made, Console(quiet=True)).run()
-    return (path / "model.safetensors").read_bytes()
+    grid = InlineGrid(app, len(sites))
+    for context, site in zip(grid.contexts.values(), sites, strict=True):
+        context.node_config = dict(site)
+    made = replace(made, output_dir=str(folder / "simulated"))
+    return read_run(Session(grid, made, Console(quiet=True)).run())
 
 
 @pytest.mark.slow
 def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_path: Path) -> None:
     said: list[str] = []
-    nodes = [{"partition-id": k, "num-partitions": SITES} for k in range(SITES)]
+    folders = own_folders(tmp_path)
+    nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
     with ThreadPoolExecutor() as pool, Trial(tmp_path / "trial", nodes, said.append) as trial:
         strangers = intruders(trial, tmp_path)
         for stranger in strangers.values():
@@ -254,19 +379,23 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_pat
         happening.result()
     wait_for(lambda: not belonging_to(tmp_path), "all processes to end")
 
-    # Real processes compute what a simulation computes.
-    model = (equilibria / "model.safetensors").read_bytes()
-    assert model == simulated(tmp_path, "fedequilibria", rounds=1)
+    # Real processes compute, and the sites' tests find, what a simulation does.
+    runs = [read_run(equilibria), read_run(heal)]
+    same = simulated(nodes, tmp_path, config("fedequilibria", rounds=1))
+    model, expected = (run.path / "model.safetensors" for run in (runs[0], same))
+    assert model.read_bytes() == expected.read_bytes()
+    np.testing.assert_array_equal(runs[0].accuracy, same.accuracy)
+    for run in runs:  # one site in each domain, in the order of both
+        np.testing.assert_array_equal(run.accuracy[-1], run.client_accuracy[-1])
 
-    rounds = read_run(heal).diagnostics
-    others = [client for client in range(SITES) if client != DROPPED]
+    rounds = runs[1].diagnostics
+    others = [client for client in range(len(DOMAINS)) if client != NUMBER]
     assert rounds[0]["client_ids"] == others
-    assert list(rounds[0]["dropped"]) == [str(DROPPED)]
-    assert rounds[-1]["client_ids"] == [*others, DROPPED], "the site came back as another"
+    assert list(rounds[0]["dropped"]) == [str(NUMBER)]
+    assert rounds[-1]["client_ids"] == sorted([*others, NUMBER]), "the site came back as another"
     assert [r["round"] for r in rounds] == list(range(1, done + 2))
 
     table = StringIO()
-    Console(file=table, width=200).print(terminal_table([read_run(equilibria), read_run(heal)]))
-    assert all(
-        word in table.getvalue() for word in ("fedequilibria", "fedheal", "printed", "STD", "MIN")
-    )
+    Console(file=table, width=200).print(terminal_table(runs))
+    words = ("fedequilibria", "fedheal", *DOMAINS, "STD", "MIN")
+    assert all(word in table.getvalue() for word in words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import toys
 from resuming import SETTINGS, config, outcome, session
 
 from fairflower.checkpoint import continued
-from fairflower.config import ConfigError
 from fairflower.names import CLIENTS
 from fairflower.runfolder import read_facts
 from fairflower.strategies import STRATEGIES
@@ -50,10 +50,13 @@ def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
     """Begin a run, or go on with it: what is killed."""
     os.environ["FAIRFLOWER_HOME"] = home
     os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        made = continued(folder, {})
-    except ConfigError:  # killed before there was a folder, or before it was one
+    if not (folder / "run.json").exists():  # killed before the run began
+        shutil.rmtree(folder, ignore_errors=True)
         made = config(folder.parent, **settings, **{"run-name": folder.name})
+    elif read_facts(folder)["status"] == "completed":  # killed after it had ended
+        return
+    else:
+        made = continued(folder, {})
     session(made).run()
 
 
@@ -94,9 +97,7 @@ def test_killed_runs_end_in_the_same_bits(rule, client, tmp_path):
             process.kill()
             process.join()
             kills += 1
-        if not (folder / "run.json").exists() or read_facts(folder)["status"] != "completed":
-            finish(home, folder, settings)
-        folder = max(tmp_path.glob(f"{folder.name}*"), key=lambda path: path.name)
+        finish(home, folder, settings)
         assert outcome(folder) == outcome(tmp_path / "whole")
 
 
