@@ -98,7 +98,7 @@ class Rounds:
                 name: (array + updates[client][name]).astype(array.dtype)
                 for name, array in self.model.items()
             }
-            values = {"num-examples": 1, "client-id": client, "train_loss": 1.0}
+            values = {"num-examples": 100, "client-id": client, "train_loss": 1.0}
             values |= {"num-examples": examples[client]} if examples else {}
             values |= dict(metrics[client]) if metrics else {}
             made_up = self.make_up(client)

@@ -13,8 +13,18 @@ from resuming import config, session
 from test_strategies import MODEL, good, still, updates
 
 from fairflower.config import ConfigError
-from fairflower.strategies import STRATEGIES, Cohort, FedAvg, FedHEAL, RoundFailed, Uniform
+from fairflower.strategies import (
+    STRATEGIES,
+    Cohort,
+    ControlVariates,
+    FedAvg,
+    FedHEAL,
+    Prototypes,
+    RoundFailed,
+    Uniform,
+)
 from fairflower.strategies.bounds import cap_weights, clip_updates
+from fairflower.strategies.cohort import InvalidReply
 
 weights_and_caps = st.tuples(
     st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 1)
@@ -226,3 +236,38 @@ def test_clients_that_stand_still_leave_every_bit_under_all_bounds():
     rounds = Rounds(FedAvg(max_client_weight=0.5, clip_update_median=1.0), MODEL, range(3))
     model = rounds.step({k: still() for k in range(3)}, {0: 5, 1: 70, 2: 900})
     assert all(model[key].tobytes() == MODEL[key].tobytes() for key in MODEL)
+
+
+def test_what_clients_return_to_an_exchange_is_bounded_by_its_median():
+    """Control changes of lengths 1, 2, 3 and 1e6: the median is 2.5, and the mean is over 4."""
+    model = {"w": np.zeros(3, np.float32)}
+    rounds = Rounds(FedAvg(exchanges=[ControlVariates()], clip_update_median=2), model, range(4))
+    axes = np.eye(3, dtype=np.float32)
+    changes = [axes[0], 2 * axes[1], 3 * axes[2], 1e6 * axes[0]]
+    moves = {k: {"w": axes[0]} for k in range(4)}
+    rounds.step(moves, measured={k: {"control": {"w": c}} for k, c in enumerate(changes)})
+    (exchange,) = rounds.strategy.exchanges
+    np.testing.assert_allclose(exchange.broadcast(2)["w"], [6 / 4, 2 / 4, 3 / 4])
+
+
+def test_prototypes_are_bounded_class_by_class():
+    model = {"head.weight": np.zeros((2, 3), np.float32)}
+    rounds = Rounds(FedAvg(exchanges=[Prototypes()], clip_update_median=1), model, range(3))
+    mean = np.ones((2, 3), np.float32)
+    liar = mean * np.array([[1.0], [1e5]], np.float32)
+    count = np.array([2, 1])
+    measured = {k: {"prototypes": {"mean": m, "count": count}} for k, m in enumerate([mean] * 2)}
+    measured[2] = {"prototypes": {"mean": liar, "count": count}}
+    moves = {k: {"head.weight": np.zeros((2, 3), np.float32)} for k in range(3)}
+    rounds.step(moves, measured=measured)
+    (exchange,) = rounds.strategy.exchanges
+    np.testing.assert_allclose(exchange.broadcast(2)["mean"], mean, rtol=1e-6)
+
+
+def test_nobody_has_prototypes_of_more_images_than_examples():
+    count = np.array([2, 3])
+    arrays = {"mean": np.ones((2, 3), np.float32), "count": count}
+    trained = {"head.weight": np.zeros((2, 3), np.float32)}
+    Prototypes().check(arrays, trained, 5)
+    with pytest.raises(InvalidReply, match="5 images, more than its num-examples"):
+        Prototypes().check(arrays, trained, 4)

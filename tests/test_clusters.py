@@ -54,6 +54,30 @@ def test_with_clusters_to_spare_no_two_types_share_one(number):
         assert all(len(np.unique(types[ids == c])) == 1 for c in np.unique(ids))
 
 
+def test_a_client_counts_by_its_images():
+    """Means of n images, off by 20 / sqrt(n) in two directions: those of a few hide no type."""
+    random = np.random.default_rng(5)
+    sizes = np.tile([3.0, 10.0, 300.0, 400.0, 500.0], 4)
+    types = np.repeat(np.arange(4), 5)
+    centres = 3 * np.eye(4, 64)
+    off = random.normal(size=(20, 2)) * 20 / np.sqrt(sizes)[:, None]
+    h = centres[types] + np.pad(off, ((0, 0), (62, 0)))
+    many = sizes >= 300
+    found = cluster(h, range(20), 4, sizes=sizes).ids
+    assert adjusted_rand_score(types[many], found[many]) == 1
+    alike = cluster(h, range(20), 4).ids
+    assert adjusted_rand_score(types[many], alike[many]) < 1
+
+
+def test_weights_are_copies():
+    """A client of three images pulls the axes as three clients of one would."""
+    random = np.random.default_rng(6)
+    h, sizes = random.normal(size=(7, 12)), np.array([1.0, 3, 1, 2, 1, 1, 2])
+    copies = np.repeat(np.arange(7), sizes.astype(int))
+    expected = principal(h[copies], 3)[np.unique(copies, return_index=True)[1]]
+    np.testing.assert_allclose(principal(h, 3, sizes), expected, atol=1e-9)
+
+
 def test_one_type_is_one_cluster():
     for seed in range(3):
         h, _ = representations((12,), distance=5, seed=seed)
@@ -230,6 +254,19 @@ def test_bic_has_the_pooled_variance_of_an_analysis_of_variance():
     _, residuals, _, _ = np.linalg.lstsq(indicators, h)
     variance = residuals.sum() / (4 * (9 - 3))
     assert bic(h, labels) == pytest.approx(9 * np.log(4 * variance) + 3 * np.log(9))
+
+
+def test_bic_weighs_clients_by_the_root_of_their_images():
+    """Weighted least squares: rows times the root of their weight."""
+    random = np.random.default_rng(3)
+    h, labels = random.normal(size=(6, 4)), np.array([0, 0, 0, 1, 1, 1])
+    sizes = np.array([1.0, 4.0, 9.0, 16.0, 1.0, 25.0])
+    weights = np.sqrt(sizes) / np.sqrt(sizes).mean()
+    rows = np.sqrt(weights)[:, None]
+    residuals = np.linalg.lstsq(rows * np.eye(2)[labels], rows * h)[1]
+    expected = 6 * np.log(residuals.sum() / 4) + 2 * np.log(6)
+    assert bic(h, labels, sizes) == pytest.approx(expected)
+    assert bic(h, labels, np.full(6, 7.0)) == pytest.approx(bic(h, labels))
 
 
 def test_bic_knows_no_bound_for_clients_alone():

@@ -184,7 +184,7 @@ def test_a_client_that_trains_by_another_method_is_told():
     rounds = Rounds(strategy, MODEL, range(2))
     good = {"prototypes": {"mean": GOOD, "count": COUNT}}
     messages = rounds.ask()
-    values = {"num-examples": 1, "client-id": 0}
+    values = {"num-examples": 100, "client-id": 0}
     rounds.finish(
         [
             reply(messages[0], MODEL, values, good),

@@ -118,7 +118,8 @@ class FairStrategy(flower.FedAvg):
         proportion. By default any.
     clip_update_norm, clip_update_median : float, optional
         Length, and multiple of the round's median length, to which longer updates are
-        scaled down before they are merged. By default any.
+        scaled down before they are merged; by the median also what clients return to
+        exchanges. By default any.
     **options
         Any keyword argument of ``flwr.serverapp.strategy.FedAvg``.
 
@@ -151,7 +152,7 @@ class FairStrategy(flower.FedAvg):
     REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
     #: Those of ``needs`` that are arrays: the others have one per parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
-    #: Those of ``VECTORS`` that are means of squares.
+    #: Those of ``needs`` and ``reads`` that must not be negative, such as means of squares.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher",)
     #: Metrics that the rule reads and clients report unasked.
     reads: tuple[str, ...] = ()
@@ -482,7 +483,14 @@ class FairStrategy(flower.FedAvg):
             return cohort
         bounded, factors = clip_updates(cohort, self.clip_update_norm, self.clip_update_median)
         self.diagnostics["clipped"] = factors
-        return bounded
+        if self.clip_update_median is None:
+            return bounded
+        returned = {
+            e.name: tuple(e.bound(cohort.measured[e.name], self.clip_update_median))
+            for e in self.exchanges
+            if e.returned
+        }
+        return replace(bounded, measured={**cohort.measured, **returned})
 
     def _sample(self, server_round: int, fraction: float, at_least: int) -> list[int]:
         assert self._roster is not None
@@ -634,6 +642,8 @@ class FairStrategy(flower.FedAvg):
                     raise InvalidReply(f"its {name!r}: {problem}") from problem
             elif not math.isfinite(float(metrics[name])):  # type: ignore[arg-type]
                 raise InvalidReply(f"{name} = {metrics[name]}: expected a finite number")
+            elif name in self.NON_NEGATIVE and float(metrics[name]) < 0:  # type: ignore[arg-type]
+                raise InvalidReply(f"{name} = {metrics[name]}: expected a number from 0")
             elif name.endswith("accuracy") and not 0 <= float(metrics[name]) <= 1:  # type: ignore[arg-type]
                 raise InvalidReply(f"{name} = {metrics[name]}: expected a number from 0 to 1")
         for exchange in self.exchanges:
@@ -646,7 +656,8 @@ class FairStrategy(flower.FedAvg):
                 )
             try:
                 arrays = decode_record(content.array_records[exchange.name])
-                vectors[exchange.name] = exchange.check(arrays, trained)
+                n = float(metrics[self.weighted_by_key])  # type: ignore[arg-type]
+                vectors[exchange.name] = exchange.check(arrays, trained, n)
             except InvalidReply as problem:
                 raise InvalidReply(f"its {exchange.name!r}: {problem}") from problem
         return vectors

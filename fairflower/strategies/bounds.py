@@ -103,6 +103,15 @@ def clip_updates(
     return replace(cohort, returned=tuple(returned)), factors
 
 
+def clip_to_median(lengths: Vector, median: float) -> Vector:
+    """What to multiply vectors of these lengths by, so that none is over that many medians.
+
+    >>> clip_to_median(np.array([1.0, 0.0, 3.0, 8.0]), 2).tolist()
+    [1.0, 1.0, 1.0, 0.75]
+    """
+    return _factors(lengths, None, median)
+
+
 def _factors(lengths: Vector, norm: float | None, median: float | None) -> Vector:
     bounds = [] if norm is None else [norm]
     if median is not None and lengths.any():

@@ -59,6 +59,8 @@ class FedGCR(FairStrategy):
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
+    #: Powers of a negative loss are no weights.
+    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 
     def __init__(
         self,
@@ -138,14 +140,7 @@ class FedGCR(FairStrategy):
             hundredth = 100 / np.maximum(cohort.metrics["received_loss"], 1e-10)
             # Above 100 the released code divides by zero.
             return np.asarray(100 / np.maximum(np.floor(hundredth), 1))
-        loss = cohort.metrics["train_loss"]
-        if loss.min() < 0:
-            client = cohort.client_ids[int(loss.argmin())]
-            raise ValueError(
-                f"Client {client} reports train_loss = {loss.min()}, and FedGCR takes powers of "
-                "losses. Train with one that is never negative."
-            )
-        return loss
+        return cohort.metrics["train_loss"]
 
     def _beta(self, server_round: int) -> float:
         elapsed = server_round if self.variant == "released" else server_round - 1

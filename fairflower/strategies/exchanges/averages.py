@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -34,7 +35,7 @@ class AveragedBatches(Exchange):
             "labels": np.concatenate([self.labels[k] for k in clients]),
         }
 
-    def check(self, arrays: Arrays, trained: Arrays) -> Arrays:
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         if set(arrays) != {"images", "labels"}:
             raise InvalidReply(f"expected the arrays 'images' and 'labels', got {sorted(arrays)}")
         images, labels = arrays["images"], arrays["labels"]
@@ -43,6 +44,8 @@ class AveragedBatches(Exchange):
                 f"'images' has shape {images.shape} and 'labels' {labels.shape}, expected "
                 "[M, C, H, W] and [M, classes]"
             )
+        if len(images) > num_examples:
+            raise InvalidReply(f"{len(images)} averages of {num_examples:.0f} images")
         for kept, got in ((self.images, images), (self.labels, labels)):
             shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
             if got.shape[1:] != shape:

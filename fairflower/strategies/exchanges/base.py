@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fairflower.strategies.cohort import Arrays, Cohort, check_arrays
@@ -46,7 +47,7 @@ class Exchange:
         """What one client alone is to know; see ``FairStrategy.tell``."""
         return {}
 
-    def check(self, arrays: Arrays, trained: Arrays) -> Arrays:
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         """One client's return, or ``InvalidReply`` saying what is wrong with it.
 
         By default one array for each of the model's ``trained`` arrays.
@@ -59,6 +60,14 @@ class Exchange:
         Clients with another one than most are left out, so that none can decide alone.
         """
         return ()
+
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+        """The cohort's returns, none longer than ``median`` times their median length.
+
+        Called where updates are bounded so (``clip_update_median``). By default they are
+        left as they are.
+        """
+        return returned
 
     def collect(self, cohort: Cohort) -> None:
         """Merge what the cohort returned (``cohort.measured[self.name]``)."""

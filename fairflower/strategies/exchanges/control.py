@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from fairflower.strategies.bounds import clip_to_median
 from fairflower.strategies.cohort import Arrays, Cohort
 from fairflower.strategies.exchanges.base import Exchange
 
@@ -26,6 +28,16 @@ class ControlVariates(Exchange):
 
     def broadcast(self, server_round: int) -> Arrays:
         return self.c
+
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+        squares = [
+            sum(np.sum(np.square(a, dtype=np.float64)) for a in r.values()) for r in returned
+        ]
+        factors = clip_to_median(np.sqrt(squares), median)
+        return [
+            {name: np.asarray(f * array, array.dtype) for name, array in changes.items()}
+            for f, changes in zip(factors, returned, strict=True)
+        ]
 
     def collect(self, cohort: Cohort) -> None:
         for name in cohort.parameters:

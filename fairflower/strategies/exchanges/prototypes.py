@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.strategies.bounds import clip_to_median
 from fairflower.strategies.cohort import Arrays, Cohort, InvalidReply
 from fairflower.strategies.exchanges.base import Exchange
 
@@ -36,7 +39,7 @@ class Prototypes(Exchange):
             return {}
         return {"mean": self.mean, "count": self.count}
 
-    def check(self, arrays: Arrays, trained: Arrays) -> Arrays:
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         if set(arrays) != {"mean", "count"}:
             raise InvalidReply(f"expected the arrays 'mean' and 'count', got {sorted(arrays)}")
         mean, count = arrays["mean"], arrays["count"]
@@ -54,10 +57,20 @@ class Prototypes(Exchange):
             raise InvalidReply("'count' holds something else than whole numbers from zero")
         if (count > MOST_IMAGES).any():
             raise InvalidReply(f"'count' holds {count.max()} images of a class, which nobody has")
+        if count.sum() > num_examples:
+            raise InvalidReply(f"'count' holds {count.sum()} images, more than its num-examples")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
         return arrays["mean"].shape
+
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+        lengths = np.array([np.linalg.norm(r["mean"].astype(np.float64), axis=1) for r in returned])
+        factors = clip_to_median(lengths.ravel(), median).reshape(lengths.shape)
+        return [
+            {**r, "mean": np.asarray(f[:, None] * r["mean"], r["mean"].dtype)}
+            for f, r in zip(factors, returned, strict=True)
+        ]
 
     def collect(self, cohort: Cohort) -> None:
         returned = cohort.measured[self.name]
