@@ -1,4 +1,4 @@
-"""How to find clients' types: which mixture on what, and how many of them.
+"""How to find clients' types: how to divide what, and into how many.
 
     python benchmarks/clusters.py [--repeats 5]
 
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from common import machine_facts, markdown, version_facts
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
@@ -46,11 +47,13 @@ D = 768
 
 Labels = NDArray[np.int64]
 Vectors = NDArray[np.float64]
-Rule = Callable[[Vectors, int, int], Labels]
+Rule = Callable[[Vectors, Vectors, int, int], Labels]
 
 
-def representations(counts: Iterable[int], distance: float, seed: int) -> tuple[Vectors, Labels]:
-    """Vectors [K, D] and types [K]."""
+def representations(
+    counts: Iterable[int], distance: float, seed: int
+) -> tuple[Vectors, Vectors, Labels]:
+    """Vectors [K, D], the numbers of images they are means of [K], and types [K]."""
     random = np.random.default_rng(seed)
     counts = tuple(counts)
     types = np.repeat(np.arange(len(counts)), counts)
@@ -58,7 +61,7 @@ def representations(counts: Iterable[int], distance: float, seed: int) -> tuple[
     centres = random.normal(size=(len(counts), D)) * distance / np.sqrt(2 * D)
     shared = random.normal(size=(len(types), 10)) @ random.normal(size=(10, D)) / np.sqrt(10 * D)
     own = random.normal(size=(len(types), D)) / np.sqrt(D) * np.sqrt(100 / images)[:, None]
-    return 5 + centres[types] + shared + own, types
+    return 5 + centres[types] + shared + own, images, types
 
 
 def accuracy(types: Labels, labels: Labels) -> float:
@@ -69,7 +72,7 @@ def accuracy(types: Labels, labels: Labels) -> float:
 def mixture(covariance: str, axes: Callable[[int, int], int] | None, starts: int = 10) -> Rule:
     """A mixture of T Gaussians on the first axes(K, T) principal axes, or on all of it."""
 
-    def rule(h: Vectors, T: int, seed: int) -> Labels:
+    def rule(h: Vectors, sizes: Vectors, T: int, seed: int) -> Labels:
         if axes is not None:
             h = principal(h, axes(len(h), T))
             h = h / np.sqrt(np.mean(h**2))
@@ -79,6 +82,12 @@ def mixture(covariance: str, axes: Callable[[int, int], int] | None, starts: int
         return fitted.fit_predict(h)
 
     return rule
+
+
+def k_means(h: Vectors, sizes: Vectors, T: int, seed: int) -> Labels:
+    """T clusters on T - 1 principal axes, all clients alike."""
+    x = principal(h, T - 1)
+    return KMeans(min(T, len(h)), n_init=10, random_state=seed).fit_predict(x)
 
 
 RULES: dict[str, Rule] = {
@@ -99,8 +108,9 @@ RULES: dict[str, Rule] = {
             ("shared", "tied"),
         )
     },
-    "clusters.py (T - 1 axes, shared) *": lambda h, T, seed: (
-        cluster(h, range(len(h)), T, seed=seed).ids
+    "T - 1 axes, k-means": k_means,
+    "T - 1 axes, k-means, by images *": lambda h, sizes, T, seed: (
+        cluster(h, range(len(h)), T, sizes=sizes, seed=seed).ids
     ),
 }
 
@@ -108,7 +118,7 @@ RULES: dict[str, Rule] = {
 def mixtures_own_criterion(axes: int) -> Rule:
     """As many clusters as the mixture's own BIC prefers, on so many axes."""
 
-    def rule(h: Vectors, T: int, seed: int) -> Labels:
+    def rule(h: Vectors, sizes: Vectors, T: int, seed: int) -> Labels:
         x = principal(h, axes)
         x = x / np.sqrt(np.mean(x**2))
         fits = [
@@ -122,7 +132,12 @@ def mixtures_own_criterion(axes: int) -> Rule:
 
 SEARCHES: dict[str, Rule] = {
     **{f"mixture's BIC, {axes} axes": mixtures_own_criterion(axes) for axes in (2, 4, 6)},
-    "clusters.bic *": lambda h, T, seed: cluster(h, range(len(h)), None, seed=seed).ids,
+    "clusters.bic, all alike": lambda h, sizes, T, seed: (
+        cluster(h, range(len(h)), None, seed=seed).ids
+    ),
+    "clusters.bic, by images *": lambda h, sizes, T, seed: (
+        cluster(h, range(len(h)), None, sizes=sizes, seed=seed).ids
+    ),
 }
 
 
@@ -137,9 +152,9 @@ def table(
                 [
                     (accuracy(y, found), adjusted_rand_score(y, found), found.max() == y.max())
                     for distance in DISTANCES
-                    for h, y in [representations(counts, distance, seed)]
+                    for h, n, y in [representations(counts, distance, seed)]
                     for found in [
-                        np.unique(rule(h, len(counts) + extra, seed), return_inverse=True)[1]
+                        np.unique(rule(h, n, len(counts) + extra, seed), return_inverse=True)[1]
                     ]
                 ]
                 for counts in federations.values()
