@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +19,26 @@ pytestmark = pytest.mark.slow
 CLIENTS, COORDINATES, ROUNDS = 4, 50, 4
 SETTINGS = [{}, {"tau": 0.0, "beta": 0.0}, {"tau": 0.7, "beta": None}, {"tau": None, "beta": 0.8}]
 
-# No fairflower in the ClientApp, no `client-id`, no answer to a query.
-APP = f"""
+# What follows stands between these two; the last argument is where the results go.
+BEFORE = """
 import json, sys
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
-from fairflower.strategies import FedHEAL
+from fairflower import strategies
 
-client, server, results = ClientApp(), ServerApp(), []
+client, server, results = ClientApp(), ServerApp(), {}
+"""
+AFTER = f"""
+run_simulation(server, client, num_supernodes={CLIENTS},
+               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
+json.dump(results, open(sys.argv[-1], "w"))
+"""
 
+# No fairflower in the ClientApp, no `client-id`, no answer to a query.
+APP = f"""
 @client.train()
 def train(message, context):
     k, t = context.node_config["partition-id"], message.content["config"]["server-round"]
@@ -41,31 +50,18 @@ def train(message, context):
 
 @server.main()
 def main(grid, context):
-    for settings in json.loads(sys.argv[1]):
-        strategy = FedHEAL(**settings, fraction_train=1.0, fraction_evaluate=0.0,
-                           min_train_nodes={CLIENTS}, min_available_nodes={CLIENTS})
+    for number, settings in enumerate(json.loads(sys.argv[1])):
+        strategy = strategies.FedHEAL(**settings, fraction_train=1.0, fraction_evaluate=0.0,
+                                      min_train_nodes={CLIENTS}, min_available_nodes={CLIENTS})
         model = ArrayRecord({{"w": Array(np.zeros({COORDINATES}, np.float32))}})
         result = strategy.start(grid, model, num_rounds={ROUNDS})
-        results.append(result.arrays["w"].numpy().tolist())
-
-run_simulation(server, client, num_supernodes={CLIENTS},
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
-json.dump(results, open(sys.argv[2], "w"))
+        results[number] = result.arrays["w"].numpy().tolist()
 """
 
 
 # The same for FedEquilibria. Client k's Fisher lives on its own coordinates i = k mod K, where
 # it is k + 1: so <F_i, F_j> = 0, and the QP has the closed form w_k ~ 1 / ||F_k||^2.
 FISHER_APP = f"""
-import json, sys
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-from fairflower.strategies import FedEquilibria, RoundFailed
-
-client, server, results = ClientApp(), ServerApp(), {{}}
 lazy = 2  # this client measures nothing in the run that is to fail
 
 @client.train()
@@ -81,38 +77,24 @@ def train(message, context):
 
 @server.main()
 def main(grid, context):
-    from flwr.app import ConfigRecord
     nodes = dict(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes={CLIENTS},
                  min_available_nodes={CLIENTS})
     model = ArrayRecord({{"w": Array(np.zeros({COORDINATES}, np.float32))}})
     for scale in ("unit", "none"):
-        strategy = FedEquilibria(t=0.5, scale=scale, **nodes)
+        strategy = strategies.FedEquilibria(t=0.5, scale=scale, **nodes)
         result = strategy.start(grid, model, num_rounds=1)
         results[scale] = result.arrays["w"].numpy().tolist()
     try:
-        FedEquilibria(min_clients={CLIENTS}, **nodes).start(
+        strategies.FedEquilibria(min_clients={CLIENTS}, **nodes).start(
             grid, model, num_rounds=1, train_config=ConfigRecord({{"lazy": True}}))
-    except RoundFailed as error:
+    except strategies.RoundFailed as error:
         results["error"] = str(error)
-
-run_simulation(server, client, num_supernodes={CLIENTS},
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
-json.dump(results, open(sys.argv[1], "w"))
 """
 
 
 # The same for strategies that read numbers. Client k answers whatever is asked for with
 # ((k + 1) / 4)^2, and moves the first coordinate by k and one of its own by 1.
 METRIC_APP = f"""
-import json, sys
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-from fairflower import strategies
-
-client, server, results = ClientApp(), ServerApp(), {{}}
 lazy = 1  # this client measures nothing in the runs that are to fail
 
 @client.train()
@@ -139,10 +121,6 @@ def main(grid, context):
                 grid, model, num_rounds=1, train_config=ConfigRecord({{"lazy": True}}))
         except strategies.RoundFailed as error:
             results[name] = [float(result.arrays["w"].numpy()[0]), str(error)]
-
-run_simulation(server, client, num_supernodes={CLIENTS},
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
-json.dump(results, open(sys.argv[2], "w"))
 """
 
 
@@ -197,6 +175,14 @@ def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:
     return model
 
 
+def results_of(app: str, foreign: Path, folder: Path, *arguments: str) -> dict[str, Any]:
+    """What an app wrote down that ran in the foreign environment."""
+    (folder / "app.py").write_text(BEFORE + app + AFTER)
+    command = [foreign / "python", "app.py", *arguments, "results.json"]
+    run(command, env=environment(folder), cwd=folder)
+    return json.loads((folder / "results.json").read_text())
+
+
 def test_the_wheel_holds_the_whole_package(wheel: Path):
     files = {path for path in (ROOT / "fairflower").rglob("*") if path.is_file()}
     package = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
@@ -213,10 +199,7 @@ def test_strategies_need_no_torch(foreign: Path, tmp_path: Path):
 
 
 def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Path):
-    (tmp_path / "app.py").write_text(APP)
-    command = [foreign / "python", "app.py", json.dumps(SETTINGS), "results.json"]
-    run(command, env=environment(tmp_path), cwd=tmp_path)
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = list(results_of(APP, foreign, tmp_path, json.dumps(SETTINGS)).values())
     for settings, result in zip(SETTINGS, results, strict=True):
         np.testing.assert_allclose(result, fedheal(**settings), atol=1e-5, err_msg=str(settings))
     default, fedavg, *_ = map(np.array, results)
@@ -226,9 +209,7 @@ def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Pa
 def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
     foreign: Path, tmp_path: Path
 ):
-    (tmp_path / "app.py").write_text(FISHER_APP)
-    run([foreign / "python", "app.py", "out.json"], env=environment(tmp_path), cwd=tmp_path)
-    results = json.loads((tmp_path / "out.json").read_text())
+    results = results_of(FISHER_APP, foreign, tmp_path)
     k = np.arange(CLIENTS)
     counts = np.array([np.sum(np.arange(COORDINATES) % CLIENTS == i) for i in k])
     moved = k + 1.0  # what client k adds to every coordinate
@@ -260,10 +241,7 @@ def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
     settings |= {"FedCE": {}, "FedGA": {}}
     needs = {name: need for name, (_, _, need) in expected.items()}
     needs |= {"FedCE": "minus_accuracy", "FedGA": "received_loss"}
-    (tmp_path / "app.py").write_text(METRIC_APP)
-    command = [foreign / "python", "app.py", json.dumps(settings), "out.json"]
-    run(command, env=environment(tmp_path), cwd=tmp_path)
-    results = json.loads((tmp_path / "out.json").read_text())
+    results = results_of(METRIC_APP, foreign, tmp_path, json.dumps(settings))
     assert set(results) == set(settings)
     for name, (moved, error) in results.items():
         assert f"client 1: it sent no metric '{needs[name]}'" in error
