@@ -238,6 +238,16 @@ def test_one_cluster_more_gets_a_new_name():
     assert found.ids.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_cluster_that_nobody_belongs_to_is_forgotten():
+    before = cluster(line(0, 0, 4, 4, 90, 90), range(6), 3)
+    for clients, left in ((range(6), 2), (range(4), 2)):  # 2: of those who sit out, too
+        h = line(0, 0, 0, 0, 90, 90)[: len(clients)]
+        number = len(clients) // 2 - 1
+        found = cluster(h, clients, number, members=before.members, centres=before.centres)
+        assert set(found.centres) == set(found.members.values())
+        assert len(found.centres) == left
+
+
 def test_vectors_of_another_length_do_not_stop_the_names():
     h = np.random.default_rng(0).normal(size=(4, 9)) * 0.01 + np.repeat([[0.0], [9.0]], 2, axis=0)
     _, found = rounds([(range(4), line(0, 0, 9, 9)), (range(4), h)], number=2)
@@ -256,17 +266,26 @@ def test_bic_has_the_pooled_variance_of_an_analysis_of_variance():
     assert bic(h, labels) == pytest.approx(9 * np.log(4 * variance) + 3 * np.log(9))
 
 
-def test_bic_weighs_clients_by_the_root_of_their_images():
+def test_bic_weighs_clients():
     """Weighted least squares: rows times the root of their weight."""
     random = np.random.default_rng(3)
     h, labels = random.normal(size=(6, 4)), np.array([0, 0, 0, 1, 1, 1])
-    sizes = np.array([1.0, 4.0, 9.0, 16.0, 1.0, 25.0])
-    weights = np.sqrt(sizes) / np.sqrt(sizes).mean()
-    rows = np.sqrt(weights)[:, None]
+    weights = np.array([1.0, 4.0, 9.0, 16.0, 1.0, 25.0])
+    rows = np.sqrt(weights / weights.mean())[:, None]
     residuals = np.linalg.lstsq(rows * np.eye(2)[labels], rows * h)[1]
     expected = 6 * np.log(residuals.sum() / 4) + 2 * np.log(6)
-    assert bic(h, labels, sizes) == pytest.approx(expected)
+    assert bic(h, labels, weights) == pytest.approx(expected)
     assert bic(h, labels, np.full(6, 7.0)) == pytest.approx(bic(h, labels))
+
+
+def test_a_type_of_few_images_is_a_type():
+    """Its clients weigh less, but are far from all others."""
+    sizes = np.repeat([1000.0, 500.0, 30.0], (10, 6, 2))
+    for seed in range(3):
+        h, types = representations((10, 6, 2), distance=5, seed=seed)
+        random = np.random.default_rng(seed)
+        h = h + random.normal(size=h.shape) * np.sqrt(100 / (768 * sizes))[:, None]
+        assert adjusted_rand_score(types, cluster(h, range(18), 3, sizes=sizes).ids) == 1
 
 
 def test_bic_knows_no_bound_for_clients_alone():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fairflower.clients.base import Arrays
 from fairflower.clients.features import FeatureTrainer
 from fairflower.clients.gradients import evaluating
-from fairflower.clients.measure import representation
+from fairflower.clients.measure import representation, requested
 from fairflower.config import ConfigError
 from fairflower.models.prompt_vit import PromptViT
 
@@ -24,14 +24,16 @@ class FedGC(FeatureTrainer):
 
     With h the type-specific prompt of an image and z its representation (`PromptViT`),
     H_1 ... H_T' the centres of the clusters of clients, of which i is this client's
-    (the exchange ``centres``), h_prev its mean prompt after its last round (Eq. 4), and
+    (the exchange ``centres``), h_prev its mean prompt in its last round (Eq. 4), and
     z_0 and z_prev what the received model and its own last one make of the image::
 
         loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
         L_RA = -log( e^(z.z_0/tau) / (e^(z.z_0/tau) + e^(z.z_prev/tau)) )         (Eq. 8)
 
-    averaged over the batch. The products are of vectors of length one, as in the authors'
+    averaged over the batch. h_prev is what the server was sent and made H of: by default
+    by the model received in that round, with ``FedGCR(representation="trained")`` by the
+    trained one. The products are of vectors of length one, as in the authors'
     code: z leaves a layer norm with a length of sqrt(d), so the plain products of the
     equations are of the size of d, and the cross entropy is lost beside them.
 
@@ -39,6 +41,9 @@ class FedGC(FeatureTrainer):
     no centres) trains with the cross entropy alone, as in Algorithm 1 while H is NULL.
     What it kept waits while it sits rounds out. Neither z_0 nor z_prev has a gradient. It
     keeps its last prompts, GC-Net and head.
+
+    ``train_loss`` is the cross entropy: by the whole of Eq. 6 a server would compare
+    clients that have a cluster with others that have none, and lack the other terms.
 
     The paper's optimiser is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
     ``train.lr = 0.001``.
@@ -54,9 +59,9 @@ class FedGC(FeatureTrainer):
         Default ``"cosine"``.
     variant
         ``"released"`` follows the authors' code further: no tau in L_RA;
-        in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; h_prev is by the model
-        received last time, as z_0 is; without a cluster, the cross entropy without h is
-        added. Of that code are left out: dropout, the mixing of a batch's h, moments of
+        in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; z_0 is by the model
+        received last time, and so is h_prev, whatever was sent; without a cluster, the cross
+        entropy without h is added. Of that code are left out: dropout, the mixing of a batch's h, moments of
         AdamW that outlive a round, and a learning rate for each part.
 
     Raises
@@ -88,6 +93,7 @@ class FedGC(FeatureTrainer):
         if similarity not in ("cosine", "dot"):
             raise ConfigError(f"client.similarity = {similarity!r}: expected 'cosine' or 'dot'.")
         super().__init__(model, *args, **options)
+        self.entropies: list[Tensor] = []
         self.lambda1, self.lambda2, self.tau = lambda1, lambda2, tau
         self.similarity, self.variant = similarity, variant
 
@@ -98,8 +104,10 @@ class FedGC(FeatureTrainer):
         if self.variant == "released":
             elapsed = (server_round - 1) / self.num_rounds if self.num_rounds else 0.0
             weight1, weight2 = weight1 * (1 + elapsed) / 10, weight2 / 2
-            self.represented = self._representation()
         self.weights = weight1, weight2
+        asked = requested(self.told)
+        trained = "representation" in asked or "received_representation" not in asked
+        self.represented = None if trained and self.variant == "paper" else self._representation()
         centres, cluster = self.shared.get("centres"), self.told.get("cluster")
         self.ready = "previous" in self.state and centres is not None and cluster is not None
         if not self.ready:
@@ -114,11 +122,18 @@ class FedGC(FeatureTrainer):
             self.received if self.variant == "paper" else self._tensors(self.state["anchor"])
         )
 
+    def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        """Take one step on Eq. 6; return the cross entropy before it."""
+        self.entropies = []
+        super().step(optimizer, x, y)
+        return self.entropies[0]  # sharpness-aware steps have a second one
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 6."""
         h = self.model.customise(x)
         z = self.model.prompted(x, h)
         loss = self.criterion(self.model.head(z), y)
+        self.entropies.append(loss.detach())
         if self.ready:
             weight1, weight2 = self.weights
             z_0, z_prev = (self.frozen_features(a, x) for a in (self.anchor, self.previous))
@@ -145,10 +160,9 @@ class FedGC(FeatureTrainer):
 
     def end(self, server_round: int) -> None:
         """Keep the trained parts, and h averaged over the classes."""
-        released = self.variant == "released"
-        self.state["h"] = self.represented if released else self._representation()
+        self.state["h"] = self.represented or self._representation()
         self.state["previous"] = self.send()
-        if released:
+        if self.variant == "released":
             self.state["anchor"] = {k: a.cpu().numpy() for k, a in self.received.items()}
 
     def _similarity(self, a: Tensor, b: Tensor) -> Tensor:

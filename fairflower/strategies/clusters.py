@@ -4,7 +4,8 @@ Few clients (K of about 20) say it in many numbers (d = 768), some with a handfu
 and some with thousands; some clusters have a single client, and how many there are may be
 unknown. What is done here did best in ``benchmarks/clusters.py``:
 
-- A client counts by its images: the mean of n images is off by 1 / sqrt(n).
+- A client of n images weighs n / (n + 100). Its vector, a mean over them, is off by
+  chance, with a variance in proportion to 1 / n, and by what its type does not fix.
 - T centres differ in T - 1 directions, so vectors are projected on as many principal axes.
 - There k-means finds the clusters: a Gaussian mixture whose components share one small
   variance. scikit-learn's mixtures know no weights, and a covariance of its own for every
@@ -25,6 +26,9 @@ Vectors = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 _STARTS = 10
+#: With how many images chance moves a vector as far as whatever else does: about ten of
+#: each class. With fewer than that a client often lacks classes, too.
+_ENOUGH = 100
 #: Most clusters that are looked for when their number is not given.
 _MOST = 10
 
@@ -39,7 +43,8 @@ class Clusters(NamedTuple):
     members : dict of int -> int
         Client -> its cluster in the last round that it took part in.
     centres : dict of int -> ndarray of shape (d,)
-        Cluster -> mean of its clients' vectors, in the last round that it had any.
+        Cluster -> mean of its clients' vectors, in the last round that it had any; of
+        those clusters that are somebody's.
     bic : float
         See `bic`; the lower, the better.
     """
@@ -79,15 +84,17 @@ def cluster(
         Of the starting points.
     """
     members, centres = dict(members or {}), dict(centres or {})
-    sizes = np.ones(len(h)) if sizes is None else sizes
-    labels = _labels(h, sizes, number, seed)
+    weights = _weights(sizes, len(h))
+    labels = _labels(h, weights, number, seed)
     ids = _named(labels, h, clients, number, members, centres)
     members.update(zip(clients, ids.tolist(), strict=True))
     centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
-    return Clusters(ids, members, centres, bic(h, labels, sizes))
+    # A cluster whose clients have all gone to others is none; one whose clients sit out is.
+    centres = {g: centre for g, centre in sorted(centres.items()) if g in members.values()}
+    return Clusters(ids, members, centres, bic(h, labels, weights))
 
 
-def bic(h: Vectors, labels: Labels, sizes: Vectors | None = None) -> float:
+def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     """Bayesian information criterion of T clusters of one common, isotropic variance, over d.
 
     With S the sum of squared distances from the clusters' means::
@@ -99,14 +106,12 @@ def bic(h: Vectors, labels: Labels, sizes: Vectors | None = None) -> float:
     zero with clusters of a client or two, and finds too many of them. So does a mixture's
     own criterion, in the few dimensions that it is fitted in.
 
-    In S and in the means a client weighs sqrt(n), n being its images, K in all: its
-    variance is between 1 / n, were chance all that moves it, and the same for all.
+    ``weights`` of shape (K,), in S and in the means, are taken to be 1 on average.
     """
     K, T = len(h), len(np.unique(labels))
     if K == T:
         return np.inf
-    weights = np.ones(K) if sizes is None else np.sqrt(sizes)
-    weights = weights / weights.mean()
+    weights = np.ones(K) if weights is None else weights / weights.mean()
     total = _spread(h, np.zeros(K, np.int64), weights)
     # What is left of a spread by rounding alone counts as nothing.
     spread = max(_spread(h, labels, weights), 1e-9 * total, np.finfo(np.float64).tiny)
@@ -129,24 +134,28 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
 
 
-def _labels(h: Vectors, sizes: Vectors, number: int | None, seed: int) -> Labels:
+def _weights(sizes: Vectors | None, K: int) -> Vectors:
+    return np.ones(K) if sizes is None else np.asarray(sizes / (sizes + _ENOUGH))
+
+
+def _labels(h: Vectors, weights: Vectors, number: int | None, seed: int) -> Labels:
     different = len(np.unique(h, axis=0))
     if number is not None:
-        return _divide(h, sizes, min(number, different), seed)
+        return _divide(h, weights, min(number, different), seed)
     most = max(1, min(_MOST, len(h) // 2, different))
-    found = [_divide(h, sizes, T, seed) for T in range(1, most + 1)]
-    return min(found, key=lambda labels: bic(h, labels, sizes))
+    found = [_divide(h, weights, T, seed) for T in range(1, most + 1)]
+    return min(found, key=lambda labels: bic(h, labels, weights))
 
 
-def _divide(h: Vectors, sizes: Vectors, T: int, seed: int) -> Labels:
+def _divide(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
     """Labels of T clusters on T - 1 principal axes."""
     if T == 1:
         return np.zeros(len(h), np.int64)
     from sklearn.cluster import KMeans
 
-    x = principal(h, T - 1, sizes)
+    x = principal(h, T - 1, weights)
     with threadpool_limits(1):  # sums must not depend on the cores
-        found = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=sizes)
+        found = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=weights)
     return np.asarray(found.labels_, np.int64)
 
 
