@@ -88,11 +88,11 @@ class InlineGrid(Grid):
         """Queue messages; ``pull_messages`` runs them."""
         ids = []
         for message in messages:
+            self._count += 1
+            set_message_id(message, f"message-{self._count}")
             if message.metadata.dst_node_id not in self.contexts:
                 ids.append("")  # as Flower does
                 continue
-            self._count += 1
-            set_message_id(message, f"message-{self._count}")
             self._pending[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
         return ids

@@ -280,8 +280,11 @@ class Session:
             self._enroll()
 
     def _enroll(self) -> None:
-        sizes = {client.client_id: client.num_examples for client in self.federation.clients}
-        self.strategy.enroll(self.nodes, self.config.seed, sizes)
+        federation = self.federation
+        sizes = {client.client_id: client.num_examples for client in federation.clients}
+        tests = dict(zip(federation.domains, federation.test_sizes, strict=True))
+        most_tested = {client.client_id: tests[client.domain] for client in federation.clients}
+        self.strategy.enroll(self.nodes, self.config.seed, sizes, most_tested)
 
     def _check_memories(self, folder: RunFolder, merged: Mapping[int, int]) -> None:
         """Name the clients that have lost what they kept when they were last ``merged``."""

@@ -86,8 +86,8 @@ def test_longer_updates_are_scaled_down_to_the_bound():
 
 def test_the_bound_can_be_a_multiple_of_the_median_length():
     _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), median=2.0)
-    # The median of those that moved is 2.5.
-    np.testing.assert_allclose(factors, [1, 1, 1, 5 / 40, 1], rtol=1e-6)
+    # The lower median of those that moved is 2.
+    np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1], rtol=1e-6)
     _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), norm=2.0, median=2.0)
     np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1], rtol=1e-6)
 
@@ -239,7 +239,7 @@ def test_clients_that_stand_still_leave_every_bit_under_all_bounds():
 
 
 def test_what_clients_return_to_an_exchange_is_bounded_by_its_median():
-    """Control changes of lengths 1, 2, 3 and 1e6: the median is 2.5, and the mean is over 4."""
+    """Control changes of lengths 1, 2, 3 and 1e6: the median is 2, and the mean is over 4."""
     model = {"w": np.zeros(3, np.float32)}
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()], clip_update_median=2), model, range(4))
     axes = np.eye(3, dtype=np.float32)
@@ -247,21 +247,32 @@ def test_what_clients_return_to_an_exchange_is_bounded_by_its_median():
     moves = {k: {"w": axes[0]} for k in range(4)}
     rounds.step(moves, measured={k: {"control": {"w": c}} for k, c in enumerate(changes)})
     (exchange,) = rounds.strategy.exchanges
-    np.testing.assert_allclose(exchange.broadcast(2)["w"], [6 / 4, 2 / 4, 3 / 4])
+    np.testing.assert_allclose(exchange.broadcast(2)["w"], [5 / 4, 2 / 4, 3 / 4])
 
 
-def test_prototypes_are_bounded_class_by_class():
-    model = {"head.weight": np.zeros((2, 3), np.float32)}
-    rounds = Rounds(FedAvg(exchanges=[Prototypes()], clip_update_median=1), model, range(3))
-    mean = np.ones((2, 3), np.float32)
-    liar = mean * np.array([[1.0], [1e5]], np.float32)
-    count = np.array([2, 1])
-    measured = {k: {"prototypes": {"mean": m, "count": count}} for k, m in enumerate([mean] * 2)}
-    measured[2] = {"prototypes": {"mean": liar, "count": count}}
-    moves = {k: {"head.weight": np.zeros((2, 3), np.float32)} for k in range(3)}
-    rounds.step(moves, measured=measured)
+def test_a_client_has_one_vote_on_how_long_prototypes_are():
+    """Honest clients have two of the six classes each; the liar claims them all."""
+    classes = 6
+    model = {"head.weight": np.zeros((classes, 3), np.float32)}
+    rounds = Rounds(FedAvg(exchanges=[Prototypes()], clip_update_median=1), model, range(4))
+    unit = np.tile(np.float32([1, 0, 0]), (classes, 1))
+    measured = {}
+    for k in range(3):
+        count = np.zeros(classes, int)
+        count[[2 * k, 2 * k + 1]] = 5
+        measured[k] = {"prototypes": {"mean": unit * (count > 0)[:, None], "count": count}}
+    lie = {"mean": 1e6 * unit[:, ::-1], "count": np.ones(classes, int)}
+    measured[3] = {"prototypes": {k: np.ascontiguousarray(v) for k, v in lie.items()}}
+    rounds.step({k: {"head.weight": model["head.weight"]} for k in range(4)}, measured=measured)
     (exchange,) = rounds.strategy.exchanges
-    np.testing.assert_allclose(exchange.broadcast(2)["mean"], mean, rtol=1e-6)
+    expected = np.tile(np.float32([5 / 6, 0, 1 / 6]), (classes, 1))
+    np.testing.assert_allclose(exchange.broadcast(2)["mean"], expected, rtol=1e-6)
+
+
+def test_of_two_clients_neither_decides_the_median_alone():
+    rounds = Rounds(FedAvg(clip_update_median=1), {"w": np.zeros(2, np.float32)}, range(2))
+    model = rounds.step({0: {"w": np.float32([1, 0])}, 1: {"w": np.float32([0, 1e6])}})
+    np.testing.assert_allclose(model["w"], [0.5, 0.5])
 
 
 def test_nobody_has_prototypes_of_more_images_than_examples():

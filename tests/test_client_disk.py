@@ -135,6 +135,18 @@ def test_what_was_learnt_in_a_round_that_was_not_merged_is_forgotten() -> None:
     assert found(message(4, "", **{"merged-round": 1}), alive, before=4) == (0, 0)
 
 
+def test_a_round_that_ends_after_a_later_one_takes_nothing_from_it() -> None:
+    """Round 2 hung, was not waited for, and ended after round 3, which was merged."""
+    alive = context()
+    for server_round, merged in ((1, 0), (3, 1), (2, 1)):
+        save_state(keeping(server_round), alive, message(server_round, **{"merged-round": merged}))
+    asked = message(4, **{"merged-round": 3})
+    for where in (alive, context()):
+        assert found(asked, where, before=4) == (3, 3.0)
+    again = message(3, **{"merged-round": 1})  # done again after a stop
+    assert found(again, alive, before=3) == (1, 1.0)
+
+
 def test_without_a_copy_on_the_disk_a_client_goes_on_with_what_it_has() -> None:
     alive = context()
     save_state(keeping(3.0), alive, message(3, ""))

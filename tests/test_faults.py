@@ -33,7 +33,7 @@ from test_strategies import MODEL, good
 
 from fairflower.client_app import app as client_app
 from fairflower.config import ConfigError
-from fairflower.flower import set_message_id
+from fairflower.flower import identify, set_message_id
 from fairflower.inline import InlineGrid
 from fairflower.roster import call_the_roll, look_again, send_and_receive
 from fairflower.session import Session
@@ -235,7 +235,21 @@ def test_an_impossible_accuracy_is_refused(accuracy):
         metrics = MetricRecord({"accuracy": found, "eval_loss": 1.0, "num-examples": 5})
         answers.append(Message(RecordDict({"metrics": metrics}), reply_to=message))
     assert list(strategy.evaluations(1, answers)) == [0]
-    assert "expected a number from 0 to 1" in strategy.dropped[1]
+    assert "accuracy = " in strategy.dropped[1]
+
+
+def test_a_test_of_more_images_than_there_are_or_with_a_loss_that_is_none_is_refused():
+    strategy = FedAvg(min_clients=1)
+    identify()
+    strategy.enroll({k: 1000 + k for k in range(3)}, 0, most_tested={0: 5, 1: 5, 2: 5})
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    answers = []
+    for message, tested, loss in zip(messages, (5, 2**50, 5), (1.0, 1.0, np.nan), strict=True):
+        metrics = {"accuracy": 1.0, "eval_loss": loss, "num-examples": tested}
+        answers.append(Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message))
+    assert list(strategy.evaluations(1, answers)) == [0]
+    assert "there are 5 of its domain" in strategy.dropped[1]
+    assert "eval_loss = nan" in strategy.dropped[2]
 
 
 def test_an_impossible_personal_accuracy_is_refused():

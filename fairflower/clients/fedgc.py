@@ -61,7 +61,8 @@ class FedGC(FeatureTrainer):
         ``"released"`` follows the authors' code further: no tau in L_RA;
         in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; z_0 is by the model
         received last time, and so is h_prev, whatever was sent; without a cluster, the cross
-        entropy without h is added. Of that code are left out: dropout, the mixing of a batch's h, moments of
+        entropy without h is added. Of that code are left out: dropout, the mixing of a
+        batch's h, moments of
         AdamW that outlive a round, and a learning rate for each part.
 
     Raises

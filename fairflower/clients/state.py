@@ -56,17 +56,20 @@ def load_state(
     folder = _folder(trainer, config)
     if folder is not None:  # without a copy of the round before there is no way back
         before = min(before, _merged(config) + 1)
+    rounds = {kept for kept in _rounds(folder) if kept < before} if folder else set()
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
-    if stamp and stamp["run-id"] == _run_id(config) and int(stamp["round"]) < before:  # type: ignore[arg-type]
+    at_hand = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
+    # A round that ended after a later one, for whose reply nobody waited, is in the
+    # context, and the later one on the disk.
+    if max(rounds, default=0) <= at_hand < before:
         trainer.state = {
             name.removeprefix(_PREFIX): arrays_of(record)
             for name, record in context.state.array_records.items()
             if name.startswith(_PREFIX)
         }
-        return int(stamp["round"])  # type: ignore[arg-type]
-    if folder is None:
-        return 0
-    for kept in sorted((kept for kept in _rounds(folder) if kept < before), reverse=True):
+        return at_hand
+    for kept in sorted(rounds, reverse=True):
+        assert folder is not None
         try:
             arrays, _ = unseal(_path(folder, kept))
         except (Damaged, FileNotFoundError):
@@ -120,7 +123,8 @@ def needed(
     last = min(merged, now - 1)
     known = [kept for kept in rounds if kept <= last]
     found = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))
-    return {max(kept) for kept in found if kept} | ({now} & set(rounds))
+    # Later ones are there if ``now`` ended after them, for nobody waited for it any more.
+    return {max(kept) for kept in found if kept} | {kept for kept in rounds if kept >= now}
 
 
 def pack(arrays: Arrays) -> ArrayRecord:

@@ -193,6 +193,7 @@ class FairStrategy(flower.FedAvg):
         self._clients: dict[int, int] = {}  # node id -> client id, as far as is known
         self._seed = 0
         self._sizes: dict[int, int] = {}
+        self._most_tested: dict[int, int] = {}
         self._population = 0
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
@@ -265,7 +266,11 @@ class FairStrategy(flower.FedAvg):
     # --- Flower's side ---------------------------------------------------------------
 
     def enroll(
-        self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
+        self,
+        nodes: Mapping[int, int],
+        seed: int,
+        sizes: Mapping[int, int] | None = None,
+        most_tested: Mapping[int, int] | None = None,
     ) -> None:
         """Sample by client id from now on, so that the choice depends on ``seed`` alone.
 
@@ -280,11 +285,14 @@ class FairStrategy(flower.FedAvg):
         sizes : mapping of int -> int, optional
             Client id -> training examples, where they are known. A reply that claims
             others is left out.
+        most_tested : mapping of int -> int, optional
+            Client id -> the most test examples that it can have.
         """
         self._roster = dict(sorted(nodes.items()))
         self._clients = {node: client for client, node in nodes.items()}
         self._seed = seed
         self._sizes = dict(sizes or {})
+        self._most_tested = dict(most_tested or {})
         for exchange in self.exchanges:
             exchange.seed = seed
 
@@ -390,8 +398,7 @@ class FairStrategy(flower.FedAvg):
             client: int, content: RecordDict, metrics: MetricRecord
         ) -> tuple[RecordDict, MetricRecord]:
             for key, value in metrics.items():
-                if not math.isfinite(float(value)):  # type: ignore[arg-type]
-                    raise InvalidReply(f"{key} = {value}: expected a finite number")
+                _check_finite(key, value)
             return content, metrics
 
         answers = self._sort_out(server_round, list(replies), self._asked_to_test, check)
@@ -549,7 +556,11 @@ class FairStrategy(flower.FedAvg):
             for key in ("accuracy", "eval_loss"):
                 if key not in metrics:
                     raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
+            tested, most = metrics[self.weighted_by_key], self._most_tested.get(client, math.inf)
+            if float(tested) > most:  # type: ignore[arg-type]
+                raise InvalidReply(f"{tested} test examples: there are {most} of its domain")
             for key, value in metrics.items():
+                _check_finite(key, value)
                 if key.endswith("accuracy") and not 0 <= float(value) <= 1:  # type: ignore[arg-type]
                     raise InvalidReply(f"{key} = {value}: expected a number from 0 to 1")
             return metrics
@@ -640,9 +651,9 @@ class FairStrategy(flower.FedAvg):
                         _check_signs(vectors[name])
                 except InvalidReply as problem:
                     raise InvalidReply(f"its {name!r}: {problem}") from problem
-            elif not math.isfinite(float(metrics[name])):  # type: ignore[arg-type]
-                raise InvalidReply(f"{name} = {metrics[name]}: expected a finite number")
-            elif name in self.NON_NEGATIVE and float(metrics[name]) < 0:  # type: ignore[arg-type]
+                continue
+            _check_finite(name, metrics[name])
+            if name in self.NON_NEGATIVE and float(metrics[name]) < 0:  # type: ignore[arg-type]
                 raise InvalidReply(f"{name} = {metrics[name]}: expected a number from 0")
             elif name.endswith("accuracy") and not 0 <= float(metrics[name]) <= 1:  # type: ignore[arg-type]
                 raise InvalidReply(f"{name} = {metrics[name]}: expected a number from 0 to 1")
@@ -741,6 +752,11 @@ def _common(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
     """Those metrics that all records have, shape (K,) each."""
     keys = [key for key in records[0] if all(key in record for record in records)]
     return {key: np.array([record[key] for record in records], float) for key in keys}
+
+
+def _check_finite(name: str, value: object) -> None:
+    if not math.isfinite(float(value)):  # type: ignore[arg-type]
+        raise InvalidReply(f"{name} = {value}: expected a finite number")
 
 
 def _check_signs(arrays: Arrays) -> None:

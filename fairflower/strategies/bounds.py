@@ -76,7 +76,8 @@ def clip_updates(
     norm : float, optional
         Longest update, in the parameters' own units.
     median : float, optional
-        Longest update as a multiple of the median length of those that moved.
+        Longest update as a multiple of the median length of those that moved (the lower
+        median, if they are even in number).
 
     Returns
     -------
@@ -115,6 +116,8 @@ def clip_to_median(lengths: Vector, median: float) -> Vector:
 def _factors(lengths: Vector, norm: float | None, median: float | None) -> Vector:
     bounds = [] if norm is None else [norm]
     if median is not None and lengths.any():
-        bounds.append(median * float(np.median(lengths[lengths > 0])))
+        moved = np.sort(lengths[lengths > 0])
+        # The lower one of two: the mean of the middle ones would be one client's to choose.
+        bounds.append(median * float(moved[(len(moved) - 1) // 2]))
     longest = min(bounds, default=np.inf)
     return np.divide(longest, lengths, out=np.ones(len(lengths)), where=lengths > longest)

@@ -65,10 +65,14 @@ class Prototypes(Exchange):
         return arrays["mean"].shape
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        lengths = np.array([np.linalg.norm(r["mean"].astype(np.float64), axis=1) for r in returned])
-        factors = clip_to_median(lengths.ravel(), median).reshape(lengths.shape)
+        # A client's longest one: however many classes it has, it has one vote.
+        lengths = [
+            np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
+            for r in returned
+        ]
+        factors = clip_to_median(np.array(lengths), median)
         return [
-            {**r, "mean": np.asarray(f[:, None] * r["mean"], r["mean"].dtype)}
+            {**r, "mean": np.asarray(f * r["mean"], r["mean"].dtype)}
             for f, r in zip(factors, returned, strict=True)
         ]
 
