@@ -587,6 +587,7 @@ def _check_names(config: RunConfig) -> None:
     _check_arguments(config.client, client_arguments())
     method = names.CLIENTS[config.client.name]
     method.check(config.client.args)
+    method.check_model(config.model.name)
     method.check_steps(config.train.optimizer, config.train.sharpness)
     try:
         STRATEGIES[config.strategy.name](**config.strategy.args)  # type: ignore[arg-type]

@@ -15,11 +15,26 @@ from fairflower.config import ConfigError, kebab
 
 @dataclass(frozen=True)
 class Argument:
-    """A method's own argument: its default and the values it may take, both included."""
+    """A method's own argument: its default and the values it may take, both included.
+
+    One whose default is the word "auto" takes this word or a number.
+    """
 
     default: float | str
     min: float = float("-inf")
     max: float = float("inf")
+    whole: bool = False
+    words: tuple[str, ...] = ()
+
+    def check(self, key: str, value: Any) -> None:
+        """Raise ``ConfigError``, naming ``key``, for a value that it does not take."""
+        if isinstance(value, str):
+            if value not in self.words:
+                raise ConfigError(f"{key} = {value!r}: expected {' or '.join(self.words)}.")
+        elif value is None or not self.min <= value <= self.max:
+            raise ConfigError(f"{key} = {value}: expected a number from {self.min} to {self.max}.")
+        elif self.whole and value != int(value):
+            raise ConfigError(f"{key} = {value}: expected a whole number.")
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,8 @@ class ClientMethod:
         What has to travel beside the model: names of `fairflower.strategies.EXCHANGES`.
     optimizer
         The only ``train.optimizer`` that it is defined for; empty: any.
+    models
+        The only models that it trains; empty: any.
     sharp
         Whether its steps are sharpness-aware by themselves, so ``train.sharpness`` is not for it.
     adapt
@@ -52,6 +69,7 @@ class ClientMethod:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     exchanges: tuple[str, ...] = ()
     optimizer: str = ""
+    models: tuple[str, ...] = ()
     sharp: bool = False
     adapt: str = ""
 
@@ -68,14 +86,15 @@ class ClientMethod:
             Naming the key, the value and what is allowed.
         """
         for name, value in args.items():
-            bounds = self.arguments[name]
-            if isinstance(bounds.default, str):
-                continue
-            if value is None or not bounds.min <= value <= bounds.max:
-                raise ConfigError(
-                    f"client.{kebab(name)} = {value}: expected a number from {bounds.min} to "
-                    f"{bounds.max}."
-                )
+            self.arguments[name].check(f"client.{kebab(name)}", value)
+
+    def check_model(self, model: str) -> None:
+        """Raise ``ConfigError`` for a model that it does not train, with those that it does."""
+        if self.models and model not in self.models:
+            raise ConfigError(
+                f"model.name = {model!r}: {self.attribute} trains {' or '.join(self.models)}. "
+                "Set one of them, or choose another client.name."
+            )
 
     def check_steps(self, optimizer: str, sharpness: str) -> None:
         """Refuse an optimiser, or a kind of step, that the method is not defined for.
@@ -195,17 +214,18 @@ CLIENTS: dict[str, ClientMethod] = {
             "lambda1": Argument(0.5, min=0),
             "lambda2": Argument(0.1, min=0),
             "tau": Argument(0.5, min=1e-6),
-            "similarity": Argument("cosine"),
-            "variant": Argument("paper"),
-            "num_clusters": Argument(0, min=0),
+            "similarity": Argument("cosine", words=("cosine", "dot")),
+            "variant": Argument("paper", words=("paper", "released")),
+            "num_clusters": Argument("auto", min=1, whole=True, words=("auto",)),
         },
         exchanges=("centres",),
+        models=("prompt-vit-tiny", "prompt-vit-b-16"),
     ),
     "fedmix": ClientMethod(
         "fairflower.clients.fedmix",
         "FedMix",
         "mixup with averages of all clients' images, which leave them (Yoon et al. 2021)",
-        {"lambda_": Argument(0.05, min=0, max=1), "batches": Argument(2, min=1)},
+        {"lambda_": Argument(0.05, min=0, max=1), "batches": Argument(2, min=1, whole=True)},
         exchanges=("averages",),
     ),
     "ditto": ClientMethod(

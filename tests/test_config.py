@@ -103,3 +103,18 @@ def test_config_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bad.toml").write_text("seed = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
         config.read_toml(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.name": "cnn"}, r"model\.name = 'cnn': FedGC trains prompt-vit-tiny or"),
+        ({"client.variant": "new"}, r"client\.variant = 'new': expected paper or released"),
+        ({"client.num-clusters": 2.5}, r"client\.num-clusters = 2\.5: expected a whole number"),
+        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a number from 1"),
+        ({"client.num-clusters": "some"}, r"client\.num-clusters = 'some': expected auto"),
+    ],
+)
+def test_what_fedgc_cannot_take_is_refused_before_the_run(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({"client.name": "fedgc", "model.name": "prompt-vit-tiny"} | changes)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import Rounds, unpack
-from toys import exchanges, federate, same, tiny, trainer
+from toys import SETTINGS, exchanges, federate, same, tiny, trainer
 
-from fairflower.clients.measure import train_and_measure
+from fairflower.clients.gradients import evaluating
+from fairflower.clients.measure import representation, train_and_measure
 from fairflower.config import ConfigError
 from fairflower.strategies import Centres, FedAvg, FedGCR, Uniform
 
@@ -102,6 +104,36 @@ def test_another_network_is_refused_with_the_remedy():
 # --- the centres ---------------------------------------------------------------------------
 
 MODEL = {"w": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize("sharpness", ["none", "sam"])
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_loss_reported_is_the_cross_entropy_with_and_without_a_cluster(ready, sharpness):
+    """In one step on all images: that of the received model."""
+    settings = replace(SETTINGS, batch_size=100, sharpness=sharpness)
+    client = second_round(settings=settings) if ready else trainer("fedgc", settings=settings)
+    x, y = next(client.train_images.eval_batches(100))
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(client.model(x), y).item()
+    assert client.train(3)["train_loss"] == pytest.approx(expected, rel=1e-5)
+    assert client.steps == 1
+    assert client.ready == ready
+
+
+@pytest.mark.parametrize(
+    "asked", ["received_representation", "representation", ""], ids=["received", "trained", "none"]
+)
+def test_the_former_prompt_is_the_one_that_was_sent(asked):
+    client = trainer("fedgc")
+    _, sent = train_and_measure(client, {"server-round": 1, "measure": asked})
+    kept = client.state["h"]["h"]
+    if asked:
+        np.testing.assert_array_equal(kept, sent[asked]["h"])
+    else:
+        with evaluating(client.model):
+            np.testing.assert_array_equal(kept, representation(client)["h"].numpy())
+
+
 POINTS = {0: (0, 0), 1: (0, 1), 2: (9, 9), 3: (9, 8)}
 
 
@@ -115,6 +147,8 @@ def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
     exchange = Centres(num_clusters=2)
     rounds = Rounds(rule(min_clients=1, exchanges=[exchange]), MODEL, range(5))
     step(rounds, [0, 1, 2, 3])
+    assert rounds.strategy.diagnostics["cluster"].tolist() == [0, 0, 1, 1]
+    assert rounds.strategy.diagnostics["num_clusters"] == 2
     messages = {m.metadata.dst_node_id - 1000: m.content for m in rounds.ask()}
     for k, mean in ((0, (0, 0.5)), (1, (0, 0.5)), (2, (9, 8.5)), (3, (9, 8.5))):
         H = unpack(messages[k]["centres"])["H"]

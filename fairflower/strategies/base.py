@@ -376,6 +376,7 @@ class FairStrategy(flower.FedAvg):
         for exchange in self.exchanges:
             exchange.collect(cohort)
             merged = exchange.correct(cohort, merged)
+            self.diagnostics.update(exchange.diagnostics)
         self._check_merged(cohort, merged)
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))

@@ -94,6 +94,18 @@ def cluster(
     return Clusters(ids, members, centres, bic(h, labels, weights))
 
 
+def describe(h: Vectors, sizes: Vectors, clusters: Clusters) -> dict[str, Vectors | float]:
+    """Clusters as diagnostics of a round: who is in which, how many, and a map of clients."""
+    east, north = principal(h, 2, _weights(sizes, len(h))).T
+    found: dict[str, Vectors | float] = {
+        "cluster": clusters.ids.astype(np.float64),
+        "num_clusters": float(len(np.unique(clusters.ids))),
+        "map_x": east,
+        "map_y": north,
+    }
+    return found | ({"bic": clusters.bic} if np.isfinite(clusters.bic) else {})
+
+
 def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     """Bayesian information criterion of T clusters of one common, isotropic variance, over d.
 

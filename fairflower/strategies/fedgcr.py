@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.strategies.base import FairStrategy, Options
-from fairflower.strategies.clusters import cluster, principal
+from fairflower.strategies.clusters import cluster, describe
 from fairflower.strategies.cohort import Cohort
 
 Values = NDArray[np.float64]
@@ -118,18 +118,8 @@ class FedGCR(FairStrategy):
         omega = cohort.sample_weights
         shares = omega if self.variant == "released" else np.ones(len(cohort))
         cluster_loss = cluster_means(loss, clusters.ids, shares)
-        east, north = principal(h, 2).T
-        self.diagnostics |= {
-            "loss": loss,
-            "cluster_loss": cluster_loss,
-            "cluster": clusters.ids.astype(np.float64),
-            "num_clusters": float(len(np.unique(clusters.ids))),
-            "beta": beta,
-            "map_x": east,
-            "map_y": north,
-        }
-        if np.isfinite(clusters.bic):
-            self.diagnostics["bic"] = clusters.bic
+        self.diagnostics |= {"loss": loss, "cluster_loss": cluster_loss, "beta": beta}
+        self.diagnostics |= describe(h, cohort.num_examples, clusters)
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
     def _losses(self, cohort: Cohort) -> Values:

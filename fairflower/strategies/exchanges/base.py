@@ -5,7 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fairflower.strategies.cohort import Arrays, Cohort, check_arrays
 
@@ -23,12 +27,15 @@ class Exchange:
         What clients have to measure for it, as in ``FairStrategy.needs``.
     seed
         The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
+    diagnostics
+        What it found in the last round, as in ``FairStrategy.diagnostics``.
     """
 
     name: ClassVar[str]
     returned: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ()
     seed: int = 0
+    diagnostics: Mapping[str, NDArray[np.float64] | float] = MappingProxyType({})
 
     #: Attributes that are carried from round to round, as in ``FairStrategy.STATE``.
     STATE: ClassVar[tuple[str, ...]] = ()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.strategies.clusters import cluster
+from fairflower.strategies.clusters import cluster, describe
 from fairflower.strategies.cohort import Arrays, Cohort
 from fairflower.strategies.exchanges.base import Exchange
 
@@ -26,9 +26,9 @@ class Centres(Exchange):
 
     Parameters
     ----------
-    num_clusters : int
-        T', where the strategy finds no clusters; default 0: by the Bayesian information
-        criterion (`fairflower.strategies.clusters.bic`).
+    num_clusters : int, or "auto"
+        T', where the strategy finds no clusters; default "auto": by the Bayesian
+        information criterion (`fairflower.strategies.clusters.bic`).
     """
 
     name = "centres"
@@ -36,8 +36,8 @@ class Centres(Exchange):
     needs = ("received_representation",)
     STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
 
-    def __init__(self, *, num_clusters: int = 0) -> None:
-        self.num_clusters = int(num_clusters)
+    def __init__(self, *, num_clusters: int | str = "auto") -> None:
+        self.num_clusters = num_clusters
         self.members: dict[int, int] = {}  # client -> its cluster when it was last here
         self.centres: dict[int, NDArray[np.float64]] = {}
 
@@ -53,15 +53,17 @@ class Centres(Exchange):
 
     def collect(self, cohort: Cohort) -> None:
         clusters = cohort.clusters
+        self.diagnostics = {}
         if clusters is None:
             h = np.array([r["h"] for r in cohort.measured["received_representation"]], np.float64)
             clusters = cluster(
                 h,
                 cohort.client_ids,
-                self.num_clusters or None,
+                None if isinstance(self.num_clusters, str) else int(self.num_clusters),
                 sizes=cohort.num_examples,
                 members=self.members,
                 centres=self.centres,
                 seed=self.seed,
             )
+            self.diagnostics = describe(h, cohort.num_examples, clusters)
         self.members, self.centres = clusters.members, clusters.centres
