@@ -28,6 +28,7 @@ from fairflower.report import (
     canvas,
     clusters,
     diagnostics,
+    maps,
     product,
     read_run,
     sweeps,
@@ -611,14 +612,14 @@ def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path
     fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
     assert fairness["Jain"] == f"{(0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2)):.4f}†"
     note = (
-        "fedheal, seed 0: c was not tested in rounds 2 to 6. Figures marked † are of the others, "
-        "and the run is compared with no other."
+        "fedheal, seed 0: c was not tested in rounds 2 to 6. Figures marked † are not of all "
+        "domains in the same rounds, and so are compared with no other run."
     )
     text = shown(folder)
     assert note in text
     assert note in page.text
     assert note in (tmp_path / "out" / "tables.md").read_text()
-    assert "fedheal: not compared, as not every domain was tested." in text
+    assert "fedheal: not compared, as not every domain was tested throughout." in text
     assert "nan" not in page.text
 
 
@@ -630,13 +631,38 @@ def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
     folder = make_run(tmp_path / "r", lose(values, c=[2, 4, 6]))
     page = page_of(tmp_path / "out", folder)
     row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
-    assert (row["c"], row["AVG"], row["MIN"]) == ("40.00", f"{(54 + 90 + 40) / 3:.2f}", "40.00")
+    assert (row["c"], row["AVG"], row["MIN"]) == ("40.00", f"{(54 + 90 + 40) / 3:.2f}†", "40.00†")
+    assert page.table("Fairness over 3 domains")["fedheal seed 0"]["worst"] == "40.00†"
     row = page.table("Accuracy per domain, last round")["fedheal seed 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == (DASH, "73.00†", "56.00†")
     assert (
-        "c was not tested in rounds 2, 4 and 6. The mean of c is over rounds 3 and 5 alone."
+        "c was not tested in rounds 2, 4 and 6. The mean of c is over rounds 3 and 5 alone. "
+        "Figures marked † are not of all domains in the same rounds, and so are compared with no "
+        "other run."
     ) in shown(folder)
-    assert "compared with no other" not in shown(folder)
+
+
+def test_an_absence_before_the_rounds_that_are_averaged_changes_nothing(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg"),
+        make_run(tmp_path / "h", lose(ALL, c=[0, 1])),
+    ]
+    text = shown(*folders)
+    assert "c was not tested in rounds 0 and 1." in text
+    assert "†" not in text
+    assert "fedheal: worst domain +0.00 points against FedAvg" in text
+
+
+def test_the_last_round_is_compared_where_it_was_tested_on_every_domain(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg"),
+        make_run(tmp_path / "h", lose(ALL, c=[4])),
+    ]
+    page = page_of(tmp_path / "out", *folders)
+    assert (
+        page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]["MIN"] == "40.00†"
+    )
+    assert page.table("Accuracy per domain, last round")["fedheal seed 0"]["MIN"] == "40.00"
 
 
 def test_a_round_that_is_still_being_written_is_no_absence(tmp_path: Path) -> None:
@@ -646,13 +672,16 @@ def test_a_round_that_is_still_being_written_is_no_absence(tmp_path: Path) -> No
     assert read_run(folder).rounds.tolist() == list(range(6))
 
 
+@pytest.mark.parametrize("away", [range(1, 7), range(3, 7), [4]], ids=str)
 @pytest.mark.parametrize("lost", ["fedheal", "uniform"])
-def test_what_was_not_tested_on_the_same_domains_is_not_compared(tmp_path: Path, lost: str) -> None:
+def test_what_was_not_tested_on_the_same_domains_in_the_same_rounds_is_not_compared(
+    tmp_path: Path, lost: str, away: Sequence[int]
+) -> None:
     """Without its worst domain fedheal would be the fairest; it is in no contest."""
     folders = [
         make_run(
             tmp_path / f"{label}-{seed}",
-            lose(constant(a=a, b=0.9, c=0.4), **({"c": range(1, 7)} if label == lost else {})),
+            lose(constant(a=a, b=0.9, c=0.4), **({"c": away} if label == lost else {})),
             label=label,
             seed=seed,
         )
@@ -666,19 +695,21 @@ def test_what_was_not_tested_on_the_same_domains_is_not_compared(tmp_path: Path,
     (whole,) = {"uniform", "fedheal"} - {lost}
     assert table[f"{whole} 3 paired"]["MIN vs FedAvg"] == "+0.00 ± 0.00"
     text = shown(*folders)
-    assert f"{lost}: not compared, as not every domain was tested." in text
+    assert f"{lost}: not compared, as not every domain was tested throughout." in text
     assert ("vs Uniform" in text) == (lost == "fedheal")
     comparison = compare(map(read_run, folders))[0]
     (group,) = accuracy_table(comparison, 5).groups
     bold = {row.name: [cell.tone for cell in row.cells] for row in group.rows}
     assert not any(bold[lost])
+    (row,) = (row for row in group.rows if row.name == lost)
+    assert [cell.text.endswith("†") for cell in row.cells] == 3 * [False] + 5 * [True]
     assert bold[whole][0] == "better"
     # With nothing but what lacks a domain beside it, there is nothing to compare with.
     alone = shown(*(folder for folder in folders if not folder.name.startswith("fedavg")))
     if lost == "uniform":
         assert (
             "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds, tested on "
-            "every domain, to compare with."
+            "every domain throughout, to compare with."
         ) in alone
 
 
@@ -741,11 +772,32 @@ def test_personal_models_that_were_not_tested_are_no_crash_and_named(tmp_path: P
     folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=personal)
     page = page_of(tmp_path / "out", folder)
     row = page.table("Accuracy of personal models")["ditto seed 0"]
-    assert (row["a"], row["b"], row["AVG"], row["GAP"]) == ("83.00", DASH, "83.00†", "0.00†")
-    assert row["STD ddof 1"] == DASH
+    assert (row["a"], row["b"], row["AVG"], row["GAP"]) == ("83.00", DASH, "83.00†", DASH)
+    assert row["STD ddof 1"] == row["STD ddof 0"] == DASH
     row = page.table("Accuracy per domain, mean of the last 5")["ditto seed 0"]
     assert row["AVG"] == "72.00", "the global model was tested everywhere"
     assert "ditto, seed 0: personal models: b was not tested in any round." in shown(folder)
+
+
+def test_personal_models_are_compared_over_the_same_rounds_too(tmp_path: Path) -> None:
+    personal = rising(0.8, rounds=6)
+    folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=lose(personal, b=[4]))
+    other = make_run(tmp_path / "e", rising(0.5), label="fedper", personal=personal)
+    page = page_of(tmp_path / "out", folder, other)
+    table = page.table("Accuracy of personal models")
+    assert (table["ditto seed 0"]["b"], table["ditto seed 0"]["GAP"]) == ("90.00", "7.00†")
+    assert table["fedper seed 0"]["GAP"] == "7.00"
+
+
+def test_one_domain_of_several_has_no_spread(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", lose(rising(0.5), b=range(1, 7)))
+    page = page_of(tmp_path / "out", folder)
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
+    assert (row["AVG"], row["MIN"]) == ("54.00†", "54.00†")
+    assert {row[name] for name in ("STD ddof 1", "STD ddof 0", "GAP")} == {DASH}
+    row = page.table("Fairness over 1 domains")["fedheal seed 0"]
+    assert (row["mean"], row["worst"], row["best"]) == ("54.00†", "54.00†", "54.00†")
+    assert {row[name] for name in ("std ddof 0", "gap", "Jain", "Gini", "entropy")} == {DASH}
 
 
 def test_client_types_are_of_those_that_were_tested(tmp_path: Path) -> None:
@@ -775,14 +827,17 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     assert diagnostics.per_client(run)["weights"].values.shape == (6, 3)
 
 
-def test_figures_of_products_and_sweeps_leave_out_what_lacks_a_domain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("away", [range(1, 7), [4]], ids=str)
+def test_figures_of_products_leave_out_what_lacks_a_domain(
+    tmp_path: Path, away: Sequence[int]
+) -> None:
     cells = {"sgd": (0.5, 0.6), "fedprox": (0.8, 0.7)}
     folders = [
         trained_by(client, strategy, a, tmp_path)
         for client, row in cells.items()
         for strategy, a in zip(("fedavg", "uniform"), row, strict=True)
     ]
-    for r in range(1, 7):
+    for r in away:
         edit("history.csv", f"{r},domain,a,accuracy,0.8\n", "")(tmp_path / "fedprox+fedavg")
     (comparison,) = compare([read_run(folder) for folder in folders])
     heat, convergence = product.sketches(comparison)
@@ -829,10 +884,11 @@ def test_whatever_was_not_tested_the_tables_are_of_what_was(
     cells = [cell.text for cell in row.cells]
     assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in wanted]
     there = [w for w in wanted if w is not None]
-    mark = "†" if None in wanted else ""
+    mark = "" if tested[-5:].all() else "†"
     assert cells[shape[1]].endswith(mark)
     assert float(cells[shape[1]].rstrip("†")) == pytest.approx(sum(there) / len(there), abs=0.006)
-    assert cells[-2:] == [f"{min(there):.2f}{mark}", f"{max(there) - min(there):.2f}{mark}"]
+    gap = f"{max(there) - min(there):.2f}{mark}" if len(there) > 1 or shape[1] == 1 else DASH
+    assert cells[-2:] == [f"{min(there):.2f}{mark}", gap]
     text = markdown_tables([run])
     for d, name in enumerate(names):
         if tested[:, d].all():
@@ -1049,11 +1105,49 @@ def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path)
     assert {"clusters", "clients-map-1", "clients-map-2"} <= drawn
     assert not drawn & {"clients-map-3", "client-cluster", "client-map-x", "round-num-clusters"}
     text = (tmp_path / "out" / "index.html").read_text("utf-8")
-    titles = re.findall(r"round (\d+): (\d) clusters?, accuracy (\d+) %", text)
+    titles = re.findall(r"round (\d+): (\d) clusters?, clustering accuracy (\d+) %", text)
     chosen = [(str(r), n, p) for r, n, p in titles[:6]]
     assert chosen == [("1", "1", "50"), ("3", "2", "75"), ("5", "2", "100"),
                       ("8", "2", "100"), ("10", "2", "67"), ("12", "4", "100")]  # fmt: skip
     assert "Clusters at round 12. Cluster 0: 1 a. Cluster 1: 1 a. Cluster 2: 1 b." in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "lowest"), [([[0, 0, 1, 1]] * 6, 0.0), ([[0, 1, 0, 1]] * 6, -0.5)]
+)
+def test_the_axis_of_the_adjusted_rand_index_holds_0_and_1(
+    tmp_path: Path, rows: Sequence[Sequence[int]], lowest: float
+) -> None:
+    (comparison,) = compare([read_run(clustered(tmp_path / "r", rows))])
+    looks = {method.name: canvas.Look("black", "-", "o") for method in comparison.methods}
+    over_rounds, _ = maps.sketches(comparison, looks)
+    *_, panel = over_rounds.figure.axes
+    low, high = panel.get_ylim()
+    assert low == pytest.approx(lowest)
+    assert 1 <= high < 1.05
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    shape = (data.draw(st.integers(1, 6)), data.draw(st.integers(2, 8)))
+    places = rng.normal(size=(*shape, 2))
+    places[rng.random(shape) < 0.2] = np.nan
+    places[data.draw(st.integers(0, shape[0] - 1))] = np.nan  # a round without a map
+    signs = rng.choice([-1, 1], size=(shape[0], 1, 2))
+    turned = maps.aligned(places)
+    np.testing.assert_array_equal(abs(turned), abs(places))
+    there = [row for row in turned if np.isfinite(row).any()]
+    for before, now in pairwise(there):
+        kept, flipped = (np.nansum((before - sign * now) ** 2, axis=0) for sign in (1, -1))
+        assert (kept <= flipped + 1e-12).all()
+    # Whoever shares no client with the map before keeps its signs, as the first one does.
+    shared = [np.isfinite(before * now).any() for before, now in pairwise(there)]
+    if there and all(shared):
+        other = maps.aligned(places * signs)
+        first = np.flatnonzero(np.isfinite(places).any(axis=(1, 2)))[0]
+        np.testing.assert_array_equal(other, turned * signs[first])
 
 
 # --- the page ----------------------------------------------------------------------------
@@ -1201,6 +1295,34 @@ def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
 
 
+def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
+    line = "Model: 100,520 bytes to and from each client in a round (25,130 trained parameters)."
+    text = markdown_tables([read_run(folder) for folder in folders])
+    first, second, *_ = text.split("**Accuracy per domain, last round")
+    assert first.endswith(f"\n\n{line}\n\n")
+    assert line not in second
+    assert line in shown(*folders)
+    assert line in page_of(tmp_path / "out", *folders).text
+
+
+def test_models_of_several_sizes_are_a_table_by_method(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg", model_bytes=4_000, num_parameters=1_000),
+        make_run(tmp_path / "h", ALL),
+        make_run(tmp_path / "u", ALL, label="uniform", model_bytes=None),
+    ]
+    page = page_of(tmp_path / "out", *folders)
+    rows = [list(row.values()) for row in page.table("Model").values()]
+    assert rows == [
+        ["fedavg seed 0", "4,000", "1,000"],
+        ["uniform seed 0", DASH, "25,130"],
+        ["fedheal seed 0", "100,520", "25,130"],
+    ]
+    assert "Model:" not in shown(*folders)
+    assert "Model" not in shown(folders[2]), "an old run does not know"
+
+
 # --- products and sweeps -------------------------------------------------------------------
 
 
@@ -1258,6 +1380,8 @@ def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: P
     assert sweep.values.tolist() == [0.0, 0.7, 1.0]
     assert [m.name for m in sweep.methods] == [run.label for run in runs[:3]]
     assert sweeps.sweeps(compare(runs[1:])[0]) == []
+    edit("history.csv", "4,domain,b,accuracy,0.9\n", "")(folders[1])
+    assert sweeps.sweeps(compare(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
     write_report(runs, tmp_path / "out")
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
 

@@ -211,9 +211,11 @@ def test_a_site_that_stops_answering_leaves_the_others_numbers(
     means = {d: 100 * np.mean([tested[r][d] for r in tested if d in tested[r]]) for d in "abc"}
     worst = min(means.values())
     row = mean_row(tables)
-    assert row[1:5] == [*(f"{means[d]:.2f}" for d in "abc"), f"{np.mean([*means.values()]):.2f}"]
-    assert row[7] == f"{worst:.2f}"
-    assert "b was not tested in rounds 2 and 3. The mean of b is over round 1 alone." in tables
+    assert row[1:5] == [*(f"{means[d]:.2f}" for d in "abc"), f"{np.mean([*means.values()]):.2f}†"]
+    assert row[7] == f"{worst:.2f}†"
+    assert "b was not tested in rounds 2 and 3. The mean of b is over round 1 alone. Figures" in (
+        tables
+    )
     assert "2 replies to tests were dropped, of client 1 (no reply before the timeout)." in tables
     last = mean_row(tables[tables.index("last round (3)") :])
     assert last[2] == "\N{EN DASH}"
@@ -233,7 +235,7 @@ def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
     row = mean_row(tables)
     assert row[1:4] == ["\N{EN DASH}", *(f"{mean:.2f}" for mean in means)]
     assert row[7:9] == [f"{min(means):.2f}†", f"{max(means) - min(means):.2f}†"]
-    assert "a was not tested in any round. Figures marked † are of the others" in tables
+    assert "a was not tested in any round. Figures marked † are not of all domains" in tables
 
 
 def test_a_resumed_run_says_once_who_did_not_answer_its_tests(

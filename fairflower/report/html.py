@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflower.data import ClientInfo
 from fairflower.report import tables
 from fairflower.report.markdown import markdown_tables
-from fairflower.report.methods import EXECUTION, Comparison, compare, shown
+from fairflower.report.methods import EXECUTION, Comparison, compare, shown, thousands
 from fairflower.report.reading import Run, RunError
 from fairflower.report.style import CSS
 from fairflower.report.verdicts import notes, rule, verdicts
@@ -144,6 +144,7 @@ def _tables(chosen: Iterable[tables.Table | None]) -> str:
             if table.caption in captions[place + 1 :]
             else f'<p class="caption">{escape(table.caption)}</p>'
         )
+        + (f'<p class="caption">{escape(table.footer)}</p>' if table.footer else "")
         for place, table in enumerate(there)
     )
 
@@ -245,8 +246,8 @@ def _run(method: str, run: Run) -> str:
         "started": info.get("started"),
         "finished": info.get("finished"),
         "duration": _duration(info.get("seconds")),
-        "trained parameters": _thousands(info.get("num_parameters")),
-        "bytes of the model, to and from each client": _thousands(info.get("model_bytes")),
+        "trained parameters": thousands(info.get("num_parameters")),
+        "bytes of the model, to and from each client": thousands(info.get("model_bytes")),
         "versions": _pairs(info.get("versions")),
         "machine": _pairs(info.get("machine")),
         "data": ", ".join(map(str, info.get("sources") or ())),
@@ -296,10 +297,6 @@ def _pairs(values: Any) -> str:
     if not isinstance(values, Mapping):
         return str(values or "")
     return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
-
-
-def _thousands(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else ""
 
 
 def _duration(seconds: Any) -> str:

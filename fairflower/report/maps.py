@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fairflower.report import canvas
 from fairflower.report.canvas import Look, Sketch, legend, line, panels
-from fairflower.report.clusters import IDS, MAP, Clusters, clusters
+from fairflower.report.clusters import IDS, MAP, Clusters, Vector, clusters
 from fairflower.report.methods import Comparison, Method
 
 Looks = Mapping[str, Look]
@@ -50,7 +50,7 @@ def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
 
 def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
     sheet, axes = panels(1, len(_FIGURES), canvas.FULL, 3.4)
-    said = []
+    said, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
             found = [c for run in method.runs if (c := clusters(run))]
@@ -61,10 +61,12 @@ def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
                 continue
             values = np.array([unit * c.figure(name)[np.isin(c.rounds, rounds)] for c in found])
             mean = values.mean(axis=0)
+            spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.zeros_like(mean)
+            if name == "rand":
+                lowest = min(lowest, float((mean - spread).min()))
             look = looks[method.name]
             line(panel, rounds, mean, look, label=method.name)
             if len(found) > 1:
-                spread = values.std(axis=0, ddof=1)
                 panel.fill_between(
                     rounds, mean - spread, mean + spread, color=look.colour, alpha=0.18, linewidth=0
                 )
@@ -76,7 +78,7 @@ def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
     axes[0, 0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 1].set_ylim(0, 104)
-    axes[0, 2].set_ylim(top=1.04)
+    axes[0, 2].set_ylim(lowest, 1.04)
     legend(sheet, axes[0, 0])
     several = any(len(method.runs) > 1 for method in methods)
     return Sketch(
@@ -93,6 +95,7 @@ def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
 
 def _maps(method: Method, found: Clusters, domains: Looks, suffix: str) -> Sketch:
     """A map per round: colour is the type, the marker and what it hangs on the cluster."""
+    found = found._replace(map=aligned(found.map))
     mapped = np.flatnonzero(np.isfinite(found.map).any(axis=(1, 2)))
     chosen = mapped[np.unique(np.linspace(0, len(mapped) - 1, _MAPS).round().astype(int))]
     names = np.unique(found.ids[chosen][np.isfinite(found.ids[chosen])])
@@ -106,7 +109,8 @@ def _maps(method: Method, found: Clusters, domains: Looks, suffix: str) -> Sketc
         _map(panel, found, r, domains, markers)
         noun = "cluster" if number[r] == 1 else "clusters"
         panel.set_title(
-            f"round {found.rounds[r]}: {number[r]:.0f} {noun}, accuracy {100 * accuracy[r]:.0f} %"
+            f"round {found.rounds[r]}: {number[r]:.0f} {noun}, "
+            f"clustering accuracy {100 * accuracy[r]:.0f} %"
         )
     for panel in axes.flat[len(chosen) :]:
         panel.set_visible(False)
@@ -125,10 +129,25 @@ def _maps(method: Method, found: Clusters, domains: Looks, suffix: str) -> Sketc
         sheet,
         f"{method.name}: clients by their representations",
         "Each client on the first two principal axes of the round's representations, which differ "
-        "from round to round. Colour: its true type, its domain. Marker, and thin lines from the "
-        f"clients to their middle: its cluster. Seed {method.runs[0].seed}.",
+        "from round to round; each axis points where it agrees with the map before. Colour: the "
+        "client's true type, its domain. Marker, and thin lines from the clients to their middle: "
+        f"its cluster. Seed {method.runs[0].seed}.",
         f"Clusters at round {found.rounds[end]}. {_said(found, int(end))}",
     )
+
+
+def aligned(maps: Vector) -> Vector:
+    """Maps [R, K, 2] with each axis turned to agree with the map before.
+
+    The sign of a principal axis is anybody's choice. Of both signs the one that leaves the
+    clients of both maps closer to their places, in squares.
+    """
+    turned = maps.copy()
+    before = np.zeros_like(maps[0])
+    for r in np.flatnonzero(np.isfinite(maps).any(axis=(1, 2))):
+        turned[r] *= np.where(np.nansum(before * turned[r], axis=0) < 0, -1, 1)
+        before = turned[r]
+    return turned
 
 
 def _map(

@@ -20,6 +20,7 @@ def markdown_tables(runs: Sequence[Run]) -> str:
             if table.caption not in captions:
                 parts.append(table.caption)
             captions.add(table.caption)
+            parts += [table.footer] if table.footer else []
         lines = [f"- {verdict}" for verdict in verdicts(comparison)]
         lines += [f"- Note: {note}" for note in notes(comparison)]
         parts += ["\n".join(lines), rule(comparison)]

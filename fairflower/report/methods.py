@@ -45,7 +45,7 @@ _STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 #: Stretches of rounds that are still listed.
 _SPANS = 6
 
-#: Marks a figure over domains that lacks some of them.
+#: Marks a figure over domains of which some lack tests.
 MARK = "\N{DAGGER}"
 
 #: Seeds below which nothing is concluded.
@@ -171,7 +171,7 @@ class Method:
         return Estimate.of([_of_those(row, figure) for row in _in_common(values)])
 
     def whole(self, window: int) -> bool:
-        """Whether every seed was tested on every domain in the last ``window`` rounds."""
+        """Whether every seed was tested on every domain in each of the last ``window`` rounds."""
         return all(run.whole(window) for run in self.runs)
 
     def curve(
@@ -325,7 +325,7 @@ def _of_those(values: NDArray[np.float64], figure: Callable[[NDArray[np.float64]
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
     """Keep the furthest runs, the newest for each seed; say why the others are left out.
 
-    Runs that lack a domain are kept only where all of them do.
+    Runs that lack tests of a domain are kept only where all of them do.
     """
     furthest = max(run.last_round for run in runs)
     some_whole = any(run.whole(WINDOW) for run in runs if run.last_round == furthest)
@@ -438,6 +438,15 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'
+
+
+def thousands(value: Any) -> str:
+    """A count as text; empty for anything else.
+
+    >>> thousands(133514), thousands(None)
+    ('133,514', '')
+    """
+    return f"{value:,}" if isinstance(value, int) else ""
 
 
 def number(value: float, digits: int = 2, *, signed: bool = False) -> str:

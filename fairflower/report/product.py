@@ -19,6 +19,8 @@ _FIGURES: tuple[tuple[str, Callable[[Any], float], str], ...] = (
     ("MIN over domains, %", lambda v: 100 * metrics.worst(v), "higher is fairer"),
 )
 
+_BLANK = " Blank: not run, or not tested on every domain in all of these rounds."
+
 
 def sketches(comparison: Comparison) -> Iterator[Sketch]:
     """The product's heat maps, and each client's convergence; nothing where there is none."""
@@ -100,7 +102,6 @@ def _heat_maps(comparison: Comparison, grid: Grid) -> Sketch:
         "product",
         sheet,
         "Local training times aggregation",
-        f"{comparison.span(WINDOW).capitalize()}, mean over seeds."
-        f"{' Blank: not run, or not tested on every domain.' if comparison.gaps else ''}",
+        f"{comparison.span(WINDOW).capitalize()}, mean over seeds.{comparison.gaps * _BLANK}",
         f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",
     )

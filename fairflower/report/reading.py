@@ -107,8 +107,12 @@ class Run:
         return _mean(self.accuracy[_last(self.rounds, window)])
 
     def whole(self, window: int) -> bool:
-        """Whether `final` has every domain, as whatever is said of all of them needs."""
-        return bool(np.isfinite(self.final(window)).all())
+        """Whether every domain was tested in each of the rounds that `final` averages.
+
+        Else `final` lacks a domain, or its means are over different rounds, and what is said
+        of all domains can be compared with no other run's.
+        """
+        return bool(np.isfinite(self.accuracy[_last(self.rounds, window)]).all())
 
     def final_scores(self, score: str, window: int) -> NDArray[np.float64]:
         """One of ``scores`` in each of those rounds, [rounds, D], not averaged."""
@@ -123,6 +127,10 @@ class Run:
         if not self.personal_rounds.size:
             return np.full(len(self.domains), np.nan)
         return _mean(self.personal_accuracy[_last(self.personal_rounds, window)])
+
+    def whole_personal(self, window: int) -> bool:
+        """Whether `final_personal` has every domain in each round, like `whole`."""
+        return bool(np.isfinite(self.personal_accuracy[_last(self.personal_rounds, window)]).all())
 
     def final_clients(self, window: int) -> NDArray[np.float64]:
         """Accuracy per client [K], like `final`; NaN for a client that never tested."""

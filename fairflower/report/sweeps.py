@@ -40,7 +40,7 @@ class Sweep(NamedTuple):
 def sweeps(comparison: Comparison) -> list[Sweep]:
     """Every method argument of which there are three values or more, all else equal.
 
-    A method that was not tested on every domain is compared with none, and left out.
+    A method that was not tested on every domain throughout is compared with none, and left out.
     """
     keys = {
         key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from fairflower.report.methods import (
     Method,
     by_client,
     number,
+    thousands,
 )
 from fairflower.report.reading import SCORES, Run
 from fairflower.report.verdicts import TITLES, Difference, differences
@@ -57,20 +58,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a caption that says how to read it, columns and groups of rows."""
+    """A title, a caption that says how to read it, columns and groups of rows.
+
+    ``footer`` is a line of its own under the table.
+    """
 
     title: str
     caption: str
     columns: Sequence[str]
     groups: Sequence[Group]
+    footer: str = ""
 
 
 @dataclass(frozen=True)
 class _Column:
     """One figure of a method: ``better`` is 1 if more is, -1 if less is, 0 if neither.
 
-    ``whole`` says of what methods it lacks no domain. Elsewhere it is marked, and the
-    method is in no contest with others.
+    ``whole`` says of what methods it lacks no domain in any round. Elsewhere it is marked,
+    and the method is in no contest with others.
     """
 
     title: str
@@ -85,6 +90,7 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
     windows = [WINDOW]
     if any(m.runs[0].final_rounds(WINDOW) != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
+    first, *others = (accuracy_table(comparison, window) for window in windows)
     further = (
         quality_table(comparison),
         types_table(comparison),
@@ -92,16 +98,18 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
         personal_table(comparison),
         product_table(comparison),
         difference_table(comparison),
+        model_table(comparison),
     )
     return [
-        *(accuracy_table(comparison, window) for window in windows),
+        replace(first, footer=model_line(comparison)),
+        *others,
         *(table for table in further if table),
     ]
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
     """The papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
-    columns = _accuracy_columns(comparison.domains, lambda run: run.final(window))
+    columns = _global_columns(comparison.domains, window)
     return _table(
         title=f"Accuracy per domain, {comparison.span(window)}",
         caption=(
@@ -181,9 +189,7 @@ def types_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     def whole(method: Method) -> bool:
         return method.whole(window)
 
-    def spread(values: Vector) -> float:
-        return metrics.std(values, ddof=0)
-
+    spread = _of_several(lambda values: metrics.std(values, ddof=0), len(comparison.domains))
     wanted = any(map(_clustered, comparison.methods))
 
     def several(method: Method) -> bool:
@@ -251,7 +257,11 @@ def personal_table(comparison: Comparison, window: int = WINDOW) -> Table | None
     methods = [m for m in comparison.methods if all(run.personal_rounds.size for run in m.runs)]
     if not methods:
         return None
-    columns = _accuracy_columns(comparison.domains, lambda run: run.final_personal(window))
+    columns = _accuracy_columns(
+        comparison.domains,
+        lambda run: run.final_personal(window),
+        lambda run: run.whole_personal(window),
+    )
     return _table(
         title=f"Accuracy of personal models, {comparison.span(window)}",
         caption=(
@@ -268,7 +278,7 @@ def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     grid = by_client(comparison)
     if not grid:
         return None
-    columns = _accuracy_columns(comparison.domains, lambda run: run.final(window))
+    columns = _global_columns(comparison.domains, window)
     groups = [
         Group(client, _rows(list(row.values()), columns, list(row))) for client, row in grid.items()
     ]
@@ -280,11 +290,21 @@ def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     )
 
 
-def _accuracy_columns(domains: Sequence[str], accuracies: Callable[[Run], Vector]) -> list[_Column]:
-    """Each domain's accuracy, and what the papers say of all of them, in percent."""
+def _global_columns(domains: Sequence[str], window: int) -> list[_Column]:
+    """`_accuracy_columns` of the global model."""
+    return _accuracy_columns(domains, lambda run: run.final(window), lambda run: run.whole(window))
+
+
+def _accuracy_columns(
+    domains: Sequence[str], accuracies: Callable[[Run], Vector], tested: Callable[[Run], bool]
+) -> list[_Column]:
+    """Each domain's accuracy, and what the papers say of all of them, in percent.
+
+    ``tested`` says whether a run's are of every domain in the same rounds.
+    """
 
     def whole(method: Method) -> bool:
-        return all(np.isfinite(accuracies(run)).all() for run in method.runs)
+        return all(map(tested, method.runs))
 
     def accuracy(d: int) -> Callable[[Method], Estimate]:
         return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
@@ -299,10 +319,50 @@ def _accuracy_columns(domains: Sequence[str], accuracies: Callable[[Run], Vector
         *(_Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
         over("AVG", metrics.mean, 1),
         over("STD ddof 1", lambda values: metrics.std(values, ddof=1), -1),
-        over("STD ddof 0", lambda values: metrics.std(values, ddof=0), -1),
+        over("STD ddof 0", _of_several(lambda v: metrics.std(v, ddof=0), len(domains)), -1),
         over("MIN", metrics.worst, 1),
-        over("GAP", metrics.gap, -1),
+        over("GAP", _of_several(metrics.gap, len(domains)), -1),
     ]
+
+
+def model_line(comparison: Comparison) -> str:
+    """What a model costs to send; empty where methods differ in it, or nobody knows."""
+    sizes = set(_model_sizes(comparison).values())
+    if len(sizes) != 1 or not all(found := sizes.pop()):
+        return ""
+    size, parameters = found
+    return (
+        f"Model: {size} bytes to and from each client in a round ({parameters} trained parameters)."
+    )
+
+
+def model_table(comparison: Comparison) -> Table | None:
+    """The same by method; None where all have the same."""
+    sizes = _model_sizes(comparison)
+    if len(set(sizes.values())) == 1:
+        return None
+    rows = {
+        m.name: Row(m.name, _remark(m), [Cell(size or number(math.nan)) for size in sizes[m.name]])
+        for m in comparison.methods
+    }
+    return Table(
+        title="Model",
+        caption="Bytes: of the model, to and from each client in a round.",
+        columns=["bytes", "trained parameters"],
+        groups=[
+            Group(heading, [rows[m.name] for m in members])
+            for heading, members in _comparable(comparison, comparison.methods)
+        ],
+    )
+
+
+def _model_sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
+    """Method -> bytes of its model, and how many of its parameters are trained."""
+    facts = {method.name: method.runs[0].info for method in comparison.methods}
+    return {
+        name: (thousands(info.get("model_bytes")), thousands(info.get("num_parameters")))
+        for name, info in facts.items()
+    }
 
 
 def difference_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
@@ -343,9 +403,10 @@ def fairness_table(comparison: Comparison, level: str, window: int = WINDOW) -> 
         return found[np.isfinite(found)]
 
     def of(key: str, unit: float) -> Callable[[Method], Estimate]:
-        def figure(values: Vector) -> float:
+        def value(values: Vector) -> float:
             return unit * metrics.summary(values)[key]
 
+        figure = _of_several(value, len(comparison.domains)) if key in _OF_SEVERAL else value
         if level == "domains":
             return lambda method: method.over_domains(lambda run: run.final(window), figure)
         return lambda method: method.over_seeds(lambda run: figure(values(run)))
@@ -401,6 +462,14 @@ _SUMMARY = (
     ("entropy", "entropy", 1, 1, 4),
 )
 
+#: Those of spread and of equality.
+_OF_SEVERAL = frozenset({"std_ddof0", "gap", "jain", "gini", "entropy"})
+
+
+def _of_several(figure: Callable[[Vector], float], count: int) -> Callable[[Vector], float]:
+    """A figure that says nothing, NaN, where but one of several domains is left."""
+    return lambda values: math.nan if len(values) < 2 <= count else figure(values)
+
 
 def _how_to_read(comparison: Comparison) -> str:
     """What the small print and the bold type of a table mean, if it has any."""
@@ -424,8 +493,8 @@ def _table(title: str, caption: str, columns: Sequence[_Column], groups: Sequenc
     cells = (cell for group in groups for row in group.rows for cell in row.cells)
     if any(cell.text.endswith(MARK) for cell in cells):
         caption = (
-            f"{caption.rstrip()} {MARK}: without domains that were not tested, which the notes "
-            "name, and so compared with nothing."
+            f"{caption.rstrip()} {MARK}: not every domain was tested in all of these rounds, as "
+            "the notes say, and so compared with nothing."
         )
     return Table(title, caption, [column.title for column in columns], groups)
 
@@ -492,7 +561,7 @@ def _cell(estimate: Estimate, digits: int, best: float | None) -> Cell:
 
 
 def _partial_cell(estimate: Estimate, digits: int, mark: str) -> Cell:
-    """A cell of a method that lacks a domain: nothing but a dash where the figure does, too."""
+    """A cell of a method that lacks tests: nothing but a dash where there is no figure."""
     if math.isnan(estimate.mean):
         return Cell(number(estimate.mean))
     cell = _cell(estimate, digits, None)

@@ -35,6 +35,7 @@ def terminal_table(runs: Sequence[Run]) -> RenderableType:
             if table.caption not in captions:
                 parts.append(Text(table.caption, style="dim"))
             captions.add(table.caption)
+            parts += [Text(table.footer, style="dim")] if table.footer else []
             parts.append(Text())
         parts += [Text(f"• {verdict}") for verdict in verdicts(comparison)]
         parts += [Text(f"! {note}", style="yellow") for note in notes(comparison)]

@@ -69,7 +69,7 @@ class Verdict:
 def difference(method: Method, baseline: Method, window: int) -> Difference | None:
     """The paired difference, or None where the two have no seed in common.
 
-    Runs that were not tested on every domain do not count.
+    Runs that were not tested on every domain throughout do not count.
     """
     method, baseline = (
         replace(each, runs=tuple(run for run in each.runs if run.whole(window)))
@@ -106,14 +106,13 @@ def verdict(comparison: Comparison, method: Method) -> Verdict:
     """The sentence on one method, on the mean of the last five tested rounds."""
     against = differences(comparison, method)
     if not (against or method.whole(WINDOW)):
-        return Verdict(method.name, "", "not compared, as not every domain was tested")
+        return Verdict(method.name, "", "not compared, as not every domain was tested throughout")
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         others = (comparison.baseline(method, name) for name in BASELINES)
-        tested = (
-            "" if all(o is None or o.whole(WINDOW) for o in others) else ", tested on every domain,"
-        )
+        whole = all(other is None or other.whole(WINDOW) for other in others)
+        tested = "" if whole else ", tested on every domain throughout,"
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(d.worst)} points against {TITLES[name]}" for name, d in against.items()]
     spread = [signed(d.std) for d in against.values()]
@@ -233,7 +232,8 @@ def _absences(run: Run) -> list[str]:
         compared = (
             ""
             if run.whole(WINDOW)
-            else f" Figures marked {MARK} are of the others, and the run is compared with no other."
+            else f" Figures marked {MARK} are not of all domains in the same rounds, and so are "
+            "compared with no other run."
         )
         found.append(f"{lacks}.{''.join(means)}{compared}")
     personal = untested(run.domains, run.personal_rounds, run.personal_accuracy)
