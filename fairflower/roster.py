@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.config import ConfigError
-from fairflower.data import Federation
+from fairflower.data import DataError, Federation
+from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import described, unite
 from fairflower.strategies.base import short
 
@@ -120,6 +123,9 @@ Answers = dict[int, Answer]
 class _Roll:
     """Asks every node once who it is, while nodes come and go."""
 
+    #: Seconds until it is said for the first time who is missing.
+    PATIENCE = 5.0
+
     def __init__(
         self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
     ) -> None:
@@ -127,37 +133,50 @@ class _Roll:
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.answers: Answers = {}
         self.problems: dict[int, str] = {}
+        #: Nodes that gave no answer in time, by the id of what they were asked.
+        self.silent: dict[str, int] = {}
         self._begin = time.monotonic()
-        self._next_notice, self._pause = self._begin + 5, 0.05
+        self._next_notice, self._pause = self._begin + self.PATIENCE, 0.05
 
-    def ask(self) -> bool:
-        """Ask those that are new; say whether there were any."""
+    def online(self) -> set[int]:
+        """Who is there; what others have said is forgotten."""
         online = set(self.grid.get_node_ids())
         # A SuperNode that went away is asked again when it is back.
         self.answers = {node: answer for node, answer in self.answers.items() if node in online}
         self.problems = {node: why for node, why in self.problems.items() if node in online}
-        fresh = sorted(online - {*self.answers, *self.problems})
+        self.silent = {query: node for query, node in self.silent.items() if node in online}
+        return online
+
+    def ask(self, known: Collection[int] = ()) -> bool:
+        """Ask those that are new, and not ``known``; say whether there were any."""
+        fresh = sorted(self.online() - {*known, *self.answers, *self.problems})
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
-        replies = send_and_receive(self.grid, queries, self.timeout, self.stop)
+        late = self.grid.pull_messages(list(self.silent)) if self.silent else []
+        replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
+        replies += send_and_receive(self.grid, queries, self.timeout, self.stop)
         asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+        asked |= self.silent
         for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            query_id = reply.metadata.reply_to_message_id
+            node = asked.get(query_id, reply.metadata.src_node_id)
+            self.silent.pop(query_id, None)
+            self.problems.pop(node, None)
             try:
                 self.answers[node] = _read(reply)
             except ValueError as problem:
                 self.problems[node] = str(problem)
-        for node in set(fresh) - {*self.answers, *self.problems}:
-            self.problems[node] = f"no answer in {self.timeout:g} s"
+        quiet = set(fresh) - {*self.answers, *self.problems}
+        self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
+        self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}
         return bool(fresh)
 
-    def wait(self, expected: int) -> bool:
+    def wait(self, notice: str) -> bool:
         """Give others time to come; say whether there is any left."""
         now = time.monotonic()
         if now > self._begin + self.timeout:
             return False
         if now > self._next_notice:
-            here = len(self.answers)
-            logger.info("Waiting for clients: %d are here, %d expected.", here, expected)
+            logger.info("Waiting for clients: %s", notice)
             self._next_notice += 30
         if self.stop.wait(self._pause):
             raise Stopped
@@ -171,10 +190,16 @@ class _Roll:
         if ids is not None:
             absent = f"; missing: {[client for client in ids if client not in here]}"
             node_config = "partition-id=<client>"
+        patience = ""
+        if self.silent:
+            patience = (
+                " Whoever is there and gives no answer may still be preparing its data: "
+                "raise round-timeout."
+            )
         reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
         return ConfigError(
             f"{len(self.answers)} of {expected} clients answered{absent}. Start a SuperNode "
-            f"for each with --node-config '{node_config}'.{reasons}"
+            f"for each with --node-config '{node_config}'.{patience}{reasons}"
         )
 
 
@@ -208,8 +233,9 @@ def call_the_roll(
     ------
     ConfigError
         If the federation has fewer SuperNodes than clients, with the command
-        that gives it enough, if clients are still missing after ``timeout``, or if two
-        nodes say that they are the same.
+        that gives it enough, if clients are still missing after ``timeout``, if two
+        nodes say that they are the same, or if those that divide one data set among them
+        do not have the same.
     DataError
         If the sites' data do not go together.
     """
@@ -227,8 +253,10 @@ def call_the_roll(
             if roster := _of_shares(answers, size):
                 return roster
             expected = size or num_clients or max(1, sites)
-            ids = range(expected)
-        if not fresh and not roll.wait(expected):
+            # Of sites that are silent it is not known that they are sites.
+            ids = None if sites and not answers else range(expected)
+        notice = f"{len(answers)} are here, {expected} expected."
+        if not fresh and not roll.wait(notice):
             raise roll.missing(expected, ids)
 
 
@@ -261,12 +289,20 @@ def call_again(
     while True:
         fresh = roll.ask()
         back, strangers = _of_known_sites(roll.answers, earlier)
-        if not fresh and (len(back) == len(clients) or not roll.wait(len(clients))):
+        away = ", ".join(_named(client) for client in clients if client.client_id not in back)
+        notice = (
+            f"{away} not back yet. After {timeout:g} s in all the run goes on without "
+            "(round-timeout, which can be given anew with resume)."
+        )
+        if not fresh and not (away and roll.wait(notice)):
             break
+    _check_anonymous(strangers, back, roll.answers, earlier)
     if not back:
         raise roll.missing(len(clients), None)
     for node in strangers:
         logger.warning("Node %d is left out: it had no part in the run that goes on.", node)
+    for node, why in sorted(roll.problems.items()):
+        logger.warning("Node %d is left out: %s", node, why)
     nodes = {}
     for client in clients:
         k = client.client_id
@@ -289,10 +325,15 @@ def _read(reply: Message) -> Answer:
     for key in {"site", "federation"} & said.keys():
         try:
             described[key] = Federation.from_json(str(said[key]), _ELSEWHERE)
+            described[key].check()
+        except DataError as error:
+            raise ValueError(f"it describes data that nobody can have: {error}") from error
         except Exception as error:  # whatever another version, or anybody, may send
             raise ValueError(
                 f"it describes its data in a way that is not known ({error!r})"
             ) from error
+    if "site" in described and len(described["site"].domains + described["site"].clients) != 2:
+        raise ValueError("a site is one client with one domain, and it describes several")
     return Answer(number, size, described.get("site"), described.get("federation"))
 
 
@@ -327,8 +368,27 @@ def _of_shares(answers: Answers, num_clients: int | None) -> Roster | None:
         nodes[client] = node
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
-    federation = next((a.federation for a in answers.values() if a.federation), None)
-    return Roster({client: nodes[client] for client in range(num_clients)}, federation, False)
+    nodes = {client: nodes[client] for client in range(num_clients)}
+    return Roster(nodes, _common({node: answers[node] for node in nodes.values()}), False)
+
+
+def _common(answers: Answers) -> Federation | None:
+    """What all nodes have; None if none of them was asked."""
+    told: dict[Federation, list[int]] = defaultdict(list)
+    for node, answer in sorted(answers.items()):
+        if answer.federation is not None:
+            # The files may lie elsewhere on every machine.
+            told[replace(answer.federation, sources=())].append(node)
+    most, *others = sorted(told.values(), key=len, reverse=True) or [[]]
+    if others:
+        odd = sorted(node for nodes in others for node in nodes)
+        rest = f"the other {len(most)}" if len(most) > 1 else f"node {most[0]}"
+        raise ConfigError(
+            f"Node {', '.join(map(str, odd))}: other data than {rest}. All divide one data set "
+            "among them: bring the same files to every node's data-dir. (Sites with data of "
+            "their own say so by a domain in --node-config.)"
+        )
+    return answers[most[0]].federation if most else None
 
 
 def _of_sites(answers: Answers) -> Roster:
@@ -354,24 +414,34 @@ def _of_sites(answers: Answers) -> Roster:
 def _of_known_sites(answers: Answers, earlier: Roster) -> tuple[dict[int, int], list[int]]:
     """Client ids and nodes of the sites that are back, and the nodes that are strangers."""
     assert earlier.federation is not None
-    assert earlier.places is not None
-    clients = earlier.federation.clients
     anonymous = {node: client for client, node in earlier.nodes.items()}
     back: dict[int, int] = {}
+    changed: dict[int, int] = {}
     strangers = []
     for node, answer in sorted(answers.items()):
         client = anonymous.get(node, _client(answer, earlier.places))
-        if client is None or client in back:
+        if client is None or client in back or answer.site is None:
             strangers.append(node)
-            continue
-        assert answer.site is not None
-        if not _has_what_it_had(answer.site, client, earlier.federation):
+        elif _has_what_it_had(answer.site, client, earlier.federation):
+            back[client] = node
+        else:
+            changed[node] = client
+    for node, client in changed.items():
+        if client not in back:
             raise ConfigError(
-                f"Client {client} ({clients[client].domain}) has other data than when the run "
-                "began. Bring them back, or start another run."
+                f"{_named(earlier.federation.clients[client])} has other data than when the run "
+                f"began (node {node}). Bring them back, or start another run."
             )
-        back[client] = node
-    lost = {clients[client].domain for client in anonymous.values() if client not in back}
+    return back, sorted([*strangers, *changed])
+
+
+def _check_anonymous(
+    strangers: Iterable[int], back: Collection[int], answers: Answers, earlier: Roster
+) -> None:
+    """Refuse to go on if a stranger may be a client that its node id alone would tell."""
+    assert earlier.federation is not None
+    clients = earlier.federation.clients
+    lost = {clients[client].domain for client in earlier.nodes if client not in back}
     for node in strangers:
         site = answers[node].site
         if site is not None and site.domains[0] in lost:
@@ -380,14 +450,20 @@ def _of_known_sites(answers: Answers, earlier: Roster) -> tuple[dict[int, int], 
                 "nothing else tells which is which. Start their SuperNodes with the keys that "
                 "they had, or start another run."
             )
-    return back, strangers
 
 
 def _has_what_it_had(site: Federation, client: int, federation: Federation) -> bool:
+    channels, *sides = site.shape
+    if channels > federation.shape[0] or tuple(sides) != federation.shape[1:]:
+        return False
     try:
         return described(client, site, federation) == federation.clients[client]
     except (ValueError, IndexError):  # classes that nobody had
         return False
+
+
+def _named(client: ClientInfo) -> str:
+    return f"Client {client.client_id} ({client.domain})"
 
 
 #: Where the clients' data are.
@@ -396,52 +472,66 @@ _ELSEWHERE = Path("at-the-clients")
 NOWHERE = 2
 
 
-def look_again(
-    grid: Grid,
-    nodes: Mapping[int, int],
-    timeout: float,
-    stop: threading.Event,
-    places: Places | None = None,
-    settings: ConfigRecord | None = None,
-) -> dict[int, int]:
-    """The roster, with clients whose SuperNodes were restarted and got other ids.
+class Search:
+    """Looks for clients whose SuperNodes were restarted and got other ids.
 
     A SuperNode with a key of its own keeps its id; others come back as strangers. A
     stranger that has the ``partition-id`` of a client takes its place only if the
-    client's node is gone. So does a site with the domain of a client; of several with
-    one domain only those that number themselves can be told apart.
+    client's node is gone. So does a site with the domain of a client and the data that
+    it had; of several with one domain only those that number themselves can be told
+    apart. Strangers are asked when a client is away, and once each as long as they stay.
 
     Parameters
     ----------
-    nodes : mapping of int -> int
-        Client id -> node id, as known so far.
+    roster : Roster
+        Who was there when the run began.
     timeout : float
-        Seconds to wait for strangers' answers, at most a minute.
-    places : mapping, optional
-        ``Roster.places``, of sites with data of their own.
+        Seconds to wait for a stranger's answer, at most a minute. Later ones count in the
+        next round.
     settings : ConfigRecord, optional
         The run config, for sites to describe their data by.
     """
-    found, here = dict(nodes), set(grid.get_node_ids())
-    gone = {client for client, node in nodes.items() if node not in here}
-    strangers = sorted(here - set(nodes.values()))
-    if not (gone and strangers):
-        return found
-    config = ConfigRecord() if places is None or settings is None else settings
-    content = RecordDict({"config": config})
-    queries = [Message(content, node, MessageType.QUERY) for node in strangers]
-    replies = send_and_receive(grid, queries, min(timeout, 60), stop)
-    for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-        try:
-            client = _client(_read(reply), places)
-        except ValueError as problem:
-            logger.warning("Node %d is left out: %s", reply.metadata.src_node_id, problem)
-            continue
-        if client in gone:
+
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        timeout: float,
+        stop: threading.Event,
+        settings: ConfigRecord | None = None,
+    ) -> None:
+        self.roster = roster
+        self._roll = _Roll(grid, min(timeout, 60), stop, settings if roster.sites else None)
+        self._left_out: dict[int, str] = {}
+
+    def __call__(self, nodes: Mapping[int, int]) -> dict[int, int]:
+        """Where all are now, by client id, and by ``nodes`` were before."""
+        found, here = dict(nodes), self._roll.online()
+        self._left_out = {node: why for node, why in self._left_out.items() if node in here}
+        gone = {client for client, node in nodes.items() if node not in here}
+        if not gone:
+            return found
+        self._roll.ask(known=found.values())
+        for node, why in sorted(self._roll.problems.items()):
+            self._leave_out(node, why)
+        for node, answer in sorted(self._roll.answers.items()):
+            client = _client(answer, self.roster.places)
+            if client is None or client not in gone or node in nodes.values():
+                continue
+            whole = self.roster.federation
+            if answer.site and whole and not _has_what_it_had(answer.site, client, whole):
+                name = _named(whole.clients[client])
+                self._leave_out(node, f"{name} had other data when the run began")
+                continue
             gone.remove(client)
-            found[client] = reply.metadata.src_node_id
-            logger.info("Client %s is back as node %d.", client, found[client])
-    return found
+            found[client] = node
+            logger.info("Client %s is back as node %d.", client, node)
+        return found
+
+    def _leave_out(self, node: int, why: str) -> None:
+        if self._left_out.get(node) != why:
+            logger.warning("Node %d is left out: %s", node, why)
+            self._left_out[node] = why
 
 
 def _client(answer: Answer, places: Places | None) -> int | None:

@@ -29,11 +29,11 @@ from fairflower.paths import client_states
 from fairflower.progress import RunProgress
 from fairflower.roster import (
     Roster,
+    Search,
     Stopped,
     call_again,
     call_the_roll,
     check_size,
-    look_again,
     send_and_receive,
 )
 from fairflower.runfolder import RunFolder, read_facts
@@ -105,6 +105,8 @@ class Session:
         config = self.config
         self.federation, self.roster = self._meet()
         self.nodes = self.roster.nodes
+        timeout, settings = config.round_timeout, self._settings()
+        self.search = Search(self.grid, self.roster, timeout, self.stop, settings)
         self.evaluator = Evaluator(config, self.federation)
         strategy: Any = STRATEGIES[config.strategy.name]
         method = CLIENTS[config.client.name]
@@ -272,9 +274,7 @@ class Session:
 
     def _find_nodes(self) -> None:
         """Follow clients whose SuperNodes came back under other ids."""
-        places, settings = self.roster.places, self._settings()
-        timeout = self.config.round_timeout
-        nodes = look_again(self.grid, self.nodes, timeout, self.stop, places, settings)
+        nodes = self.search(self.nodes)
         if nodes != self.nodes:
             self.nodes = nodes
             self._enroll()

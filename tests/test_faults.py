@@ -35,7 +35,7 @@ from fairflower.client_app import app as client_app
 from fairflower.config import ConfigError
 from fairflower.flower import identify, set_message_id
 from fairflower.inline import InlineGrid
-from fairflower.roster import call_the_roll, look_again, send_and_receive
+from fairflower.roster import Roster, Search, call_the_roll, send_and_receive
 from fairflower.session import Session
 from fairflower.strategies import (
     STRATEGIES,
@@ -475,12 +475,68 @@ def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
     nodes = {0: 1000, 1: 1001}
     impostor = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
     grid.contexts[666] = impostor
-    stop = threading.Event()
-    assert look_again(grid, nodes, 1.0, stop) == nodes
+    assert search(grid, nodes)(nodes) == nodes
     del grid.contexts[1001]
-    assert look_again(grid, nodes, 1.0, stop) == {0: 1000, 1: 666}
+    assert search(grid, nodes)(nodes) == {0: 1000, 1: 666}
     grid.contexts[666].node_config["partition-id"] = 0
-    assert look_again(grid, nodes, 1.0, stop) == nodes
+    assert search(grid, nodes)(nodes) == nodes
+
+
+def search(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> Search:
+    return Search(grid, Roster(nodes, None, sites=False), timeout, threading.Event())
+
+
+class Counting(InlineGrid):
+    """Counts what each node is asked; node 666's answers can be held back."""
+
+    def __init__(self) -> None:
+        super().__init__(client_app, 2)
+        self.asked: list[int] = []
+        self.holds = False
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.asked += [message.metadata.dst_node_id for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        return [] if self.holds else super().pull_messages(message_ids)
+
+
+def test_a_stranger_is_asked_once_as_long_as_it_stays(caplog):
+    grid, nodes = Counting(), {0: 1000, 1: 1001}
+    look = search(grid, nodes)
+    grid.contexts[666] = Context(1, 666, {"partition-id": 5}, RecordDict(), {})
+    assert look(nodes) == nodes
+    assert grid.asked == [], "nobody is away"
+    del grid.contexts[1001]
+    grid.contexts[777] = Context(1, 777, {}, RecordDict(), {})
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        for _ in range(3):
+            assert look(nodes) == nodes
+    assert sorted(grid.asked) == [666, 777]
+    assert caplog.text.count("Node 777 is left out") == 1
+    back = grid.contexts.pop(777)
+    assert look(nodes) == nodes
+    back.node_config["partition-id"] = 1
+    grid.contexts[777] = back
+    assert look(nodes) == {0: 1000, 1: 777}
+    assert sorted(grid.asked) == [666, 777, 777]
+
+
+def test_an_answer_that_comes_after_the_time_for_it_counts_in_the_next_round(caplog):
+    grid, nodes = Counting(), {0: 1000, 1: 1001}
+    del grid.contexts[1001]
+    grid.contexts[666] = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
+    look = search(grid, nodes, timeout=0.05)
+    grid.holds = True
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert look(nodes) == nodes
+        assert look(nodes) == nodes
+    assert caplog.text.count("Node 666 is left out: no answer in 0.05 s") == 1
+    grid.holds = False
+    assert look(nodes) == {0: 1000, 1: 666}
+    assert grid.asked == [666]
 
 
 class Answering(InlineGrid):
@@ -512,8 +568,9 @@ class Answering(InlineGrid):
 )
 def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(ConfigError, match=expected) as said:
         call_the_roll(Answering(answer), 3, timeout=0.3, stop=threading.Event())
+    assert ("raise round-timeout" in str(said.value)) == (answer is None)
 
 
 def test_two_nodes_that_say_they_are_one_client_are_refused():

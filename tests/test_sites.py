@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from fairflower.data import DataError, prepare
 from fairflower.data.sites import as_in, open_site, unite
 from fairflower.inline import InlineGrid
 from fairflower.report import read_run
-from fairflower.roster import call_the_roll, look_again
+from fairflower.roster import Search, _Roll, call_the_roll
 from fairflower.session import Session
 
 SMALL = {"num-server-rounds": 2, "train.local-epochs": 1, "data.name": "npz"}
@@ -298,10 +298,16 @@ def folders(tmp_path: Path) -> list[Path]:
     return [tmp_path / f"site-{k}" for k in range(3)]
 
 
-def roll(nodes: list[dict[str, Any]], sites: int = 0, timeout: float = 20) -> Any:
-    settings = RunConfig.from_flat({"data.name": "npz", "evaluate.by": "clients"}).to_flat()
-    stop = threading.Event()
-    return call_the_roll(grid(nodes), None, timeout, stop, ConfigRecord(settings), sites)
+def settings_of(**changes: Any) -> ConfigRecord:
+    flat = {"data.name": "npz", "evaluate.by": "clients"} | changes
+    return ConfigRecord(RunConfig.from_flat(flat).to_flat())
+
+
+def roll(
+    nodes: list[dict[str, Any]] | InlineGrid, sites: int = 0, timeout: float = 20, **changes: Any
+) -> Any:
+    there = nodes if isinstance(nodes, InlineGrid) else grid(nodes)
+    return call_the_roll(there, None, timeout, threading.Event(), settings_of(**changes), sites)
 
 
 def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> None:
@@ -322,15 +328,13 @@ def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -
         roll(nodes)
 
 
-def again(nodes: list[dict[str, Any]], lost: int) -> dict[int, int]:
-    """Where the clients are after a node has come back as node 7000."""
+def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, int]:
+    """Where the clients are after a node has come back as node 7000, perhaps changed."""
     roster = roll(nodes)
-    settings = RunConfig.from_flat({"data.name": "npz", "evaluate.by": "clients"}).to_flat()
     there = grid(nodes)
-    config = there.contexts.pop(lost).node_config
+    config = there.contexts.pop(lost).node_config | changes
     there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
-    stop, record = threading.Event(), ConfigRecord(settings)
-    return look_again(there, roster.nodes, 20, stop, roster.places, record)
+    return Search(there, roster, 20, threading.Event(), settings_of())(roster.nodes)
 
 
 def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: list[Path]) -> None:
@@ -340,6 +344,17 @@ def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: lis
     assert again(nodes, 1000) == {0: 1001, 1: 1000, 2: 1002}, "another site has domain b"
     numbered = [node | {"partition-id": k} for k, node in enumerate(nodes)]
     assert again(numbered, 1000) == {0: 7000, 1: 1001, 2: 1002}
+
+
+@pytest.mark.parametrize("other", [{"train": 15}, {"side": 16}, {"colour": True}, {"classes": 2}])
+def test_a_restarted_site_with_other_data_is_left_out_by_name(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, other: dict[str, int]
+) -> None:
+    npz(tmp_path / "other" / "x.npz", **other)  # type: ignore[arg-type]
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert again(nodes, 1000, **{"data-dir": str(tmp_path / "other")})[1] == 1000
+    assert "Node 7000 is left out: Client 1 (b) had other data" in caplog.text
 
 
 def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
@@ -397,6 +412,223 @@ def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     rounds = read_run(first).diagnostics
     assert [record["client_ids"] for record in rounds] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
     assert "Client 2 (b) is not back" in caplog.text
+
+
+def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Later(InlineGrid):
+        """Node 1001 is there when it was looked for a second time; 8000 is before."""
+
+        looks = 0
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks += 1
+            return [node for node in super().get_node_ids() if self.looks > 1 or node != 1001]
+
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
+    first = run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "num-server-rounds": 1})
+    there = Later(app, 0)
+    there.contexts = grid(nodes).contexts
+    newcomer = {"domain": "a", "data-dir": str(folders[2])}
+    there.contexts[8000] = Context(1, 8000, newcomer, RecordDict(), {})
+    config = continued(first, {"num-server-rounds": 2, "round-timeout": 60.0})
+    Session(there, config, Console(quiet=True)).run()
+    assert read_run(first).diagnostics[-1]["client_ids"] == [0, 1, 2]
+    assert "Node 8000 is left out: it had no part" in caplog.text
+
+
+def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    npz(tmp_path / "other" / "x.npz", train=15)
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    first = run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "num-server-rounds": 1})
+    there = grid(nodes)
+    other = {"domain": "a", "data-dir": str(tmp_path / "other")}
+    there.contexts[5] = Context(1, 5, other, RecordDict(), {})
+    session = Session(there, continued(first, {"num-server-rounds": 2}), Console(quiet=True))
+    session.run()
+    assert session.nodes == {0: 1000, 1: 1001, 2: 1002}
+
+
+def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
+    first = run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "num-server-rounds": 1})
+    there = grid(nodes)
+    share = {"partition-id": 0, "num-partitions": 1, "data-dir": str(folders[1])}
+    there.contexts[1001].node_config = share
+    config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.3})
+    Session(there, config, Console(quiet=True)).run()
+    assert "Node 1001 is left out: it had no part" in caplog.text
+    assert "Client 1 (a) is not back" in caplog.text
+    assert read_run(first).diagnostics[-1]["client_ids"] == [0, 2]
+
+
+def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
+    folders: list[Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_Roll, "PATIENCE", 0.0)
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    settings = {"evaluate.by": "clients", "num-server-rounds": 1, "min-clients": 1}
+    first = run(tmp_path, grid(nodes), **settings)
+    there = grid(nodes[:2])
+    there.contexts[1001].node_config["data-dir"] = str(tmp_path / "gone")
+    config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.4})
+    with caplog.at_level("INFO", logger="flwr.fairflower"):
+        Session(there, config, Console(quiet=True)).run()
+    (notice,) = [line for line in caplog.messages if line.startswith("Waiting for clients")]
+    assert "Client 1 (b), Client 2 (c)" in notice
+    assert "Client 0" not in notice
+    assert "0.4 s" in notice
+    assert "round-timeout, which can be given anew with resume" in notice
+    assert any("Node 1001 is left out" in m and "gone" in m for m in caplog.messages)
+
+
+# --- what a node says of its data -------------------------------------------------------------
+
+
+class Describing(InlineGrid):
+    """Node 1001 changes what it says of its data."""
+
+    def __init__(self, nodes: list[dict[str, Any]], key: str, change: Callable[[Any], Any]) -> None:
+        super().__init__(app, 0)
+        self.contexts = grid(nodes).contexts
+        self.key, self.change = key, change
+
+    def _deliver(self, message: Message) -> Message:
+        reply = super()._deliver(message)
+        if message.metadata.dst_node_id == 1001:
+            told = json.loads(reply.content["node"][self.key])
+            self.change(told)
+            reply.content["node"][self.key] = json.dumps(told)
+        return reply
+
+
+WRONG: dict[str, Any] = {
+    "clients = ()": {"clients": []},
+    "domains = ()": {"domains": []},
+    "domains = (3,)": {"domains": [3]},
+    "domains = 'b'": {"domains": "b"},
+    "domains = ('',)": {"domains": [""]},
+    "class_counts = (4, 4, 4)": {"num_classes": 4},
+    "num_classes = '3'": {"num_classes": "3"},
+    "classes = ('x', 'x', 'x')": {"classes": ["x"] * 3},
+    "shape = 'abc'": {"shape": "abc"},
+    "shape = (1, 8, -8)": {"shape": [1, 8, -8]},
+    "shape = (4, 8, 8)": {"shape": [4, 8, 8], "mean": [0.5] * 4, "std": [0.5] * 4},
+    "mean = (nan,)": {"mean": [float("nan")]},
+    "std = (0.0,)": {"std": [0.0]},
+    "test_sizes = (-1,)": {"test_sizes": [-1]},
+    "test_sizes = (3, 3)": {"test_sizes": [3, 3]},
+    "crop_padding = 1000000000": {"augment": {"crop_padding": 10**9}},
+    "auc = 'no'": {"auc": "no"},
+    "sources = ()": {"sources": []},
+    "domain = 'c'": {"client": {"domain": "c"}},
+    "domain = ['b']": {"client": {"domain": ["b"]}},
+    "client_id = 7": {"client": {"client_id": 7}},
+    "class_counts = (6, 6)": {"client": {"class_counts": [6, 6]}},
+    "class_counts = (16, -4, 0)": {"client": {"class_counts": [16, -4, 0]}},
+    "class_counts = (4.0, 4.0, 4.0)": {"client": {"class_counts": [4.0, 4.0, 4.0]}},
+    "num_examples = -5": {"client": {"num_examples": -5}},
+    "num_examples = 13": {"client": {"num_examples": 13}},
+    "num_examples = True": {"client": {"num_examples": True}},
+    "num_examples = 0": {"client": {"num_examples": 0, "class_counts": [0, 0, 0]}},
+    "class_counts = (1000000": {"client": {"num_examples": 10**30, "class_counts": [10**30, 0, 0]}},
+}
+
+
+def changed(changes: dict[str, Any]) -> Callable[[Any], None]:
+    def change(told: Any) -> None:
+        for field, value in changes.items():
+            told["clients"][0].update(value) if field == "client" else told.update({field: value})
+
+    return change
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
+    reason: str, folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        roster = roll(Describing(nodes, "site", changed(WRONG[reason])))
+    assert roster.nodes == {0: 1000, 1: 1002}
+    assert f"without node 1001: it describes data that nobody can have: {reason}" in caplog.text
+
+
+def test_a_site_is_one_client_with_one_domain(
+    folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def double(told: Any) -> None:
+        told["clients"].append(told["clients"][0] | {"client_id": 1})
+
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert roll(Describing(nodes, "site", double)).nodes == {0: 1000, 1: 1002}
+    assert "without node 1001: a site is one client with one domain" in caplog.text
+
+
+def shares(tmp_path: Path, sizes: list[int]) -> list[dict[str, Any]]:
+    """Nodes that divide a data set of two domains with so many training images each."""
+    for size in set(sizes):
+        for domain in "ab":
+            npz(tmp_path / f"{size}" / f"{domain}.npz", train=size)
+    return [
+        {"partition-id": k, "num-partitions": len(sizes), "data-dir": tmp_path / f"{size}"}
+        for k, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_clients_that_divide_one_data_set_all_have_to_have_the_same(
+    tmp_path: Path, odd: int
+) -> None:
+    sizes = [40] * 4
+    sizes[odd] = 20
+    divided = {"data.clients-per-domain": 2}
+    with pytest.raises(ConfigError, match=rf"Node {1000 + odd}: other data than the other 3\."):
+        roll(shares(tmp_path, sizes), **divided)
+    roster = roll(shares(tmp_path, [40] * 4), **divided)
+    assert [client.num_examples for client in roster.federation.clients] == [20] * 4
+    with pytest.raises(ConfigError, match=r"Node 1001: other data than node 1000\..*data-dir"):
+        roll(shares(tmp_path, [40, 20]), **{"data.clients-per-domain": 1})
+
+
+def test_the_same_data_at_another_place_are_the_same(tmp_path: Path) -> None:
+    nodes = shares(tmp_path, [40, 40])
+    shutil.copytree(tmp_path / "40", tmp_path / "a copy")
+    nodes[1]["data-dir"] = tmp_path / "a copy"
+    assert len(roll(nodes, **{"data.clients-per-domain": 1}).nodes) == 2
+
+
+def test_a_share_that_describes_what_cannot_be_is_named(tmp_path: Path) -> None:
+    there = Describing(shares(tmp_path, [40] * 4), "federation", changed({"test_sizes": [6]}))
+    with pytest.raises(ConfigError, match=r"missing: \[1\](?s:.*)node 1001: .*test_sizes = \(6,\)"):
+        roll(there, timeout=0.2, **{"data.clients-per-domain": 2})
+
+
+def test_where_sites_are_expected_and_none_answers_the_remedy_is_that_of_sites(
+    folders: list[Path],
+) -> None:
+    with pytest.raises(ConfigError, match=r"0 of 2 clients answered\. .*domain=") as said:
+        roll([], sites=2, timeout=0.1)
+    assert "partition-id" not in str(said.value)
+    assert "round-timeout" not in str(said.value)
+
+    class Silent(InlineGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            return []
+
+    there = Silent(app, 0)
+    there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
+    with pytest.raises(ConfigError, match=r"domain=.*raise round-timeout(?s:.*)1002: no answer"):
+        roll(there, sites=3, timeout=0.1)
 
 
 def test_settings_that_divide_a_benchmark_are_refused_for_sites(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +143,40 @@ class Federation:
         del meta["folder"]
         return json.dumps(meta, indent=1)
 
+    def check(self) -> None:
+        """Refuse what no federation can be, as ``from_json`` takes whatever it is told.
+
+        Raises
+        ------
+        DataError
+            If a field has another type, length or range than it says above, a client has no
+            examples, or another number of them than its ``class_counts`` add up to.
+        """
+        domains, num_classes = self.domains, self.num_classes
+        _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
+        _expect(_is_count(num_classes, 1), num_classes=num_classes)
+        named = _all(self.classes, _is_name) and len(set(self.classes)) in (0, num_classes)
+        _expect(named and len(set(self.classes)) == len(self.classes), classes=self.classes)
+        image = _all(self.shape, lambda n: _is_count(n, 1), 3) and self.shape[0] in (1, 3)
+        _expect(image, shape=self.shape)
+        channels, *sides = self.shape
+        _expect(_all(self.mean, _is_finite, channels), mean=self.mean)
+        _expect(_all(self.std, _is_finite, channels) and min(self.std) > 0, std=self.std)
+        padding, flip = self.augment.crop_padding, self.augment.horizontal_flip
+        _expect(_is_count(padding) and padding <= max(sides), crop_padding=padding)
+        _expect(isinstance(flip, bool), horizontal_flip=flip)
+        _expect(isinstance(self.auc, bool), auc=self.auc)
+        _expect(isinstance(self.name, str), name=self.name)
+        _expect(_all(self.sources, _is_text, len(domains)), sources=self.sources)
+        _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
+        _expect(bool(self.clients), clients=self.clients)
+        for k, client in enumerate(self.clients):
+            _expect(client.client_id == k, client_id=client.client_id)
+            _expect(_is_text(client.domain) and client.domain in domains, domain=client.domain)
+            counts, total = client.class_counts, client.num_examples
+            _expect(_all(counts, _is_count, num_classes), class_counts=counts)
+            _expect(_is_count(total, 1) and total == sum(counts), num_examples=total)
+
     def train(self, client_id: int) -> Split:
         """One client's training data."""
         return self._read(client_id, "train")
@@ -180,3 +217,33 @@ class Federation:
 def client_file(folder: Path, client_id: int) -> Path:
     """A client's own file: ``x_train, y_train, x_test, y_test``, uncompressed."""
     return folder / f"client-{client_id:03d}.npz"
+
+
+def _expect(holds: bool, **field: object) -> None:
+    if not holds:
+        ((name, value),) = field.items()
+        raise DataError(f"{name} = {shortened(value)}")
+
+
+def _all(values: object, holds: Callable[[Any], bool], length: int | None = None) -> bool:
+    """Whether it is a tuple of such values, and so many."""
+    if not isinstance(values, tuple) or length not in (None, len(values)):
+        return False
+    return all(map(holds, values))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    # Doubles, in which weights are computed, count no further.
+    return type(value) is int and least <= value <= 2**53
+
+
+def _is_finite(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
