@@ -18,6 +18,7 @@ from fairflower.config import ConfigError
 from fairflower.data import DataError, Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import described, unite
+from fairflower.flower import set_message_id
 from fairflower.strategies.base import short
 
 logger = logging.getLogger("flwr").getChild("fairflower")
@@ -39,8 +40,12 @@ def send_and_receive(
     Stopped
         As soon as ``stop`` is set.
     """
-    # Flower gives no id to a message that it refuses, as to a node that has signed off.
-    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    messages = list(messages)
+    waiting = set()
+    for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
+        # Flower gives none to a message that it refuses, as to a node that has signed off.
+        set_message_id(message, message_id or "")
+        waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout
     replies: list[Message] = []
     pause = 0.005

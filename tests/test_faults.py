@@ -464,7 +464,7 @@ class Restarted(InlineGrid):
 def test_a_supernode_that_was_restarted_is_found_under_its_new_id(tmp_path):
     folder = run(Restarted(), tmp_path, **{"client.name": "scaffold"})
     assert dropped(folder)[:2] == [{}, {"1": "Node unavailable"}]
-    assert dropped(folder)[2] == {"1": "no reply before the timeout"}
+    assert dropped(folder)[2] == {"1": "its SuperNode is not connected"}
     assert dropped(folder)[3] == {}, "it is asked again"
     # Its own state was on its disk: nobody is said to have lost it.
     assert "no longer has what it kept" not in (folder / "log.txt").read_text()

@@ -615,7 +615,7 @@ class FairStrategy(flower.FedAvg):
                 members[client] = answer
                 self._clients[node] = client
         for node in waiting:
-            away = asked and node not in asked.values()
+            away = (asked or self._roster) and node not in asked.values()
             why = "its SuperNode is not connected" if away else "no reply before the timeout"
             self.dropped[names.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
