@@ -114,13 +114,17 @@ def test_declared_arguments_are_the_constructors_with_their_defaults(name):
 
 @every_client
 def test_arguments_out_of_range_are_refused_before_anything_starts(name):
-    for arg, bounds in CLIENTS[name].arguments.items():
-        if isinstance(bounds.default, str):
-            continue
+    method = CLIENTS[name]
+    chosen = {"client.name": name, "model.name": (*method.models, "cnn")[0]}
+    for arg, bounds in method.arguments.items():
         key = f"client.{kebab(arg)}"
-        with pytest.raises(ConfigError, match=f"{key} = .*expected a number"):
-            RunConfig.from_flat({"client.name": name, key: bounds.min - 1.0})
-        RunConfig.from_flat({"client.name": name, key: bounds.default})
+        RunConfig.from_flat(chosen | {key: bounds.default})
+        if bounds.default in bounds.words:
+            with pytest.raises(ConfigError, match=f"{key} = 'something': expected"):
+                RunConfig.from_flat(chosen | {key: "something"})
+        if bounds.default not in bounds.words or "auto" in bounds.words:
+            with pytest.raises(ConfigError, match=f"{key} = .*expected a number"):
+                RunConfig.from_flat(chosen | {key: bounds.min - 1.0})
 
 
 def test_another_methods_argument_is_refused():
