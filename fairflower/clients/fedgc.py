@@ -14,6 +14,7 @@ from fairflower.clients.gradients import evaluating
 from fairflower.clients.measure import representation, requested
 from fairflower.config import ConfigError
 from fairflower.models.prompt_vit import PromptViT
+from fairflower.names import CLIENTS
 
 Variant = Literal["paper", "released"]
 Similarity = Literal["cosine", "dot"]
@@ -62,8 +63,7 @@ class FedGC(FeatureTrainer):
         in round r of R, lambda1 (1 + (r-1)/R) / 10 and lambda2 / 2; z_0 is by the model
         received last time, and so is h_prev, whatever was sent; without a cluster, the cross
         entropy without h is added. Of that code are left out: dropout, the mixing of a
-        batch's h, moments of
-        AdamW that outlive a round, and a learning rate for each part.
+        batch's h, moments of AdamW that outlive a round, and a learning rate for each part.
 
     Raises
     ------
@@ -89,10 +89,7 @@ class FedGC(FeatureTrainer):
                 f"client.name = 'fedgc' trains prompts, and {type(model).__name__} has none. Set "
                 "model.name to prompt-vit-tiny or prompt-vit-b-16."
             )
-        if variant not in ("paper", "released"):
-            raise ConfigError(f"client.variant = {variant!r}: expected 'paper' or 'released'.")
-        if similarity not in ("cosine", "dot"):
-            raise ConfigError(f"client.similarity = {similarity!r}: expected 'cosine' or 'dot'.")
+        CLIENTS["fedgc"].check({"variant": variant, "similarity": similarity})
         super().__init__(model, *args, **options)
         self.entropies: list[Tensor] = []
         self.lambda1, self.lambda2, self.tau = lambda1, lambda2, tau
