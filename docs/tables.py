@@ -1,23 +1,26 @@
 """What the code knows and documents repeat: tables of methods, and Flower's list of settings.
 
 ``python docs/tables.py`` writes them anew: every table between ``<!-- table: name -->`` and
-``<!-- end -->`` in ``README.md`` and ``docs``, and the settings in ``pyproject.toml``.
+``<!-- end -->`` in ``docs``, and the settings in ``pyproject.toml``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fairflower.config import RunConfig
+from fairflower import config as run_config
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.plans.tuning import tunables
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.training.measurements import MEASUREMENTS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
 
 
 def all_strategies() -> str:
@@ -36,7 +39,9 @@ def strategies() -> str:
     """For each strategy, what a client sends besides its model and number of examples."""
     rows = []
     for name, strategy in STRATEGIES.items():
-        needs = ", ".join(_need(strategy, need) for need in strategy().needs)
+        rule = strategy()
+        unasked = (f"metric `{name}`" for name in rule.reads)
+        needs = ", ".join([*(_need(strategy, need) for need in rule.needs), *unasked])
         told = ", ".join(
             f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
             for argument, keys in strategy.FROM_CONFIG.items()
@@ -70,9 +75,34 @@ def clients() -> str:
     return _table(("client", "exchange", "may come from the server", "leaves the client"), rows)
 
 
+def ranges() -> str:
+    """For each method, what `fairflower tune` tunes of it, and where it looks."""
+    rows = [
+        (f"`{config.name}`", f"`{key}`", f"{one.default:g}", str(one.search))
+        for config, table in (
+            *((StrategyConfig(name), "strategy.") for name in STRATEGIES),
+            *((ClientConfig(name), "client.") for name in CLIENTS),
+        )
+        for key, one in tunables(RunConfig(**{config.TABLE: config})).items()
+        if key.startswith(table)
+    ]
+    return _table(("method", "argument", "the paper's", "range"), rows)
+
+
+def settings() -> str:
+    """Every run config key but the arguments of methods, with its default as TOML has it."""
+    texts = run_config.describe()
+    rows = [
+        (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
+        for key, value in run_config.keys().items()
+        if value != "default"
+    ]
+    return _table(("key", "default", "what it is"), rows)
+
+
 TABLES = {
     table.__name__: table
-    for table in (all_strategies, all_clients, strategies, measurements, clients)
+    for table in (all_strategies, all_clients, strategies, measurements, clients, ranges, settings)
 }
 
 
@@ -87,7 +117,7 @@ def filled(text: str) -> str:
 
 def with_settings(project: str) -> str:
     """``pyproject.toml`` with every run config key and its default: Flower refuses others."""
-    settings = RunConfig().to_toml("tool.flwr.app.config")
+    settings = run_config.RunConfig().to_toml("tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 

@@ -1,8 +1,37 @@
-"""Fair federated learning on Flower: one global model that works for every client."""
+"""Fair federated learning on Flower: one global model that works for every client.
 
+    import fairflower as ff
+
+    run = ff.run(strategy="fedheal", rounds=30)
+    results = ff.compare(strategies=["fedavg", "fedheal"], seeds=range(3))
+    results = ff.read("runs/*")
+
+Importing it takes no time: what the functions need is imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
 from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairflower.api import Result, Results, compare, read, run
+    from fairflower.errors import StopRun
+
+__all__ = ["Result", "Results", "StopRun", "__version__", "compare", "read", "run"]
 
 try:
     __version__ = metadata.version("fairflower")
 except metadata.PackageNotFoundError:  # run from a Flower app bundle, not installed
     __version__ = "unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("fairflower.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

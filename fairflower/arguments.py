@@ -40,54 +40,84 @@ class Range:
     high: float | None = None
     above: float = -math.inf
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has a lowest and a highest number."""
+        return math.isfinite(self.low) and self.high is not None and math.isfinite(self.high)
+
     def __contains__(self, value: Any) -> bool:
         high = math.inf if self.high is None else self.high
         return bool(self.low <= value <= high and value > self.above)
 
     def __str__(self) -> str:
         if self.above > -math.inf:
-            return f"a number above {self.above}"
+            most = f", at most {self.high}" if self.high not in (None, math.inf) else ""
+            return f"a number above {self.above}{most}"
         if self.high not in (None, math.inf):
             return f"a number in [{self.low}, {self.high}]"
         return f"a number from {self.low}" if self.low > -math.inf else "a finite number"
 
 
 @dataclass(frozen=True)
-class Argument:
-    """An argument of a constructor, with what its annotation allows.
+class Search:
+    """The numbers among which `fairflower tune` looks for the best; ``log``: on that scale.
 
-    Attributes
-    ----------
-    default
-        Its default.
-    number
-        Whether it takes numbers; those of ``range``, if there is one, and whole ones alone
-        if ``whole``.
-    words
-        The words that it takes; any if ``text``.
-    optional
-        Whether it takes None.
+    Declared beside a `Range`, ``Annotated[float, Range(0), Search(0.01, 10, log=True)]``, where
+    that is not itself a range to search: one that has a lowest and a highest number is.
     """
 
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, place: float, whole: bool = False) -> float:
+        """The number at a place between 0 and 1, to three digits; ``whole`` ones alike often.
+
+        >>> Search(0.01, 10, log=True).at(1 / 3), Search(1, 3).at(0.9, whole=True)
+        (0.1, 3)
+        """
+        if whole:
+            return min(int(self.low + place * (self.high - self.low + 1)), int(self.high))
+        if self.log:
+            found = self.low * (self.high / self.low) ** place
+        else:
+            found = self.low + place * (self.high - self.low)
+        return min(max(float(f"{found:.3g}"), self.low), self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}{', log scale' if self.log else ''}"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a constructor, with what its annotation allows."""
+
     default: Any
-    number: bool = False
-    whole: bool = False
-    range: Range | None = None
-    words: tuple[str, ...] = ()
-    text: bool = False
-    optional: bool = False
+    number: bool = False  # whether it takes numbers
+    whole: bool = False  # ... and whole ones alone
+    range: Range | None = None  # ... and these alone
+    search: Search | None = None  # ... of which these are worth a try
+    words: tuple[str, ...] = ()  # those that it takes
+    text: bool = False  # whether it takes any word
+    optional: bool = False  # whether it takes None
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> Argument:
         """Read an annotation: numbers, words and None; of anything else nothing is known."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        number = int in members or float in members
+        range_ = next((note for note in notes if isinstance(note, Range)), None)
+        search = next((note for note in notes if isinstance(note, Search)), None)
+        if search is None and number and range_ is not None and range_.closed:
+            search = Search(range_.low, range_.high or 0)
         words = [word for m in members if get_origin(m) is Literal for word in get_args(m)]
         return cls(
             default,
-            number=int in members or float in members,
+            number=number,
             whole=int in members and float not in members,
-            range=next((note for note in notes if isinstance(note, Range)), None),
+            range=range_,
+            search=search,
             words=tuple(words),
             text=str in members,
             optional=NoneType in members,
@@ -99,13 +129,7 @@ class Argument:
         return self.range is not None or bool(self.words)
 
     def check(self, key: str, value: Any) -> None:
-        """Refuse a value that the annotation does not allow.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key, the value and what is allowed.
-        """
+        """Refuse a value that is not allowed: ``ConfigError`` names it, its key and what is."""
         if (allowed := self._missed(value)) is not None:
             none = ", or None" if self.optional else ""
             raise ConfigError(f"{key} = {value!r}: expected {allowed}{none}.")
@@ -118,16 +142,17 @@ class Argument:
         if isinstance(value, str):
             if self.text or value in self.words:
                 return None
-            return words or str(range_)
+            numbers = str(range_) if self.number or not words else ""
+            return " or ".join(filter(None, (numbers, words)))
         if not self.number:
             return words or "a word"
         if isinstance(value, bool) or not isinstance(value, Real):
             return " or ".join(filter(None, (str(range_), words)))
         if self.range is not None:
-            if self.range.high is None and math.isinf(value):
-                return "a finite number"
             if value not in self.range:
                 return str(range_)
+            if self.range.high is None and math.isinf(value):
+                return "a finite number"
         return "a whole number" if self.whole and not isinstance(value, Integral) else None
 
 
@@ -160,8 +185,20 @@ class Declared:
         return cls(**{name: value for name, value in arguments.items() if name in own})
 
 
+def declared(made_by: Callable[..., Any]) -> dict[str, Argument]:
+    """The own arguments of a method, and of any class or function: its keyword-only ones."""
+    if not isinstance(made_by, type):
+        return dict(_own(made_by))
+    return made_by.declared() if issubclass(made_by, Declared) else taken(made_by)
+
+
 def taken(kind: type) -> dict[str, Argument]:
     """The keyword-only arguments of a class's constructor and of those that it passes on to."""
+    return dict(_taken(kind))
+
+
+@functools.cache
+def _taken(kind: type) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
     for one in kind.__mro__:
         if Declared in one.__bases__:

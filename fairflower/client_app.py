@@ -21,8 +21,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairflower import models
 from fairflower.config import ClientConfig, DataConfig, ModelConfig, RunConfig, keys
-from fairflower.data import Federation, Split, prepare
+from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, open_site
+from fairflower.errors import DataError, UserError
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -41,6 +42,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     run = _settings(config)
     limit_threads(run.client_cpus)
     client_id, federation, data = _place(context, config, run)
+    if config.get("split") == "validation":
+        data = data.to_validate()
     trainer = build_trainer(
         run.client.name,
         _model(run.model.to_receive(), run.client.name, tuple(run.client.args.items()), federation),
@@ -68,8 +71,11 @@ def query(message: Message, context: Context) -> Message:
     node = context.node_config
     answer = ConfigRecord()
     if config and "domain" in node:
-        run = _settings(config)
-        answer["site"] = open_site(_data_config(context, run), str(node["domain"])).to_json()
+        name = str(node["domain"])
+        try:
+            answer["site"] = open_site(_data_config(context, _settings(config)), name).to_json()
+        except UserError as error:
+            raise DataError(f"site {name!r}: {error}") from error
     elif config:
         answer["federation"] = prepare(_data_config(context, _settings(config))).to_json()
     if "site" not in answer:
@@ -87,7 +93,7 @@ def _place(
     if "domain" not in context.node_config:
         client_id = _partition_id(context)
         federation = prepare(_data_config(context, run))
-        return client_id, federation, _client_data(federation, client_id)
+        return client_id, federation, _data(federation, client_id)
     if "federation" not in config or "client-id" not in config:
         raise ValueError(
             f"Node {context.node_id} is a site with data of its own (its node config names a "
@@ -95,12 +101,14 @@ def _place(
             'evaluate.by = "clients".'
         )
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
-    whole = _federation(str(config["federation"]))
-    return int(config["client-id"]), whole, _site_data(site, whole)
+    client_id, whole = int(config["client-id"]), _federation(str(config["federation"]))
+    return client_id, whole, _data(whole, client_id, site)
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:
-    return _run_config(tuple((key, config[key]) for key in keys() if key in config))
+    # A method that fairflower does not have brings keys of its own.
+    own = [key for key in config if key in keys() or key.startswith(("client.", "strategy."))]
+    return _run_config(tuple((key, config[key]) for key in own))
 
 
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
@@ -135,26 +143,25 @@ def _model(
     return build_model(config, ClientConfig(client, dict(args)), federation, seed=0)
 
 
-@lru_cache(maxsize=64)
-def _client_data(federation: Federation, client_id: int) -> ClientData:
-    return _data(federation, federation.train(client_id), federation.client_test(client_id))
-
-
-@lru_cache(maxsize=2)
-def _site_data(site: Federation, whole: Federation) -> ClientData:
-    train, test = (as_in(whole, site, split) for split in (site.train(0), site.client_test(0)))
-    return _data(whole, train, test)
-
-
 @lru_cache(maxsize=2)
 def _federation(text: str) -> Federation:
     return Federation.from_json(text, Path("at-the-sites"))
 
 
-def _data(federation: Federation, train: Split, test: Split) -> ClientData:
+@lru_cache(maxsize=64)
+def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
+    """A client's share of the federation's data, or those of its own site, as it is to see them."""
+    own, number = (federation, client_id) if site is None else (site, 0)
+    splits = [own.train(number), own.client_test(number)]
+    if own.validation_sizes:
+        splits.append(own.client_test(number, "validation"))
+    if site is not None:
+        splits = [as_in(federation, site, split) for split in splits]
+    train, test, *validation = splits
     return ClientData(
         train=train,
         test=test,
+        validation=next(iter(validation), None),
         mean=federation.mean,
         std=federation.std,
         augment=federation.augment,

@@ -1,4 +1,6 @@
-"""What a user is told and can mend, as opposed to defects of fairflower. Imports nothing."""
+"""What a user is told and can mend, as opposed to defects of fairflower. Imports none of it."""
+
+import errno
 
 
 class UserError(Exception):
@@ -17,8 +19,16 @@ class RoundFailed(UserError, RuntimeError):
     """Too few usable replies to go on; the message names who is missing and why."""
 
 
+class EngineError(UserError, RuntimeError):
+    """What clients run on cannot go on; the message says why, and the remedy."""
+
+
 class RunError(UserError, ValueError):
     """A run folder that cannot be read; the message says why."""
+
+
+class WriteError(UserError, RuntimeError):
+    """A run that could not be written; the message names the place, why, and how to go on."""
 
 
 class TrialError(UserError, RuntimeError):
@@ -29,5 +39,37 @@ class Stopped(Exception):
     """The run was asked to stop."""
 
 
+class StopRun(Exception):
+    """What a callback raises to end its run after the round that it was told of."""
+
+
+class Pruned(Exception):
+    """What a callback raises to end its run for good, as clearly behind; says behind what."""
+
+
 #: OSError: a folder that cannot be written, a full disk; its text names the path.
 USER_ERRORS = (UserError, OSError)
+
+
+_PATH = "Check this path."
+_RIGHTS = "Change who may, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
+_ROOM = "Free some space, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
+_REMEDIES = {
+    errno.EEXIST: "Nothing is written over: choose another name, or move it away.",
+    errno.ENOENT: _PATH,
+    errno.ENOTDIR: _PATH,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+}
+
+
+def told(error: BaseException) -> str:
+    """An error in words; of the system's the path, the reason and the remedy, if one is known."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{place}{error.strerror}. {remedy}".rstrip()

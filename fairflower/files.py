@@ -7,9 +7,11 @@ moment leaves the file as it was before.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,18 +40,19 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[
     text = json.dumps({"arrays": listing, "facts": facts})
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
+        try:
+            save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
+        except SafetensorError as error:  # which hides what the system said in its text
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays, writable and in their order, and the facts.
 
-    Raises
-    ------
-    DamagedFile
-        If this is not, to the last bit, what was written.
-    FileNotFoundError
-        If there is no such file.
+    ``DamagedFile`` if this is not, to the last bit, what was written; ``FileNotFoundError`` if
+    there is no such file.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -70,9 +73,13 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write, which then takes the place of ``path`` at once, or never."""
     temporary = path.with_name(f".{path.name}.tmp")
-    yield temporary
-    sync(temporary)
-    temporary.replace(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:  # a full disk is not to be filled by what is of no use
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

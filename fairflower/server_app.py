@@ -22,6 +22,6 @@ def main(grid: Grid, context: Context) -> None:
     if config.resume:
         # Flower sends every key; those that are not as in pyproject.toml were given.
         flat, defaults = config.to_flat(), keys()
-        given = {k: v for k, v in flat.items() if k != "resume" and v != defaults[k]}
+        given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = continued(Path(config.resume), given)
     Session(grid, config, Console(width=200, force_terminal=False)).run()

@@ -32,6 +32,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
+        # What the first process compiles, the others read; of a whole environment they need little.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "UV_COMPILE_BYTECODE": "false",
         **more,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -17,8 +18,10 @@ from flwr.app import Context, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
+from fairflower.aggregation import clusters
 from fairflower.engines.inline import InlineGrid
-from fairflower.strategies import STRATEGIES, FairStrategy, fedgcr
+from fairflower.strategies import STRATEGIES, FairStrategy
+from fairflower.testing import check_strategy
 
 DOCS = Path(__file__).parents[1] / "docs"
 CLIENTS = 4
@@ -132,9 +135,30 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
     assert found["rise"] > 0
 
 
+def test_the_rule_of_the_page_keeps_what_the_page_has_it_checked_for(programs: Any) -> None:
+    check_strategy(programs("mine.py")["LossPower"], power=2.0)
+
+
+def test_the_page_on_packages_shows_the_examples_own_lines() -> None:
+    page = (DOCS / "your-own-parts.md").read_text()
+    example = DOCS.parent / "examples" / "my-method"
+    project = (example / "pyproject.toml").read_text()
+    entry_points, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert entry_points in project
+    rule = (example / "my_method" / "strategy.py").read_text()
+    assert rule.partition("class LossPower")[2] in page
+
+
 def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:
     wrapper = programs("private-server")["strategy"]
     assert isinstance(wrapper.strategy, FairStrategy)
+
+
+def test_sums_per_node_differ_in_as_many_places_as_the_page_says(
+    programs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs("sums-per-node")
+    assert f"{float(capsys.readouterr().out):.2f}" == "0.69"
 
 
 @pytest.mark.parametrize("path", needs.DOCUMENTS, ids=lambda path: path.name)
@@ -154,7 +178,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     import liar
 
-    monkeypatch.setattr(fedgcr, "cluster", fedgcr.cluster)  # it is restored at the end
+    monkeypatch.setattr(clusters, "cluster", clusters.cluster)  # it is restored at the end
     liar.identify()
     liar.find_clusters_once()
     return liar
@@ -203,24 +227,6 @@ def test_what_is_told_of_liars_is_measured(liar: Any) -> None:
         assert_same(liar.exchange_row(row[0].strip("`"), float(row[1])), row)
 
 
-def commands(text: str) -> set[str]:
-    """The command lines of a text's blocks, each on one line and without its comment."""
-    blocks = re.findall(r"^```(\w*).*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = "".join(block for kind, block in blocks if not kind).replace("\\\n", " ").splitlines()
-    return {" ".join(line.split("#")[0].split()) for line in lines} - {""}
-
-
-def test_the_readmes_way_to_real_sites_is_the_guides() -> None:
-    guide = (DOCS / "deployment.md").read_text()
-    _, _, rest = (DOCS.parent / "README.md").read_text().partition("## Real sites\n")
-    section = rest.partition("\n## ")[0]
-    short = commands(section)
-    assert {line.split()[0] for line in short} >= {"flower-superlink", "flower-supernode", "flwr"}
-    assert short <= commands(guide)
-    (settings,) = re.findall(r"```toml\n.*?```", section, re.DOTALL)
-    assert settings in guide
-
-
 def test_every_table_is_in_some_document() -> None:
     text = "".join(path.read_text() for path in needs.DOCUMENTS)
     assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(needs.TABLES)
@@ -233,3 +239,12 @@ LINKING = [*DOCS.glob("*.md"), *DOCS.parent.glob("experiments/*.md"), *DOCS.pare
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_keys_and_certificates_are_not_committed_by_accident():
+    made = ["certificates/server.key", "superlink.db", "superlink.db-wal", "site.key", "a.key.pub"]
+    command = ["git", "check-ignore", *made]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
+    if done.returncode == 128:
+        pytest.skip("not a clone")
+    assert done.stdout.splitlines() == made

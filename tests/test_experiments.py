@@ -40,7 +40,12 @@ def commands(text: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip().startswith("fairflower ")]
 
 
+COMMAND = typer.main.get_command(app)
 COMMANDS = list(dict.fromkeys(c for text in (INDEX, *map(header, CONFIGS)) for c in commands(text)))
+
+
+#: What each command began with, for all tests that ask.
+BEGUN: dict[str, Any] = {}
 
 
 class Begun(Exception):
@@ -51,8 +56,7 @@ class Begun(Exception):
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Give a command: its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
-    monkeypatch.setattr(compare, "readable", lambda path: [])
-    monkeypatch.setattr(compare, "unfinished", lambda path: [])
+    monkeypatch.setattr(compare, "going_on", lambda plan, folder, console: plan)
 
     def stop(what: Any, *_: Any) -> None:
         raise Begun(what)
@@ -64,10 +68,12 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setattr(fairflower.data, "prepare", stop)
 
     def call(command: str) -> Any:
-        words = shlex.split(re.sub(r"[][]", "", command).replace("<folder>", "data"))
-        with pytest.raises(Begun) as begun:
-            typer.main.get_command(app).main(words[1:], standalone_mode=False)
-        return begun.value.args[0]
+        if command not in BEGUN:
+            words = shlex.split(re.sub(r"[][]", "", command).replace("<folder>", "data"))
+            with pytest.raises(Begun) as begun:
+                COMMAND.main(words[1:], standalone_mode=False)
+            BEGUN[command] = begun.value.args[0]
+        return BEGUN[command]
 
     return call
 
@@ -83,7 +89,7 @@ def test_what_is_looked_at_afterwards_is_what_was_made(begin: Callable[[str], An
         f"{run.output_dir}/{run.run_name}/".removeprefix(f"{FOLDER.parent}/")
         for command in COMMANDS
         if command.startswith("fairflower compare") and "--output-dir" in command
-        for _, run in begin(command).runs
+        for run in begin(command).runs
     ]
     for command in COMMANDS:
         if command.split()[1] in ("sharpness", "landscape"):

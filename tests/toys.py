@@ -1,53 +1,29 @@
-"""Toy federations: real messages, strategies and trainers, at a size of milliseconds."""
+"""Registered methods on toy federations, and trainers of a loss that is known."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context
-from rounds import record
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.models.vision_transformer import VisionTransformer
 
-from fairflower.clients import ClientData, Trainer, make_client_app
+from fairflower.clients import ClientData, Trainer
 from fairflower.config import TrainConfig
-from fairflower.data import Augment, Split
-from fairflower.engines.inline import InlineGrid
+from fairflower.data import Split
 from fairflower.exchanges import SemanticAnchors
 from fairflower.models import Classifier
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import CLIENTS
-from fairflower.strategies import FairStrategy
+from fairflower.testing.federations import CLASSES, SETTINGS, data, federate, images, same, tiny
+from fairflower.testing.trainers import Method
 from fairflower.training.build import build_trainer
 
-Arrays = dict[str, np.ndarray]
-SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
-CLASSES = 4
-
-
-class Tiny(Classifier):
-    """A layer of features with batch norm under a head, for images of 8x8 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.head = nn.Linear(6, CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.layer(x.flatten(1))))
-
-
-def tiny(seed: int = 0) -> Tiny:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Tiny()
+__all__ = ["CLASSES", "SETTINGS", "data", "federate", "images", "same", "tiny"]
 
 
 def prompted(seed: int = 0) -> PromptViT:
@@ -69,16 +45,9 @@ def net(name: str, seed: int = 0) -> Classifier:
     return prompted(seed) if name == "fedgc" else tiny(seed)
 
 
-def images(n: int, seed: int, classes: int = CLASSES) -> Split:
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    x = rng.integers(0, 128, (n, 1, 8, 8)) + 32 * y[:, None, None, None]
-    return Split(x.astype(np.uint8), y)
-
-
-def data(client: int = 0, train: int = 12, classes: int = CLASSES) -> ClientData:
-    made = images(train, 10 + client, classes), images(9, 50 + client, classes)
-    return ClientData(*made, (0.5,), (0.5,), CLASSES, Augment(1, True))
+def method(name: str) -> Method:
+    """A registered method of local training, to be checked."""
+    return Method(CLIENTS[name], lambda: net(name), exchanges=lambda: exchanges(name))
 
 
 def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
@@ -122,36 +91,6 @@ def bowl(
     return OnBowl(Bowl(len(a)), alone, settings, client_id=client, seed=0, **arguments)
 
 
-def federate(
-    strategy: FairStrategy,
-    make: Callable[[int], Trainer],
-    clients: int,
-    rounds: int,
-    start: Mapping[str, np.ndarray] | None = None,
-    reverse: bool = False,
-) -> tuple[Arrays, InlineGrid]:
-    """Run rounds of training; the last model, and the grid with the clients' contexts.
-
-    ``make`` gives the trainer of a client anew for every message. ``reverse`` lets the
-    clients work in the opposite order.
-    """
-
-    def trainer_fn(context: Context, config: ConfigRecord) -> Trainer:
-        return make(int(context.node_config["partition-id"]))
-
-    grid = InlineGrid(make_client_app(trainer_fn), clients, raise_errors=True)
-    strategy.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
-    arrays = dict(start) if start is not None else make(0).send()
-    for number in range(1, rounds + 1):
-        config = ConfigRecord({"run-id": "toy", "train.lr": SETTINGS.lr})
-        messages = list(strategy.configure_train(number, record(arrays), config, grid))
-        replies = grid.send_and_receive(messages[::-1] if reverse else messages)
-        merged, _ = strategy.aggregate_train(number, replies)
-        assert merged is not None
-        arrays = {name: array.numpy() for name, array in merged.items()}
-    return arrays, grid
-
-
 def exchanges(name: str) -> list[Any]:
     """What a method of local training needs at the server, as a session makes it."""
     made = CLIENTS[name].make_exchanges({})
@@ -159,9 +98,3 @@ def exchanges(name: str) -> list[Any]:
         if isinstance(exchange, SemanticAnchors):
             exchange.epochs = 20  # of 500: nobody asks here how good anchors become
     return made
-
-
-def same(one: Mapping[str, np.ndarray], two: Mapping[str, np.ndarray]) -> bool:
-    return one.keys() == two.keys() and all(
-        one[name].dtype == two[name].dtype and np.array_equal(one[name], two[name]) for name in one
-    )

@@ -22,22 +22,8 @@ Vector = NDArray[np.float64]
 def cap_weights(weights: Vector, cap: float) -> Vector:
     """Weights of at most ``cap``; what is above goes to the others in proportion to theirs.
 
-    Parameters
-    ----------
-    weights : ndarray of shape (K,)
-        Non-negative, summing to 1.
-    cap : float
-        At least 1 / K.
-
-    Returns
-    -------
-    ndarray of shape (K,)
-        The same object where no weight is above the cap.
-
-    Raises
-    ------
-    ValueError
-        If K weights of at most ``cap`` cannot sum to 1.
+    All K are non-negative and sum to 1, before and after. The same object comes back where
+    none is above the cap; ``ValueError`` is raised for one below 1 / K.
 
     >>> cap_weights(np.array([0.7, 0.2, 0.1]), 0.4).round(3).tolist()
     [0.4, 0.4, 0.2]
@@ -63,34 +49,20 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
 def clip_updates(
     cohort: Cohort, norm: float | None = None, median: float | None = None
 ) -> tuple[Cohort, Vector]:
-    """Scale updates down that are longer than a bound.
+    """Scale updates down that are longer than a bound; and tell by what, shape (K,).
 
+    ``norm`` is the longest update in the parameters' own units, ``median`` as a multiple of
+    the median length of those that moved (the lower median, if they are even in number).
     The parameters are one vector and the BatchNorm statistics another, each with its
     own length; a client's update of both is multiplied by the smaller of their factors,
     so its model stays between the received and the returned one. Counters stay as they are.
-
-    Parameters
-    ----------
-    cohort : Cohort
-        A round's replies.
-    norm : float, optional
-        Longest update, in the parameters' own units.
-    median : float, optional
-        Longest update as a multiple of the median length of those that moved (the lower
-        median, if they are even in number).
-
-    Returns
-    -------
-    cohort : Cohort
-        The same object where nothing is too long.
-    factors : ndarray of shape (K,)
-        What each update was multiplied by.
+    The same cohort comes back where nothing is too long.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))
     for names in (cohort.parameters, statistics):
         lengths = np.sqrt(cohort.squared_norms(names))
-        factors = np.minimum(factors, _factors(lengths, norm, median))
+        factors = np.minimum(factors, clip_factors(lengths, norm, median))
     if factors.min() == 1:
         return cohort, factors
     returned = list(cohort.returned)
@@ -104,16 +76,12 @@ def clip_updates(
     return replace(cohort, returned=tuple(returned)), factors
 
 
-def clip_to_median(lengths: Vector, median: float) -> Vector:
-    """What to multiply vectors of these lengths by, so that none is over that many medians.
+def clip_factors(lengths: Vector, norm: float | None = None, median: float | None = None) -> Vector:
+    """What to multiply vectors of these lengths by, so that none is over ``clip_updates``' bounds.
 
-    >>> clip_to_median(np.array([1.0, 0.0, 3.0, 8.0]), 2).tolist()
+    >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
     [1.0, 1.0, 1.0, 0.75]
     """
-    return _factors(lengths, None, median)
-
-
-def _factors(lengths: Vector, norm: float | None, median: float | None) -> Vector:
     bounds = [] if norm is None else [norm]
     if median is not None and lengths.any():
         moved = np.sort(lengths[lengths > 0])

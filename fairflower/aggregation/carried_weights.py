@@ -24,16 +24,10 @@ Vector = NDArray[np.float64]
 
 
 def shares(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
-    """What the clients hold, normalised, shape (K,).
+    """What the clients that are present hold, normalised, shape (K,).
 
-    Parameters
-    ----------
-    held : dict of int -> float
-        Client id -> multiple of its fair share.
-    clients : sequence of K ints
-        Those that are present. If they hold nothing together, they start anew.
-    fair : ndarray of shape (K,)
-        Their fair shares, positive, up to a common factor.
+    Their ``fair`` shares, shape (K,), are positive, up to a common factor. Clients that hold
+    nothing together start anew.
     """
     units = _units(held, clients, fair)
     return np.asarray(units / units.sum())

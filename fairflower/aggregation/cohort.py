@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from math import isfinite
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from fairflower.aggregation.bounds import cap_weights
 from fairflower.numerics.clustering import Clusters
+from fairflower.numerics.threads import one_thread
 
-#: Coordinates handled at a time: small enough that a block of every temporary
-#: stays in the processor's cache, large enough that Python's cost disappears.
+#: Coordinates that are summed in an array's own precision; their sums are added in double.
 BLOCK = 32_768
+
+#: Coordinates handled at a time: so few that what is computed of them stays in the processor's
+#: cache, so many that threads hardly ever wait for Python's lock.
+SPAN = 8 * BLOCK
+
+#: Threads at most: NumPy's steps are too short for more to have their turn.
+THREADS = min(4, os.cpu_count() or 1)
+
+#: Terms of a sum of squares that are added before it is added to the others.
+_PIECE = 8192
 
 Arrays = dict[str, NDArray[Any]]
 Floats = NDArray[Any]  # of real numbers, as a rule float32
+Kept = Callable[["Block", int], NDArray[np.bool_] | None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Up to ``BLOCK`` consecutive coordinates of one array, for the whole cohort.
+    """Consecutive coordinates of one array, for the whole cohort."""
 
-    Attributes
-    ----------
-    name : str
-        The array that the coordinates belong to.
-    part : slice
-        Their place in that array, flattened.
-    received : ndarray of shape (b,)
-        The global model that the clients started from.
-    returned : list of K ndarrays of shape (b,)
-        The clients' models, in the order of ``Cohort.client_ids``.
-    """
+    name: str  # of the array
+    part: slice  # their place in it, flattened
+    received: Floats  # [b] of the global model that the clients started from
+    returned: list[Floats]  # K times [b] of the clients' models, as in ``Cohort.client_ids``
 
-    name: str
-    part: slice
-    received: Floats
-    returned: list[Floats]
-
-    def update(self, k: int) -> Floats:
-        """Delta_k = theta_k - theta of client ``k``, shape (b,), a new array."""
-        return self.returned[k] - self.received
+    def update(self, k: int, out: Floats | None = None) -> Floats:
+        """Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` or a new array."""
+        return np.subtract(self.returned[k], self.received, out=out)
 
 
 @dataclass(frozen=True)
@@ -53,45 +55,31 @@ class Cohort:
 
     Everything is indexed by position ``k`` in ``client_ids``, so a result never
     depends on who answered first.
-
-    Attributes
-    ----------
-    server_round : int
-        The round, counted from 1.
-    client_ids : tuple of K ints
-        Ascending; the ``client-id`` metric, or the node id where there is none.
-    num_examples : ndarray of shape (K,), float64
-        Training examples n_k, all positive.
-    received : dict of name -> ndarray
-        The global model theta that the clients started from.
-    returned : tuple of K dicts
-        The clients' models theta_k: read-only views of the replies, not copies.
-    metrics : dict of name -> ndarray of shape (K,)
-        Every scalar metric that all K clients sent.
-    buffers : frozenset of str
-        Arrays that are not trained (BatchNorm statistics and counters).
-    measured : dict of name -> tuple of K dicts
-        What the strategy asked the clients to measure (``fisher``, ``gradient``):
-        one array per parameter, under the parameter's name; ``representation``: one
-        array ``h``. And what they returned to exchanges, by the exchange's name.
-    population : int
-        Clients of the whole federation, of which these K took part; 0: these are all.
-    max_weight : float
-        Largest weight that a client may have; see `fairflower.aggregation.bounds`.
-    clusters : Clusters, optional
-        The clients' clusters, for exchanges, where the strategy has found any.
     """
 
+    #: The round, counted from 1.
     server_round: int
+    #: K ints, ascending; the ``client-id`` metric, or the node id where there is none.
     client_ids: tuple[int, ...]
+    #: Training examples n_k, shape (K,), all positive.
     num_examples: NDArray[np.float64]
+    #: The global model theta that the clients started from.
     received: Arrays
+    #: The K clients' models theta_k: read-only views of the replies, not copies.
     returned: tuple[Arrays, ...]
+    #: Every scalar metric that all K clients sent, shape (K,) each.
     metrics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    #: Arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
+    #: What the strategy asked the K clients to measure (``fisher``, ``gradient``): one array
+    #: per parameter, under the parameter's name; ``representation``: one array ``h``. And what
+    #: they returned to exchanges, by the exchange's name.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
+    #: Clients of the whole federation, of which these K took part; 0: these are all.
     population: int = 0
+    #: Largest weight that a client may have; see `fairflower.aggregation.bounds`.
     max_weight: float = 1.0
+    #: The clients' clusters, for exchanges, where the strategy has found any.
     clusters: Clusters | None = None
 
     def __post_init__(self) -> None:
@@ -115,14 +103,29 @@ class Cohort:
         """Names of all arrays of real numbers: parameters and BatchNorm statistics."""
         return [name for name, array in self.received.items() if array.dtype.kind == "f"]
 
-    def blocks(self, names: Sequence[str]) -> Iterator[Block]:
-        """Walk the coordinates of ``names``, a cache-sized block at a time."""
+    def blocks(self, names: Sequence[str], size: int = BLOCK) -> Iterator[Block]:
+        """Walk the coordinates of ``names``, at most ``size`` at a time."""
         for name in names:
             received = self.received[name].reshape(-1)
             returned = [arrays[name].reshape(-1) for arrays in self.returned]
-            for start in range(0, received.size, BLOCK):
-                part = slice(start, min(start + BLOCK, received.size))
+            for start in range(0, received.size, size):
+                part = slice(start, min(start + size, received.size))
                 yield Block(name, part, received[part], [array[part] for array in returned])
+
+    def each(
+        self, names: Sequence[str], work: Callable[[Block], Result], size: int | None = None
+    ) -> Iterator[Result]:
+        """Call ``work`` on all blocks of ``names``, on several threads; results in their order.
+
+        What is summed over them is the same sum for any number of threads. A block has at most
+        ``size`` coordinates, by default ``SPAN``.
+        """
+        blocks = self.blocks(names, size or SPAN)
+        if THREADS == 1 or sum(self.received[name].size for name in names) <= SPAN:
+            yield from map(work, blocks)
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            yield from pool.map(work, blocks)
 
     def cap(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """These weights, but none above ``max_weight``; ``average`` does it by itself."""
@@ -130,33 +133,40 @@ class Cohort:
 
     def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
         """||Delta_k||^2 over all parameters, or over arrays by name, shape (K,)."""
-        total = np.zeros(len(self))
-        for block in self.blocks(self.parameters if names is None else names):
-            for k in range(len(self)):
-                total[k] += squared_norm(block.update(k))
-        return total
 
-    def gram(self, measured: str | None = None) -> NDArray[np.float64]:
+        def measure(block: Block) -> NDArray[np.float64]:
+            return np.array([squares(block.update(k)) for k in range(len(self))])
+
+        return summed(self.each(self.parameters if names is None else names, measure), len(self))
+
+    def gram(
+        self, measured: str | None = None, names: Sequence[str] | None = None
+    ) -> NDArray[np.float64]:
         """Inner products of the clients' vectors over all parameters, shape (K, K).
 
-        Of the updates Delta_k, or of what was ``measured`` under a name. In double
-        precision, block by block, by one thread: the bits do not depend on cores.
+        Of the updates Delta_k, or of what was ``measured`` under a name; over some arrays
+        alone, by ``names``. In double precision, block by block, each by one thread: the bits
+        do not depend on cores.
         """
+
+        def multiply(block: Block) -> NDArray[np.float64]:
+            if measured is None:
+                rows = np.array([block.update(k) for k in range(len(self))], np.float64)
+            else:
+                vectors = (arrays[block.name] for arrays in self.measured[measured])
+                rows = np.array([v.reshape(-1)[block.part] for v in vectors], np.float64)
+            return np.asarray(rows @ rows.T)
+
         total = np.zeros((len(self), len(self)))
-        with threadpool_limits(1, user_api="blas"):
-            for block in self.blocks(self.parameters):
-                if measured is None:
-                    rows = np.array([block.update(k) for k in range(len(self))], np.float64)
-                else:
-                    vectors = (arrays[block.name] for arrays in self.measured[measured])
-                    rows = np.array([v.reshape(-1)[block.part] for v in vectors], np.float64)
-                total += rows @ rows.T
+        with one_thread():
+            for products in self.each(self.parameters if names is None else names, multiply, BLOCK):
+                total += products
         return total
 
     def average(
         self,
         weights: NDArray[np.float64],
-        kept: Callable[[Block, int], NDArray[np.bool_] | None] | None = None,
+        kept: Kept | None = None,
     ) -> Arrays:
         """The weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
@@ -169,9 +179,10 @@ class Cohort:
             Non-negative, summing to 1; those above ``max_weight`` are capped.
         kept : callable, optional
             ``kept(block, k)`` is the boolean mask of the coordinates that client
-            ``k`` contributes to (None: all). A coordinate's weights are
-            normalised over the clients that contribute to it, as far as none gets
-            above ``max_weight``, and a coordinate without contributors stays as it was.
+            ``k`` contributes to (None: all), asked for by several threads. A
+            coordinate's weights are normalised over the clients that contribute to
+            it, as far as none gets above ``max_weight``, and a coordinate without
+            contributors stays as it was.
 
         Returns
         -------
@@ -185,24 +196,14 @@ class Cohort:
         ValueError
             If the weights are not on the simplex: better no model than a wrong one.
         """
-        if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
-            raise ValueError(f"Weights {weights} are not non-negative with sum 1.")
-        weights = self.cap(weights)
-        merged: Arrays = {}
-        for name, received in self.received.items():
-            if received.dtype.kind == "f":
-                merged[name] = np.array(received, order="C")
-            else:
-                values = np.stack([arrays[name] for arrays in self.returned])
-                mean = np.tensordot(weights, values.astype(np.float64), axes=1)
-                # The hair keeps a mean of equal counters from being cut one below them.
-                merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
-        for block in self.blocks(self.floats):
-            merged[block.name].reshape(-1)[block.part] += self._step(block, weights, kept)
+        merged = self._begin(weights)
+        self._add(merged, self.floats, self.cap(weights), kept)
         return merged
 
     def move(
-        self, coefficients: NDArray[np.float64], weights: NDArray[np.float64] | None = None
+        self,
+        coefficients: NDArray[np.float64] | Mapping[str, NDArray[np.float64]],
+        weights: NDArray[np.float64] | None = None,
     ) -> Arrays:
         """Any combination of updates, theta + sum_k c_k Delta_k.
 
@@ -215,10 +216,12 @@ class Cohort:
 
         Parameters
         ----------
-        coefficients : ndarray of shape (K,)
-            Real numbers c_k. Without ``weights`` not negative, their sum in (0, 1].
+        coefficients : ndarray of shape (K,), or mapping of name -> ndarray of shape (K,)
+            Real numbers c_k. Without ``weights`` not negative, their sum in (0, 1]. A mapping
+            has those of every parameter, for rules that work layer by layer.
         weights : ndarray of shape (K,), optional
-            On the simplex. By default c_k / sum_j c_j, for step counters alone.
+            On the simplex. By default c_k / sum_j c_j, for step counters alone. Needed beside
+            a mapping.
 
         Raises
         ------
@@ -228,6 +231,8 @@ class Cohort:
         """
         names = self.parameters if weights is not None else self.floats
         if weights is None:
+            if isinstance(coefficients, Mapping):
+                raise ValueError("Coefficients by parameter: buffers need weights of their own.")
             total = coefficients.sum()
             if not (coefficients.min() >= 0 and 0 < total < 1 + 1e-6):
                 raise ValueError(
@@ -235,53 +240,93 @@ class Cohort:
                     "buffers need weights of their own."
                 )
             weights = coefficients / total
-        merged = self.average(weights)
-        for name in names:
-            merged[name] = np.array(self.received[name], order="C")
-        for block in self.blocks(names):
-            merged[block.name].reshape(-1)[block.part] += self._step(block, coefficients, None)
+        merged = self._begin(weights)
+        self._add(merged, names, coefficients)
+        self._add(merged, [n for n in self.floats if n not in names], self.cap(weights))
         for name in self.buffers.intersection(names):  # rounding may lead out of the hull
             ends = np.stack([self.received[name], *(arrays[name] for arrays in self.returned)])
             np.clip(merged[name], ends.min(axis=0), ends.max(axis=0), out=merged[name])
         return merged
 
-    def _step(
+    def _begin(self, weights: NDArray[np.float64]) -> Arrays:
+        """The received model with counters averaged; ``ValueError`` off the simplex."""
+        if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
+            raise ValueError(f"Weights {weights} are not non-negative with sum 1.")
+        weights = self.cap(weights)
+        merged: Arrays = {}
+        for name, received in self.received.items():
+            if received.dtype.kind == "f":
+                merged[name] = np.array(received, order="C")
+            else:
+                values = np.stack([arrays[name] for arrays in self.returned])
+                mean = np.tensordot(weights, values.astype(np.float64), axes=1)
+                # The hair keeps a mean of equal counters from being cut one below them.
+                merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
+        return merged
+
+    def _add(
         self,
-        block: Block,
-        weights: NDArray[np.float64],
-        kept: Callable[[Block, int], NDArray[np.bool_] | None] | None,
-    ) -> Floats:
+        merged: Arrays,
+        names: Sequence[str],
+        weights: NDArray[np.float64] | Mapping[str, NDArray[np.float64]],
+        kept: Kept | None = None,
+    ) -> None:
+        """Add sum_k w_k Delta_k, weights normalised per coordinate if masked, to some arrays."""
+
+        def add(block: Block) -> None:
+            w = weights[block.name] if isinstance(weights, Mapping) else weights
+            merged[block.name].reshape(-1)[block.part] += self._step(block, w, kept)
+
+        for _ in self.each(names, add):
+            pass
+
+    def _step(self, block: Block, weights: NDArray[np.float64], kept: Kept | None) -> Floats:
         """sum_k w_k Delta_k over one block, weights normalised per coordinate if masked.
 
         Summed client by client rather than by a matrix product, whose order of
         additions depends on the number of threads.
         """
         dtype = np.promote_types(block.received.dtype, np.float32)
-        step = np.zeros(block.received.shape, dtype)
-        mass: Floats | None = None
-        heaviest: Floats | None = None
+        update = np.empty_like(block.received)
+        step, mass, heaviest = (np.zeros(block.received.shape, dtype) for _ in range(3))
+        masked = np.empty_like(step)
         for k, weight in enumerate(weights.astype(dtype)):
-            update = block.update(k)
-            update *= weight
-            mask = kept(block, k) if kept is not None else None
-            if mask is not None:
-                update *= mask
-                mass = np.zeros_like(step) if mass is None else mass
-                mass += mask * weight
+            share: Any = weight
+            if kept is not None and (mask := kept(block, k)) is not None:
+                share = np.multiply(mask, weight, out=masked)
+                mass += share
                 if self.max_weight < 1:
-                    heaviest = np.zeros_like(step) if heaviest is None else heaviest
-                    np.maximum(heaviest, mask * weight, out=heaviest)
+                    np.maximum(heaviest, share, out=heaviest)
+            block.update(k, out=update)
+            update *= share
             step += update
-        if mass is not None and heaviest is not None:
-            np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
-        if mass is not None:
+        if kept is not None:
+            if self.max_weight < 1:
+                np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
             np.divide(step, mass, out=step, where=mass > 0)
         return step
 
 
-def squared_norm(values: Floats) -> float:
-    """Sum of squares of a block: in the block's own precision, for sums over blocks in double."""
-    total = float(np.einsum("i,i->", values, values))
-    if not np.isfinite(total):  # 32 bits overflow before the values do
-        total = float(np.square(values, dtype=np.float64).sum())
-    return total
+def squares(values: Floats) -> list[float]:
+    """Sums of squares of values [b], one for each ``BLOCK`` of them, for `summed`.
+
+    In the values' own precision, or in double where that overflows.
+    """
+    sums: list[float] = []
+    if whole := len(values) // BLOCK * BLOCK:
+        pieces = values[:whole].reshape(-1, _PIECE)
+        parts = np.einsum("ij,ij->i", pieces, pieces).reshape(-1, BLOCK // _PIECE)
+        sums += np.add.accumulate(parts, axis=1)[:, -1].tolist()
+    if len(rest := values[whole:]):
+        sums.append(float(np.einsum("i,i->", rest, rest)))
+    for i, total in enumerate(sums):
+        if not isfinite(total):
+            block = values[i * BLOCK : (i + 1) * BLOCK]
+            sums[i] = float(np.square(block, dtype=np.float64).sum())
+    return sums
+
+
+def summed(parts: Iterable[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
+    """Sum the rows of arrays [rows, n] that lie side by side, from left to right."""
+    whole = np.concatenate([np.zeros((rows, 1)), *parts], axis=1)
+    return np.asarray(np.add.accumulate(whole, axis=1)[:, -1])

@@ -20,10 +20,7 @@ class UpdateConsistency:
     which its update had the same sign, zeros counting as increases as in their Eq. 5:
     1 if it always did, 1/2 if it went up as often as down.
 
-    Parameters
-    ----------
-    window : int
-        Rounds of a window (the paper: 10 and 100), one after the other.
+    Windows of ``window`` rounds (the paper: 10 and 100) follow one another.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("seen", "rises")
@@ -62,15 +59,7 @@ class UpdateConsistency:
 
 
 def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares of parameters by consistency, [BINS].
-
-    Parameters
-    ----------
-    rising
-        Shares of rounds in which a parameter rose.
-    tally
-        Parameters with each of these shares.
-    """
+    """Shares of parameters by consistency, [BINS]; ``tally`` rose in ``rising`` of the rounds."""
     consistency = np.maximum(rising, 1 - rising)
     # The hair keeps 0.6 = 1 - 0.4 in the bin that begins there.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)

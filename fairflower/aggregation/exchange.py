@@ -18,28 +18,18 @@ from fairflower.arguments import Declared
 
 
 class Exchange(Declared):
-    """One kind of shared state; a subclass is one method's.
+    """One kind of shared state; a subclass is one method's."""
 
-    Attributes
-    ----------
-    name
-        Of the ArrayRecord in train messages and, if ``returned``, in their replies.
-    returned
-        Whether clients send something back.
-    needs
-        What clients have to measure for it, as in ``FairStrategy.needs``.
-    seed
-        The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
-    diagnostics
-        What it found in the last round, as in ``FairStrategy.diagnostics``.
-    """
-
+    #: Of the ArrayRecord in train messages and, if ``returned``, in their replies.
     name: ClassVar[str]
+    #: Whether clients send something back.
     returned: ClassVar[bool] = True
+    #: What clients have to measure for it, as in ``FairStrategy.needs``.
     needs: tuple[str, ...] = ()
+    #: The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
     seed: int = 0
+    #: What it found in the last round, as in ``FairStrategy.diagnostics``.
     diagnostics: Mapping[str, NDArray[np.float64] | float] = MappingProxyType({})
-
     #: Attributes that are carried from round to round, as in ``FairStrategy.STATE``.
     STATE: ClassVar[tuple[str, ...]] = ()
 

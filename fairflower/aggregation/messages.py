@@ -6,31 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.rule import Rule
-from fairflower.flower import privacy_wrapper
+from fairflower.flower import copied, privacy_wrapper
 
 
 @dataclass(frozen=True)
-class Roll:
-    """The clients, as far as a strategy knows them.
+class Enrolment:
+    """The clients, as far as a strategy knows them."""
 
-    Attributes
-    ----------
-    nodes : dict of int -> int, or None
-        Client id -> node id of the whole federation, by client id; None before
-        ``FairStrategy.enroll``.
-    sizes, most_tested : mapping of int -> int
-        Client id -> training examples, and the most test examples, where they are known.
-    clients : dict of int -> int
-        Node id -> client id, of those enrolled, or of those that have replied so far.
-    """
-
+    #: Client id -> node id of the whole federation, by client id; None before
+    #: ``FairStrategy.enroll``.
     nodes: dict[int, int] | None = None
+    #: Client id -> training examples, and the most test examples, where they are known.
     sizes: Mapping[int, int] = field(default_factory=dict)
     most_tested: Mapping[int, int] = field(default_factory=dict)
+    #: Node id -> client id, of those enrolled, or of those that have replied so far.
     clients: dict[int, int] = field(default_factory=dict)
 
     def client_of(self, message: Message) -> int:
@@ -52,18 +45,11 @@ def tell(message: Message, config_key: str, told: Mapping[str, float | str]) -> 
     if told:
         # The messages of a round share their content.
         config = message.content.config_records[config_key]
-        own = ConfigRecord({**config, **told})
-        message.content = RecordDict({**message.content, config_key: own})
+        message.content = RecordDict({**message.content, config_key: copied(config, told)})
 
 
 def check_privacy(rule: Rule, model: ArrayRecord) -> None:
-    """Refuse what clipping by Flower's differential privacy would take for parameters.
-
-    Raises
-    ------
-    ValueError
-        If a wrapper of Flower's clips updates, and clients send other arrays, too.
-    """
+    """Refuse what clipping by Flower's differential privacy would take for parameters."""
     if not (wrapper := privacy_wrapper()):
         return
     beside = [name for name in rule.measurements if name in rule.VECTORS]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays
@@ -26,11 +26,6 @@ def decode_record(record: ArrayRecord) -> Arrays:
         return arrays_of(record)
     except ValueError as error:
         raise InvalidReply(str(error)) from error
-
-
-def encode_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Named arrays as a record."""
-    return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in arrays.items()})
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:
@@ -59,9 +54,7 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or h.dtype.kind != "f":
         raise InvalidReply(f"expected 'h' as real numbers in a row, got {h.dtype} {h.shape}")
-    if not is_finite(h):
-        raise InvalidReply("array 'h' holds NaN or infinite values")
-    return {"h": h}
+    return check_arrays(arrays, {"h": h})
 
 
 def check_signs(arrays: Arrays) -> None:
@@ -89,12 +82,8 @@ def check_metric(name: str, value: object, non_negative: bool = False) -> None:
 
 def scalar_metrics(content: RecordDict) -> MetricRecord:
     """The scalars of all of a reply's metric records together."""
-    merged = MetricRecord()
-    for record in content.metric_records.values():
-        for name, value in record.items():
-            if isinstance(value, (int, float)):
-                merged[name] = value
-    return merged
+    every = (item for record in content.metric_records.values() for item in record.items())
+    return MetricRecord({name: value for name, value in every if isinstance(value, (int, float))})
 
 
 def is_buffer(name: str, array: NDArray[Any]) -> bool:

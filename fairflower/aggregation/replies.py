@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.messages import Roll
+from fairflower.aggregation.messages import Enrolment
 from fairflower.aggregation.records import (
     InvalidReply,
     check_arrays,
@@ -45,28 +45,14 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Sorter:
-    """Tells a round's usable replies from the others.
-
-    Attributes
-    ----------
-    server_round, asked
-        The round and its messages.
-    roll : Roll
-        The clients; it learns the ids of those that were not known.
-    examples_key : str
-        The metric that counts examples.
-    min_clients : int, optional
-        Fewest usable replies; by default half of those asked, rounded up.
-    dropped : dict of int -> str
-        Clients that were asked and are left out, with the reason.
-    """
+    """Tells a round's usable replies from the others."""
 
     server_round: int
     asked: Sequence[Message]
-    roll: Roll
-    examples_key: str
-    min_clients: int | None
-    dropped: dict[int, str] = field(default_factory=dict)
+    enrolment: Enrolment  # learns the ids of clients that were not known
+    examples_key: str  # the metric that counts examples
+    min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
+    dropped: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
 
     def usable(
         self,
@@ -77,7 +63,7 @@ class Sorter:
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # not given out by a grid
         waiting = {m.metadata.dst_node_id for m in self.asked}
-        enrolled = {node: client for client, node in (self.roll.nodes or {}).items()}
+        enrolled = {node: client for client, node in (self.enrolment.nodes or {}).items()}
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
@@ -93,7 +79,9 @@ class Sorter:
                 continue
             waiting.discard(node)
             try:
-                metrics = self._metrics_of(reply)
+                if reply.has_error():
+                    raise InvalidReply(short(reply.error.reason or "failed without a reason"))
+                metrics = scalar_metrics(reply.content)
                 claimed = _client_id(metrics, default=client)
                 if node in enrolled and claimed != client:
                     raise InvalidReply(f"it claims to be client {claimed}")
@@ -105,19 +93,19 @@ class Sorter:
             except InvalidReply as problem:
                 self.dropped[client] = str(problem)
             else:
-                self.roll.clients[node] = client
+                self.enrolment.clients[node] = client
         for node in waiting:
             away = (asked or enrolled) and node not in asked.values()
             why = "its SuperNode is not connected" if away else "no reply before the timeout"
             self.dropped[enrolled.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
-            self._warn(client, reason)
+            self.drop(client, reason)
         return answers
 
     def drop(self, client: int, reason: str) -> None:
-        """Leave a client out after all."""
+        """Leave a client out, and say so."""
         self.dropped[client] = reason
-        self._warn(client, reason)
+        logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
 
     def check_enough(self, usable: int) -> None:
         """Raise ``RoundFailed``, with all reasons, where fewer replies are usable than needed."""
@@ -147,14 +135,6 @@ class Sorter:
             for reason, clients in sharing.items()
         )
 
-    def _warn(self, client: int, reason: str) -> None:
-        logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
-
-    def _metrics_of(self, reply: Message) -> MetricRecord:
-        if reply.has_error():
-            raise InvalidReply(short(reply.error.reason or "failed without a reason"))
-        return scalar_metrics(reply.content)
-
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key
         if key not in metrics:
@@ -178,14 +158,8 @@ class Member(NamedTuple):
 class Examiner:
     """Takes replies to a round's train messages apart.
 
-    Parameters
-    ----------
-    rule : FairStrategy
-        Says what a reply has to hold.
-    received : dict of name -> ndarray
-        The model that the clients were sent.
-    sizes : mapping of int -> int
-        Client id -> training examples, where they are known.
+    The rule says what they have to hold; clients received a model, and of some the number of
+    training examples is known: ``sizes``, by their ids.
     """
 
     def __init__(self, rule: Rule, received: Arrays, sizes: Mapping[int, int]) -> None:
@@ -230,8 +204,7 @@ class Examiner:
             (usual, _), *_ = Counter(sorted(shapes.values())).most_common()
             for client, shape in shapes.items():
                 if shape != usual:
-                    why = f"its {name!r} has the shape {shape}, most others' {usual}"
-                    sorter.drop(client, why)
+                    sorter.drop(client, f"its {name!r} has the shape {shape}, most others' {usual}")
                     del members[client]
             sorter.check_enough(len(members))
 

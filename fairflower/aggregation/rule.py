@@ -17,25 +17,7 @@ Diagnostic = NDArray[np.float64] | float
 
 
 class Rule:
-    """The part of `FairStrategy` that its subclasses define.
-
-    Either ``weigh`` or ``merge`` is a must, all the rest as needed.
-
-    Attributes
-    ----------
-    diagnostics : dict
-        What the last merge decided: numbers, arrays of shape (K,) per client
-        (``weights`` is always there; ``clipped``, what updates were multiplied by, where
-        they are bounded), or (K, K) per pair of clients.
-    clusters : Clusters, or None
-        Those of the last cohort, if the rule finds any.
-    seed : int
-        Of whatever the rule draws.
-    exchanges : tuple of Exchange
-        What travels beside the model.
-    buffers : frozenset of str, or None
-        The arrays that are not trained, where their names and dtypes do not tell.
-    """
+    """What `FairStrategy`'s subclasses define: ``weigh`` or ``merge``, all the rest as needed."""
 
     #: Where the rule comes from, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
@@ -49,7 +31,7 @@ class Rule:
     #: Those of ``needs`` that are arrays: the others have one per parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Those of ``needs`` and ``reads`` that must not be negative, such as means of squares.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher",)
+    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps")
     #: Metrics that the rule reads and clients report unasked.
     reads: tuple[str, ...] = ()
 
@@ -66,10 +48,17 @@ class Rule:
     #: whole run config.
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
+    #: What the last merge decided: numbers, arrays of shape (K,) per client (``weights`` is
+    #: always there; ``clipped``, what updates were multiplied by, where they are bounded), or
+    #: (K, K) per pair of clients.
     diagnostics: dict[str, Diagnostic]
+    #: Those of the last cohort, if the rule finds any.
     clusters: Clusters | None
+    #: Of whatever the rule draws.
     seed: int
+    #: What travels beside the model.
     exchanges: tuple[Exchange, ...]
+    #: The arrays that are not trained, where their names and dtypes do not tell.
     buffers: frozenset[str] | None
     weighted_by_key: str
     arrayrecord_key: str

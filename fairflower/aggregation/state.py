@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from fairflower.aggregation.cohort import Arrays
 
 # A path's parts are joined by "/"; "#" marks a whole number as key. A last sign says
 # what the array stands for: "!" a number, "?" None, "{" an empty dict, none an array.
-_ESCAPES = {"%": "%25", "/": "%2F", "#": "%23", "!": "%21", "?": "%3F", "{": "%7B"}
+_ESCAPES = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "%/#!?{"})
 _VALUES: dict[str, Callable[[NDArray[Any]], Any]] = {
     "": lambda array: array,
     "!": lambda array: array.item(),
@@ -46,13 +47,7 @@ def save(carriers: Sequence[Carrier]) -> Arrays:
 
 
 def load(carriers: Sequence[Carrier], state: Mapping[str, NDArray[Any]]) -> None:
-    """Give them what ``save`` took.
-
-    Raises
-    ------
-    ValueError
-        When it is not theirs; none is changed then.
-    """
+    """Give them what ``save`` took; ``ValueError`` if it is not theirs, and none is changed."""
     saved = unflatten(state)
     for kind, name, place, attributes in carriers:
         values = saved.get(kind, {}).get(name, {})
@@ -70,14 +65,11 @@ def load(carriers: Sequence[Carrier], state: Mapping[str, NDArray[Any]]) -> None
 def flatten(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     """Nested dicts (keys: text or whole numbers) of numbers, None and arrays, as arrays.
 
-    Raises
-    ------
-    TypeError
-        On anything else, named by its path.
+    ``TypeError`` names anything else by its path.
     """
     flat: Arrays = {}
     for key, value in state.items():
-        path = parent + (f"#{key}" if isinstance(key, int) else _escape(key))
+        path = parent + (f"#{key}" if isinstance(key, int) else key.translate(_ESCAPES))
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, path + "/")
         elif isinstance(value, Mapping):
@@ -106,13 +98,5 @@ def unflatten(flat: Mapping[str, NDArray[Any]]) -> dict[Any, Any]:
     return state
 
 
-def _escape(key: str) -> str:
-    return "".join(_ESCAPES.get(sign, sign) for sign in key)
-
-
 def _key(part: str) -> str | int:
-    if part.startswith("#"):
-        return int(part[1:])
-    for sign, escape in reversed(_ESCAPES.items()):
-        part = part.replace(escape, sign)
-    return part
+    return int(part[1:]) if part.startswith("#") else unquote(part)

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange, bound
-from fairflower.aggregation.messages import Roll, check_privacy, tell
-from fairflower.aggregation.records import check_finite, decode_record, encode_record, is_finite
+from fairflower.aggregation.messages import Enrolment, check_privacy, tell
+from fairflower.aggregation.records import check_finite, decode_record, is_finite
 from fairflower.aggregation.replies import Examiner, Sorter, check_test, common, mean_of
 from fairflower.aggregation.rule import Diagnostic, Rule
 from fairflower.aggregation.state import Carrier, load, save
 from fairflower.arguments import Declared
+from fairflower.arrays import record_of
 from fairflower.errors import RoundFailed
 
 #: Looks at a cohort that was merged, and adds to the round's diagnostics.
@@ -43,11 +44,23 @@ class Options(TypedDict, total=False):
     configrecord_key: str
     train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
     evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    #: Names of the arrays that are not trained. By default integer arrays and names ending in
+    #: ``running_mean``, ``running_var``, ``num_batches_tracked``.
     buffers: Collection[str] | None
+    #: Fewest usable replies a round may have; fewer raise ``RoundFailed``. By default half of
+    #: the clients that were asked, rounded up.
     min_clients: int | None
+    #: What travels beside the model for the clients' method of training.
     exchanges: Sequence[Exchange]
+    #: Each looks at every merged cohort and adds to ``diagnostics``. One with ``STATE`` is
+    #: carried from round to round like the rule.
     observers: Sequence[Observer]
+    #: Largest weight of a client, at least 1/K; the excess goes to the others in proportion.
+    #: By default any.
     max_client_weight: float
+    #: Length, and multiple of the round's median length, to which longer updates are scaled
+    #: down before they are merged; by the median also what clients return to exchanges. By
+    #: default any.
     clip_update_norm: float | None
     clip_update_median: float | None
 
@@ -60,31 +73,11 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
 
     Parameters
     ----------
-    buffers : collection of str, optional
-        Names of the arrays that are not trained. By default integer arrays and
-        names ending in ``running_mean``, ``running_var``, ``num_batches_tracked``.
-    min_clients : int, optional
-        Fewest usable replies a round may have; fewer raise ``RoundFailed``. By
-        default half of the clients that were asked, rounded up.
-    exchanges : sequence of Exchange, optional
-        What travels beside the model for the clients' method of training.
-    observers : sequence of callables, optional
-        Each looks at every merged cohort and adds to ``diagnostics``. One with ``STATE``
-        is carried from round to round like the rule.
-    max_client_weight : float, optional
-        Largest weight of a client, at least 1/K; the excess goes to the others in
-        proportion. By default any.
-    clip_update_norm, clip_update_median : float, optional
-        Length, and multiple of the round's median length, to which longer updates are
-        scaled down before they are merged; by the median also what clients return to
-        exchanges. By default any.
     **options
-        Any keyword argument of ``flwr.serverapp.strategy.FedAvg``.
+        Any of `Options`.
 
     Attributes
     ----------
-    diagnostics, clusters, seed
-        See `Rule`.
     client_ids : tuple of int
         The clients of the last cohort, in the order of ``diagnostics``.
     client_metrics : dict of str -> ndarray of shape (K,)
@@ -121,7 +114,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self.seed = 0
-        self._roll = Roll()
+        self._enrolment = Enrolment()
         self._population = 0
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
@@ -169,7 +162,9 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
             Client id -> the most test examples that it can have.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._roll = Roll(dict(sorted(nodes.items())), sizes or {}, most_tested or {}, clients)
+        self._enrolment = Enrolment(
+            dict(sorted(nodes.items())), sizes or {}, most_tested or {}, clients
+        )
         self.seed = seed
         for exchange in self.exchanges:
             exchange.seed = seed
@@ -189,22 +184,22 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.read_config(config)
         if self.measurements:
             config["measure"] = ",".join(self.measurements)
-        if self._roll.nodes is None:
+        if self._enrolment.nodes is None:
             messages = list(super().configure_train(server_round, arrays, config, grid))
             self._population = len(list(grid.get_node_ids()))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             seed = [self.seed, server_round]
-            nodes = self._roll.sample(seed, self.fraction_train, self.min_train_nodes)
+            nodes = self._enrolment.sample(seed, self.fraction_train, self.min_train_nodes)
             messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
-            self._population = len(self._roll.nodes)
+            self._population = len(self._enrolment.nodes)
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 for message in messages:
-                    message.content[exchange.name] = encode_record(shared)
+                    message.content[exchange.name] = record_of(shared)
         for message in messages:
-            client = self._roll.client_of(message)
+            client = self._enrolment.client_of(message)
             told = {**self._last_merged(client), **self.tell(client)}
             for exchange in self.exchanges:
                 told |= exchange.tell(client)
@@ -216,16 +211,16 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages for this round's evaluation (see Flower's ``FedAvg``)."""
-        if self._roll.nodes is None or self.fraction_evaluate == 0.0:
+        if self._enrolment.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             seed = [self.seed, server_round]
-            nodes = self._roll.sample(seed, self.fraction_evaluate, self.min_evaluate_nodes)
+            nodes = self._enrolment.sample(seed, self.fraction_evaluate, self.min_evaluate_nodes)
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
-            last = self._last_merged(self._roll.client_of(message))
+            last = self._last_merged(self._enrolment.client_of(message))
             tell(message, self.configrecord_key, last)
         self._asked_to_test = messages
         return messages
@@ -247,7 +242,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         if not self._asked:
             return None, None
         sorter = self._sorter(server_round, self._asked)
-        examiner = Examiner(self, decode_record(self._sent), self._roll.sizes)
+        examiner = Examiner(self, decode_record(self._sent), self._enrolment.sizes)
         members = examiner.members(replies, sorter)
         cohort = examiner.cohort(members, server_round, self._population, self.max_client_weight)
         self.client_ids = cohort.client_ids
@@ -272,7 +267,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         contents = [members[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
-        return encode_record(merged), mean_of(cohort.metrics, key, function, contents)
+        return record_of(merged), mean_of(cohort.metrics, key, function, contents)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -300,17 +295,25 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         key, function = self.weighted_by_key, self.evaluate_metrics_aggr_fn
         return mean_of(common(metrics), key, function, list(contents))
 
-    def evaluations(self, server_round: int, replies: Iterable[Message]) -> dict[int, MetricRecord]:
+    def evaluations(
+        self,
+        server_round: int,
+        replies: Iterable[Message],
+        most_tested: Mapping[int, int] | None = None,
+    ) -> dict[int, MetricRecord]:
         """The clients' own test results, by client id; every accuracy among them is 0 to 1.
+
+        ``most_tested`` takes the place of that of `enroll` where they tested on other images.
 
         Raises
         ------
         RoundFailed
             If fewer than ``min_clients`` of those asked sent one.
         """
+        bounds = self._enrolment.most_tested if most_tested is None else most_tested
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
-            most = self._roll.most_tested.get(client, math.inf)
+            most = bounds.get(client, math.inf)
             check_test(metrics, self.weighted_by_key, most)
             return metrics
 
@@ -326,12 +329,14 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
 
         Before enrolment, a client that is not known yet may have been before a restart.
         """
-        default = None if self._roll.nodes is None else 0
+        default = None if self._enrolment.nodes is None else 0
         last = self.merged_rounds.get(client, default)
         return {} if last is None else {"merged-round": last}
 
     def _sorter(self, server_round: int, asked: list[Message]) -> Sorter:
-        sorter = Sorter(server_round, asked, self._roll, self.weighted_by_key, self.min_clients)
+        sorter = Sorter(
+            server_round, asked, self._enrolment, self.weighted_by_key, self.min_clients
+        )
         self.dropped = sorter.dropped
         return sorter
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fairflower.classic.packing import pack, split
 from fairflower.models import travelling
-from fairflower.training.round import evaluate_round, train_round
+from fairflower.training.app import evaluate_round, train_round
 from fairflower.training.trainer import Trainer
 
 NDArrays = list[NDArray[Any]]

@@ -36,22 +36,11 @@ _Array = TypeVar("_Array")
 def pack(
     model: Sequence[NDArray[Any]], measured: Mapping[str, Mapping[str, ArrayLike]]
 ) -> tuple[list[NDArray[Any]], dict[str, str]]:
-    """Put arrays behind a model's, for ``NumPyClient.fit`` to return.
+    """Put arrays behind a model's: what ``NumPyClient.fit`` returns first, and a note of them.
 
-    Parameters
-    ----------
-    model
-        The model's arrays.
-    measured
-        By what it is (``fisher``), named arrays: one for each trained parameter, in
-        the order of the model. CPU tensors will do.
-
-    Returns
-    -------
-    parameters : list of ndarray
-        The first thing to return from ``fit``.
-    note : dict
-        To go into the metrics; empty if nothing was measured.
+    ``measured`` has, by what it is (``fisher``), named arrays: one for each trained parameter,
+    in the order of the model. CPU tensors will do. The note is to go into the metrics; it is
+    empty if nothing was measured.
     """
     extra = [np.asarray(array) for arrays in measured.values() for array in arrays.values()]
     names = {name: list(arrays) for name, arrays in measured.items()}
@@ -61,13 +50,7 @@ def pack(
 def unpack(
     note: str, extra: Sequence[_Array], name: str = MEASURED
 ) -> dict[str, dict[str, _Array]]:
-    """Undo ``pack``, for the arrays behind the model's.
-
-    Raises
-    ------
-    ValueError
-        When the note, called ``name``, does not describe these arrays.
-    """
+    """Undo ``pack``; ``ValueError`` if the note, called ``name``, does not describe the arrays."""
     names = _names(note, name)
     count = sum(map(len, names.values()))
     if count != len(extra):
@@ -81,17 +64,8 @@ def split(
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
     """Take apart what ``NumPyClient.fit`` gets from a strategy with exchanges.
 
-    Returns
-    -------
-    model : list
-        The model's arrays: all, if the server sent nothing beside them.
-    shared : dict
-        By the exchange's name, named arrays.
-
-    Raises
-    ------
-    ValueError
-        When the config does not describe these arrays.
+    The model's arrays (all, if the server sent nothing beside them), and named arrays by the
+    exchange's name; ``ValueError`` when the config does not describe these arrays.
     """
     note = str(config.get(SHARED, "{}"))
     count = sum(map(len, _names(note, SHARED).values()))

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, Scalar
+from flwr.common import (
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    parameters_to_ndarrays,
+)
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fairflower.aggregation.records import decode_record, encode_record
+from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
+from fairflower.arrays import record_of
 from fairflower.classic.packing import MEASURED, SHARED, unpack
 from fairflower.flower import set_message_id
 from fairflower.strategies.fedavg import FedAvg
@@ -46,7 +55,7 @@ class LegacyStrategy(Strategy):
         BatchNorm are told from parameters. By default a random client is asked; then,
         and with ``Parameters``, arrays are called "0", "1", ..., and arrays of whole
         numbers alone count as not trained unless the strategy's ``buffers`` says more.
-        Exchanges need the names.
+        Exchanges need the names; without them they are a ``ValueError``.
     on_fit_config_fn, on_evaluate_config_fn : callable, optional
         Round -> what to add to the config that clients get.
     evaluate_fn : callable, optional
@@ -56,11 +65,6 @@ class LegacyStrategy(Strategy):
     ----------
     strategy : FairStrategy
         With its ``diagnostics``, ``client_ids`` and ``dropped``.
-
-    Raises
-    ------
-    ValueError
-        If the strategy has exchanges, and the model's arrays no names.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class LegacyStrategy(Strategy):
         self._names: list[str] | None = None
         if isinstance(initial_parameters, Mapping):
             self._names = list(initial_parameters)
-            initial_parameters = _parameters(encode_record(initial_parameters))
+            initial_parameters = _parameters(record_of(initial_parameters))
         self._initial = initial_parameters
         self._sent = ArrayRecord()
         self._asked: dict[int, Message] = {}
@@ -102,15 +106,10 @@ class LegacyStrategy(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        nodes = _Nodes(client_manager)
-        config = _config(self.on_fit_config_fn, server_round)
         self._sent = self._record(parameters.tensors)
-        messages = self.strategy.configure_train(server_round, self._sent, config, nodes.grid)
-        self._asked = _numbered(messages)
-        return [
-            (nodes.proxies[node], self._fit_ins(parameters, message))
-            for node, message in self._asked.items()
-        ]
+        configure, more = self.strategy.configure_train, self.on_fit_config_fn
+        self._asked, proxies = _ask(configure, server_round, self._sent, more, client_manager)
+        return [(proxies[node], self._fit_ins(parameters, m)) for node, m in self._asked.items()]
 
     def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
         """What the message says; what exchanges share comes behind the model."""
@@ -181,15 +180,11 @@ class LegacyStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        nodes = _Nodes(client_manager)
-        config = _config(self.on_evaluate_config_fn, server_round)
         arrays = self._record(parameters.tensors)
-        messages = self.strategy.configure_evaluate(server_round, arrays, config, nodes.grid)
-        self._asked_to_test = _numbered(messages)
-        return [
-            (nodes.proxies[node], EvaluateIns(parameters, self._config(message)))
-            for node, message in self._asked_to_test.items()
-        ]
+        configure, more = self.strategy.configure_evaluate, self.on_evaluate_config_fn
+        asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
+        self._asked_to_test = asked
+        return [(proxies[n], EvaluateIns(parameters, self._config(m))) for n, m in asked.items()]
 
     def aggregate_evaluate(
         self,
@@ -209,8 +204,7 @@ class LegacyStrategy(Strategy):
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
         if self.evaluate_fn is None:
             return None
-        arrays = decode_record(self._record(parameters.tensors))
-        return self.evaluate_fn(server_round, [array.copy() for array in arrays.values()], {})
+        return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     # --- from and to classic Flower's types --------------------------------------------------
 
@@ -222,43 +216,35 @@ class LegacyStrategy(Strategy):
         return dict(config)  # type: ignore[arg-type]
 
     def _metrics(self, num_examples: int, metrics: Mapping[str, Scalar]) -> MetricRecord:
-        numbers = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
-        return MetricRecord(
-            {
-                **{k: int(v) if isinstance(v, int) else float(v) for k, v in numbers.items()},
-                self.strategy.weighted_by_key: num_examples,
-            }
-        )
+        numbers = {
+            key: int(value) if isinstance(value, int) else float(value)
+            for key, value in _plain(metrics).items()
+        }
+        return MetricRecord({**numbers, self.strategy.weighted_by_key: num_examples})
 
 
-class _Nodes:
-    """What a strategy asks of a Grid, answered from a client manager."""
+def _ask(
+    configure: Callable[..., Iterable[Message]],
+    server_round: int,
+    arrays: ArrayRecord,
+    more: Callable[[int], Metrics] | None,
+    manager: ClientManager,
+) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
+    """The strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
+    proxies: dict[int, ClientProxy] = {}
 
-    def __init__(self, manager: ClientManager) -> None:
-        self.manager = manager
-        self.proxies: dict[int, ClientProxy] = {}
-
-    @property
-    def grid(self) -> Grid:
-        return cast(Grid, self)
-
-    def get_node_ids(self) -> Iterable[int]:
-        present = {proxy.node_id: proxy for proxy in self.manager.all().values()}
-        self.proxies |= present
+    def get_node_ids() -> list[int]:
+        present = {proxy.node_id: proxy for proxy in manager.all().values()}
+        proxies.update(present)
         return list(present)
 
-
-def _config(more: Callable[[int], Metrics] | None, server_round: int) -> ConfigRecord:
+    grid = SimpleNamespace(get_node_ids=get_node_ids)  # all that is asked of one
     added: Mapping[str, Any] = more(server_round) if more else {}
-    return ConfigRecord(dict(added))
-
-
-def _numbered(messages: Iterable[Message]) -> dict[int, Message]:
-    """Messages by the node they go to, with the ids that a SuperLink would give them."""
+    messages = configure(server_round, arrays, ConfigRecord(dict(added)), grid)
     asked = {message.metadata.dst_node_id: message for message in messages}
     for number, message in enumerate(asked.values()):
         set_message_id(message, f"message-{number}")
-    return asked
+    return asked, proxies
 
 
 def _replies(
@@ -276,15 +262,13 @@ def _replies(
             replies.append(Message(content_of(result), reply_to=message))
         except ValueError as problem:
             replies.append(_error(message, str(problem)))
-    anonymous = []
+    exceptions = [failure for failure in failures if isinstance(failure, BaseException)]
     for failure in failures:
-        if isinstance(failure, BaseException):
-            anonymous.append(str(failure))
-        else:
+        if not isinstance(failure, BaseException):
             proxy, result = failure
             replies.append(_error(missing.pop(proxy.node_id), result.status.message))
     # Flower does not say whose exceptions they are; those who did not answer had them.
-    if reason := " | ".join(dict.fromkeys(anonymous)):
+    if reason := " | ".join(dict.fromkeys(map(str, exceptions))):
         replies += [_error(message, reason) for message in missing.values()]
     return replies
 
@@ -307,5 +291,5 @@ def _parameters(record: ArrayRecord) -> Parameters:
     return Parameters([array.data for array in record.values()], TENSOR_TYPE)
 
 
-def _plain(metrics: MetricRecord | None) -> Metrics:
+def _plain(metrics: Mapping[str, Any] | None) -> Metrics:
     return {k: v for k, v in (metrics or {}).items() if isinstance(v, (int, float))}

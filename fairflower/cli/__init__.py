@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import compare, data, deploy, landscape, listing, report, run, sharpness
+from fairflower.cli import compare, data, deploy, landscape, listing, report, run, sharpness, tune
 from fairflower.cli.terminal import console
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Fair federated learning on Flower: one global model that works for every client.",
@@ -34,11 +32,11 @@ def root(
         raise typer.Exit
 
 
-app.command()(run.run)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(landscape.landscape)
-app.command()(sharpness.sharpness)
+for command in (
+    *(run.run, compare.compare, tune.tune, report.report),
+    *(landscape.landscape, sharpness.sharpness),
+):
+    app.command()(command)
 app.command("list")(listing.list_)
 
 data_app = typer.Typer(help="Look at data sets.", no_args_is_help=True)

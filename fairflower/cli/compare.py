@@ -7,20 +7,19 @@ from typing import Annotated
 
 import typer
 
-from fairflower import config as run_config
-from fairflower.cli.options import Given, new_folder, with_settings
-from fairflower.cli.report import print_report, readable, run_folders
-from fairflower.cli.run import announce, execute
+from fairflower.cli.options import Given, with_settings
+from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
-from fairflower.config import StrategyConfig
+from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_of
 from fairflower.errors import ConfigError
-from fairflower.plans.plan import Plan, parse_clients, parse_seeds, parse_strategies
-from fairflower.server.checkpoint import unfinished
+from fairflower.paths import new_folder, run_folders
+from fairflower.plans.execution import announce, execute, going_on
+from fairflower.plans.plan import Plan, at_a_time, parse_seeds
 
 
 @with_settings(
     *("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr"),
-    *("engine", "workers"),
+    *("engine", "ray_address", "workers"),
 )
 def compare(
     *,
@@ -42,11 +41,13 @@ def compare(
     ] = None,
     given: Given,
     jobs: Annotated[
-        int,
+        str,
         typer.Option(
-            min=1, help="Runs at a time, each in its own process and on the inline engine."
+            metavar="auto|N",
+            help="Runs at a time, each in its own process and on the inline engine. auto: one "
+            "per core if there are as many runs, none uses a GPU and no engine is chosen; else 1.",
         ),
-    ] = 1,
+    ] = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="The comparison's folder; default: a new one.")
     ] = None,
@@ -63,39 +64,41 @@ def compare(
     others go on where they were, and the report covers them all.
     """
     folder = new_folder("comparisons", output_dir)
-    plan = _plan(given, strategies, seeds, clients, folder / "runs")
-    planned = len(plan.runs)
-    announce(plan)
-    plan = plan.without(readable(folder / "runs"))
-    if len(plan.runs) < planned:
-        console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
-    plan = plan.resuming(unfinished(folder / "runs"))
-    if going_on := sum(bool(config.resume) for _, config in plan.runs):
-        console.print(f"{going_on} of {planned} runs go on where they were stopped.")
+    count = at_a_time(given.settings, at_once(jobs))
+    plan = plan_of(given, strategies, parse_seeds(seeds), clients, folder / "runs")
+    announce(plan, console)
+    rest = going_on(plan, folder / "runs", console)
     folders: list[Path] = []
     try:
-        if plan.runs:
-            execute(plan, folders, jobs)
+        if rest.runs:
+            execute(rest, console, folders, count)
     finally:
-        if folders or len(plan.runs) < planned:
+        if folders or len(rest.runs) < len(plan.runs):
             print_report(run_folders(folder / "runs"), folder / "report")
 
 
-def _plan(
-    given: Given, strategies: str | None, seeds: str, clients: str | None, folder: Path
+def at_once(jobs: str) -> int | None:
+    """Read ``--jobs``; None for ``auto``."""
+    if jobs == "auto":
+        return None
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise ConfigError(f"--jobs {jobs!r}: expected auto, or a whole number from 1.")
+    return int(jobs)
+
+
+def plan_of(
+    given: Given, strategies: str | None, seeds: list[int], clients: str | None, folder: Path
 ) -> Plan:
-    """All runs of the comparison, to be written below ``folder``."""
+    """Every client with every strategy and seed, to be written below ``folder``."""
     for key in ("seed", "strategy.name", "run-name", "output-dir", "resume"):
         if key in given.assigned:
-            raise ConfigError(f"compare does not take --set {key}: see its --help.")
+            raise ConfigError(f"This command does not take --set {key}: see its --help.")
     if clients is not None and "client.name" in given.assigned:
         raise ConfigError("--set client.name: --clients names them. Leave one of them out.")
+    settings = given.settings | {"output-dir": str(folder)}
+    chosen = () if strategies is None else StrategyConfig.parse(strategies)
+    trainers = () if clients is None else ClientConfig.parse(clients)
+    named = [*chosen, *trainers, *methods_of(given.settings)]
     for key in given.settings:
-        run_config.check_key(key)
-    common = {k: v for k, v in given.settings.items() if k not in given.shared}
-    common["output-dir"] = str(folder)
-    if strategies is None:
-        strategies = ",".join(dict.fromkeys(("fedavg", StrategyConfig.of(common).name)))
-    chosen = parse_strategies(strategies)
-    trainers = None if clients is None else parse_clients(clients)
-    return Plan.grid(common, chosen, parse_seeds(seeds), given.shared, trainers)
+        check_key(key, named)
+    return Plan.grid(settings, chosen, seeds, given.shared, trainers)

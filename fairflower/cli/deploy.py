@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from fairflower.cli.options import Client, Given, new_folder, only, with_settings
+from fairflower.cli.options import Client, Given, only, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors
-from fairflower.config import RunConfig, StrategyConfig
+from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
-from fairflower.plans.plan import combine, parse_clients, parse_strategies
+from fairflower.paths import new_folder
+from fairflower.plans.plan import combine
 
 
 @with_settings("data", "data_dir", "model", "rounds", "epochs", "lr", rounds=3)
@@ -50,38 +52,28 @@ def trial(
     A site starts a process for every message, so a round takes ten seconds even where there
     is little to do. Everything is ended at the end, or by Ctrl-C.
     """
-    settings = {"data.name": "npz"} if site else {}
-    settings |= given.file | {"data.clients-per-domain": 1} | given.options | given.assigned
-    settings.pop("output-dir", None)
-    common = {k: v for k, v in settings.items() if k not in given.shared}
-    trainers = None if client is None else [only("client", parse_clients(client))]
-    if strategies is None:
-        strategies = StrategyConfig.of(common).name
-    configs = combine(common, parse_strategies(strategies), given.shared, trainers)
-    _deploy(configs, sites, site, new_folder("trials", output_dir))
-
-
-def _deploy(
-    configs: list[RunConfig], sites: int | None, own: list[str] | None, folder: Path
-) -> None:
-    """Make the runs on a deployment of this machine, and report on them."""
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
     from fairflower.deploy.trial import Trial
 
-    data = configs[0].data
-    if own and sites is not None:
+    settings = {"data.name": "npz"} if site else {}
+    settings |= given.file | {"data.clients-per-domain": 1} | given.options | given.assigned
+    settings.pop("output-dir", None)
+    chosen = () if strategies is None else StrategyConfig.parse(strategies)
+    trainers = () if client is None else [only(ClientConfig.parse(client))]
+    configs = combine(settings, chosen, given.shared, trainers)
+    folder, data = new_folder("trials", output_dir), configs[0].data
+    if site and sites is not None:
         raise ConfigError(f"--sites {sites}: with --site, there are as many as are given.")
-    if own:
-        nodes = nodes_with_folders(own, data)
+    if site:
+        nodes = nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
         data, nodes = nodes_with_shares(data, sites)
     # Whatever ends this process ends the others.
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
-    with Trial(
-        folder, nodes, lambda line: console.print(Text.from_ansi(line), soft_wrap=True)
-    ) as deployment:
+    show = partial(console.print, soft_wrap=True)
+    with Trial(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
 

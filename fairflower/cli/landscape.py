@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
-from fairflower.cli.report import run_folders
-from fairflower.cli.terminal import console, friendly_errors, points, say_where
+from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
     from fairflower.report.landscape import Landscape
@@ -41,10 +41,11 @@ def landscape(
     from fairflower.report import read_run
     from fairflower.report.figures.contours import draw, levels_of
     from fairflower.report.landscape import landscape as explore
+    from fairflower.server.progress import counting_bar
 
     found = [read_run(folder) for path in runs for folder in run_folders(path)]
     landscapes, places = [], []
-    with points() as bar:
+    with counting_bar(console, "points", transient=True) as bar:
         tasks = [bar.add_task(run.label, total=grid**2) for run in found]
         for run, task in zip(found, tasks, strict=True):
             landscapes.append(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fairflower import config as run_config
-from fairflower import registry
+from fairflower.arguments import declared
 from fairflower.cli.terminal import console, friendly_errors, table
 from fairflower.errors import ConfigError
+from fairflower.registry.named import origin
+
+_Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
+_Described = type[run_config.DataChoice | run_config.ModelChoice]
 
 
 @friendly_errors()
@@ -20,12 +24,15 @@ def list_(
         str, typer.Argument(help="strategies, clients, data, models, settings or all.")
     ] = "all",
 ) -> None:
-    """Show what can be named in a run config, with papers and arguments."""
+    """Show what can be named in a run config, with papers and arguments.
+
+    Behind the default of an argument is the range in which `fairflower tune` looks.
+    """
     tables = {
         "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
         "clients": lambda: _methods("Clients", run_config.ClientConfig),
-        "data": lambda: _named("Data sets (data.name)", registry.DATA_SETS),
-        "models": lambda: _named("Models (model.name)", registry.MODELS),
+        "data": lambda: _described("Data sets", run_config.DataChoice),
+        "models": lambda: _described("Models", run_config.ModelChoice),
         "settings": _settings,
     }
     if what not in {"all", *tables}:
@@ -35,29 +42,44 @@ def list_(
             console.print(made())
 
 
-def _methods(title: str, kind: type[run_config.ClientConfig | run_config.StrategyConfig]) -> Table:
+def _methods(title: str, kind: _Methods) -> Table:
     rows = [
-        (
-            name,
-            (method.__doc__ or "").strip().splitlines()[0],
-            method.paper,
-            _arguments(method.arguments()),
-        )
-        for name, method in kind.METHODS.items()
+        (name, _summary(method), method.paper, _arguments(method))
+        for name, method in kind.NAMED.items()
     ]
+    rows += _offered(kind)
     columns = ("name", "what it does", "from", f"arguments ({kind.TABLE}.*)")
     return table(f"{title} ({kind.TABLE}.name)", columns, rows)
 
 
-def _arguments(defaults: Mapping[str, Any]) -> str:
-    shown = ("none" if value is None else value for value in defaults.values())
-    names = map(run_config.kebab, defaults)
-    return ", ".join(f"{name}={value}" for name, value in zip(names, shown, strict=True)) or "none"
+def _described(title: str, kind: _Described) -> Table:
+    rows = [(name, line) for name, line in kind.NAMED.lines.items()]
+    for name, line, package, arguments in _offered(kind):
+        rows.append((name, f"{line} (of {package}; arguments: {arguments})"))
+    return table(f"{title} ({kind.TABLE}.name)", ("name", "what it is"), rows)
 
 
-def _named(title: str, entries: Mapping[str, tuple[str, str, str]]) -> Table:
-    rows = ((name, text) for name, (_, _, text) in entries.items())
-    return table(title, ("name", "what it is"), rows)
+def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
+    """What other packages offer: name, first line, package and arguments, or what is wrong."""
+    for name, offer in kind.NAMED.offers().items():
+        try:
+            found = kind(name).made_by
+            yield name, _summary(found), origin(offer), _arguments(found)
+        except ConfigError as error:
+            yield name, str(error), origin(offer), ""
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _arguments(made_by: Any) -> str:
+    shown = (
+        f"{run_config.kebab(name)}={'none' if own.default is None else own.default}"
+        f"{f' ({own.search})' if own.search else ''}"
+        for name, own in declared(made_by).items()
+    )
+    return ", ".join(shown) or "none"
 
 
 def _settings() -> Table:

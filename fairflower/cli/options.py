@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,24 +15,9 @@ from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
-from fairflower.paths import home
+from fairflower.plans.options import OPTIONS
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
-
-#: Option -> its run config key, type and meaning.
-OPTIONS: dict[str, tuple[str, type, str]] = {
-    "data": ("data.name", str, "Data set"),
-    "data_dir": ("data.dir", str, "Folder of local data"),
-    "model": ("model.name", str, "Model"),
-    "rounds": ("num-server-rounds", int, "Rounds of training"),
-    "fraction_train": ("fraction-train", float, "Share of the clients asked in a round"),
-    "epochs": ("train.local-epochs", int, "Local epochs per round"),
-    "lr": ("train.lr", float, "Learning rate"),
-    "seed": ("seed", int, "Seed of everything but the partition"),
-    "engine": ("engine", str, "ray: Flower's simulation engine; inline: this process"),
-    "workers": ("workers", int, "Clients at a time"),
-    "output_dir": ("output-dir", str, "Where run folders go"),
-}
 
 Client = Annotated[
     str | None, typer.Option(help="Local training (client.name), e.g. fedprox:mu=0.1.")
@@ -53,19 +36,11 @@ _Set = Annotated[
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line says about run configs.
+    """What a command line says about run configs: a file, and run config keys."""
 
-    Attributes
-    ----------
-    config
-        The file of ``--config``.
-    options, assigned
-        Run config keys: of the options in `OPTIONS`, and of ``--set``.
-    """
-
-    config: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    assigned: dict[str, Any] = field(default_factory=dict)
+    config: Path | None
+    options: dict[str, Any]  # of those in `OPTIONS`
+    assigned: dict[str, Any]  # of ``--set``
 
     @functools.cached_property
     def file(self) -> dict[str, Any]:
@@ -88,17 +63,10 @@ class Given:
 
 
 def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Any]:
-    """Give a command these of `OPTIONS`, ``--config`` and ``--set``.
+    """Give a command these of `OPTIONS`, with their ``defaults``, ``--config`` and ``--set``.
 
     The command gets what they say as its argument ``given``, in whose place ``--help`` lists
-    the options. Its errors are shown as `friendly_errors` shows them.
-
-    Parameters
-    ----------
-    *names
-        Options, in the order of ``--help``.
-    **defaults
-        Of those that have one.
+    the options in this order. Its errors are shown as `friendly_errors` shows them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -112,10 +80,13 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name == "given":
-                parameters += [_parameter(n, _option(n), defaults.get(n)) for n in names]
-            else:
+            if parameter.name != "given":
                 parameters.append(parameter)
+                continue
+            for name in names:
+                key, kind, meaning = OPTIONS[name]
+                option: Any = Annotated[kind | None, typer.Option(help=f"{meaning} ({key}).")]
+                parameters.append(_parameter(name, option, defaults.get(name)))
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call
@@ -123,24 +94,13 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
     return decorate
 
 
-def _option(name: str) -> Any:
-    key, kind, meaning = OPTIONS[name]
-    return Annotated[kind | None, typer.Option(help=f"{meaning} ({key}).")]
-
-
 def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-def only(option: str, choices: list[_Choice]) -> _Choice:
+def only(choices: list[_Choice]) -> _Choice:
     """The only method that an option names."""
     if len(choices) > 1:
-        raise ConfigError(f"--{option}: expected one; `compare` takes several.")
+        raise ConfigError(f"--{choices[0].TABLE}: expected one; `compare` takes several.")
     return choices[0]
-
-
-def new_folder(kind: str, chosen: Path | None) -> Path:
-    """The chosen folder, or a new one; two commands of one second do not share it."""
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    return (chosen or home() / kind / name).expanduser().absolute()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunError
+from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
     from fairflower.report import Run
+    from fairflower.report.tuning import Tuned
+
+FORMATS = ("html", "latex", "csv", "md")
 
 
 @friendly_errors()
@@ -28,9 +34,20 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Default: `report` in the run's folder, or beside them; none for summaries.",
+            help="Folder of the page, or file of another format. Default: `report` in the run's "
+            "folder, or beside them; none for summaries; other formats are printed.",
         ),
     ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="|".join(FORMATS),
+            help="html: the page. latex: all tables for booktabs. csv: the accuracy table. "
+            "md: all tables and verdicts.",
+        ),
+    ] = "html",
     summary: Annotated[
         Path | None,
         typer.Option(help="Write all that tables and verdicts need to this .csv file, too."),
@@ -46,58 +63,77 @@ def report(
     writes it, `report x.csv` prints the same tables and verdicts from it alone, and
     `report x.csv --into x.md` keeps a document's numbers and verdicts equal to it.
     """
+    if format_ not in FORMATS:
+        raise ConfigError(unknown("format", format_, FORMATS))
     if summary and summary.suffix != ".csv":
         raise ConfigError(f"--summary {summary}: expected a name that ends in .csv.")
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")
     paths = [path for given in runs for path in run_folders(given)]
+    if format_ != "html":
+        if summary or into:
+            raise ConfigError(f"--format {format_}: it is written alone. Leave out the others.")
+        write_text(format_, paths, out)
+        return
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if out is None and folders:
         out = Path(os.path.commonpath(folders)) / "report"
     if not print_report(paths, out, summary):
         raise typer.Exit(1)
     if into and source:
-        from fairflower.report.pages.markdown import fill
+        from fairflower.report.pages import fill
 
         fill(into, source)
 
 
-def print_report(paths: list[Path], out: Path | None = None, summary: Path | None = None) -> bool:
-    """Print the table of runs and, to ``out``, write the page; False if none is readable."""
-    from fairflower.report import read_runs, terminal_table, write_report, write_summary
+def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
+    """Write the tables of runs as text, to ``out`` or as all that is printed."""
+    from fairflower.report.frames import csv_table
+    from fairflower.report.latex import latex
+    from fairflower.report.pages import markdown_tables
+
+    runs = _read(paths, Console(stderr=True))
+    if not runs:
+        raise typer.Exit(1)
+    text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](runs)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    out.write_text(text, encoding="utf-8")
+    say_where("report", out)
+
+
+def print_report(
+    paths: list[Path],
+    out: Path | None = None,
+    summary: Path | None = None,
+    tuned: Sequence[Tuned] = (),
+) -> bool:
+    """Print the table of runs and, to ``out``, write the page; False if none is readable.
+
+    With how their methods were ``tuned``, which is also printed without runs.
+    """
+    from fairflower.report import terminal_table, write_report, write_summary
+
+    runs = _read(paths, console)
+    if runs or tuned:
+        console.print(terminal_table(runs, tuned))
+    if runs and summary:
+        write_summary(runs, summary)
+    if runs and out:
+        say_where("report", write_report(runs, out, tuned))
+    return bool(runs)
+
+
+def _read(paths: list[Path], messages: Console) -> list[Run]:
+    """The runs that can be read; of the others it is said why they are left out."""
+    from fairflower.report import read_runs
 
     runs = []
     for path in paths:
         try:
             runs += read_runs(path)
         except RunError as error:
-            console.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
-    if runs:
-        console.print(terminal_table(runs))
-    if runs and summary:
-        write_summary(runs, summary)
-    if runs and out:
-        say_where("report", write_report(runs, out))
-    return bool(runs)
-
-
-def readable(path: Path) -> list[Run]:
-    """The runs below a folder that can be reported on; none where there is no folder."""
-    from fairflower.report import read_run
-
-    runs = []
-    for info in path.rglob("run.json"):
-        with suppress(RunError, ConfigError):
-            runs.append(read_run(info.parent))
+            messages.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
     return runs
-
-
-def run_folders(path: Path) -> list[Path]:
-    """The path itself if it is a run folder, else the run folders below it."""
-    if (path / "run.json").exists() or not path.is_dir():
-        return [path]
-    found = sorted(found.parent for found in path.rglob("run.json"))
-    if not found:
-        raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
-    return found

@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
-from fairflower.cli.report import run_folders
-from fairflower.cli.terminal import console, friendly_errors, points, say_where
+from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
-    from fairflower.report.sharpness import Flatness
+    from fairflower.report.landscape import Flatness
 
 
 @friendly_errors()
@@ -31,12 +31,13 @@ def sharpness(
 ) -> None:
     """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
     from fairflower.report import read_run
+    from fairflower.report.landscape import flatness, write_csv
     from fairflower.report.methods import method_names
-    from fairflower.report.sharpness import flatness, write_csv
+    from fairflower.server.progress import counting_bar
 
     found = [read_run(folder) for path in runs for folder in run_folders(path)]
     measured = []
-    with points() as bar:
+    with counting_bar(console, "points", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in found))
         for run, name in zip(found, method_names(found), strict=True):
             one = flatness(

@@ -9,10 +9,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fairflower.errors import USER_ERRORS, ConfigError
+from fairflower.errors import USER_ERRORS, ConfigError, told
 
 # Warnings and errors of a run appear between its progress lines, so on one stream.
 console = Console()
@@ -24,7 +23,9 @@ def friendly_errors() -> Iterator[None]:
     try:
         yield
     except USER_ERRORS as error:
-        console.print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        # File names may hold what no terminal can show.
+        text = told(error).encode("utf-8", "backslashreplace").decode()
+        console.print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True, highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -33,20 +34,6 @@ def friendly_errors() -> Iterator[None]:
 def say_where(what: str, path: Path) -> None:
     """Print on one line, to be copied, where something was written."""
     console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False)
-
-
-def points() -> Progress:
-    """Bars of what is computed point by point; they vanish at the end."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("points"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        transient=True,
-    )
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.training.trainer import Trainer
 
 
@@ -36,11 +36,6 @@ class Ditto(Trainer):
     share
         ``"global"`` (default, the original) or ``"personal"``: what goes to the server.
         With ``"personal"`` there is no global track, and a round costs its time once.
-
-    Raises
-    ------
-    ConfigError
-        For another ``share``.
     """
 
     paper = "Li et al., ICML 2021"
@@ -48,7 +43,7 @@ class Ditto(Trainer):
     def __init__(
         self,
         *args: Any,
-        lambda_: Annotated[float, Range(0)] = 1.0,
+        lambda_: Annotated[float, Range(0), Search(0.01, 10, log=True)] = 1.0,
         share: Literal["global", "personal"] = "global",
         **options: Any,
     ) -> None:
@@ -57,7 +52,6 @@ class Ditto(Trainer):
         self.personal = False
 
     def begin(self, server_round: int) -> None:
-        """Remember the received model; take up the personal one if it alone is trained."""
         self.received = self.copy_trainable()
         self.start = self.state.get("personal") or self.send()
         self.personal = self.share == "personal"
@@ -70,22 +64,21 @@ class Ditto(Trainer):
             self.add_to_gradients(self.drift(self.received), self.lambda_)
 
     def end(self, server_round: int) -> None:
-        """Train the personal model, and keep it."""
         if self.personal:
             self.state["personal"] = self.send()
             return
-        trained = self.snapshot()
+        trained, steps = self.send(), self.steps
         self.receive(self.start)
         self.personal = True
         self.descend(server_round)
         self.state["personal"] = self.send()
-        self.restore(trained)
+        self.receive(trained)
+        self.steps = steps  # of the model that is sent
 
     def test(self) -> dict[str, float]:
-        """Test the global and the personal model."""
         metrics = super().test()
-        received = self.snapshot()
-        self.receive(self.state.get("personal") or self.send())
+        received = self.send()
+        self.receive(self.state.get("personal") or received)
         metrics["personal_accuracy"] = self.measure(self.test_images)[1]
-        self.restore(received)
+        self.receive(received)
         return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.exchanges.regulariser import DynamicRegulariser
 from fairflower.training.trainer import Trainer
 
@@ -35,13 +35,15 @@ class FedDyn(Trainer):
     exchanges = (DynamicRegulariser,)
 
     def __init__(
-        self, *args: Any, alpha: Annotated[float, Range(1e-12)] = 0.01, **options: Any
+        self,
+        *args: Any,
+        alpha: Annotated[float, Range(1e-12), Search(0.001, 0.1, log=True)] = 0.01,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.alpha = alpha
 
     def begin(self, server_round: int) -> None:
-        """Remember the received parameters; read s_k."""
         self.received = self.copy_trainable()
         self.s = self.from_named(self.state.get("updates", {}))
 
@@ -51,6 +53,5 @@ class FedDyn(Trainer):
         self.add_to_gradients((drift + s for drift, s in moved), self.alpha)
 
     def end(self, server_round: int) -> None:
-        """Add the round's update to s_k."""
         now = zip(self.s, self.trainable, self.received, strict=True)
         self.state["updates"] = self.to_named([s + p.detach() - w for s, p, w in now])

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.errors import ConfigError
 from fairflower.exchanges.centres import Centres
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.training.features import FeatureTrainer
 from fairflower.training.measurements import representation, requested
-from fairflower.training.modes import evaluating
+from fairflower.training.modes import evaluating, widened
 from fairflower.training.trainer import Arrays
 
 Variant = Literal["adapted", "paper", "released"]
@@ -93,9 +93,9 @@ class FedGC(FeatureTrainer):
         self,
         model: nn.Module,
         *args: Any,
-        lambda1: Annotated[float, Range(0)] = 0.5,
-        lambda2: Annotated[float, Range(0)] = 0.1,
-        tau: Annotated[float, Range(1e-6)] = 0.5,
+        lambda1: Annotated[float, Range(0), Search(0.05, 5, log=True)] = 0.5,
+        lambda2: Annotated[float, Range(0), Search(0.01, 1, log=True)] = 0.1,
+        tau: Annotated[float, Range(1e-6), Search(0.05, 2, log=True)] = 0.5,
         similarity: Similarity = "variant",
         variant: Variant = "adapted",
         **options: Any,
@@ -114,7 +114,6 @@ class FedGC(FeatureTrainer):
         self.similarity, self.variant = similarity, variant
 
     def begin(self, server_round: int) -> None:
-        """Read the centres and what was kept; remember the received model."""
         self.received = self.snapshot()
         weight1, weight2 = self.lambda1, self.lambda2
         if self.variant == "released":
@@ -126,11 +125,10 @@ class FedGC(FeatureTrainer):
         received = self.variant == "released" or not trained
         self.represented = self._representation() if received else None
         centres, cluster = self.shared.get("centres"), self.round_config.get("cluster")
-        self.ready = "previous" in self.state and centres is not None and cluster is not None
-        if not self.ready:
+        self.ready = False
+        if centres is None or cluster is None or "previous" not in self.state:
             return
-        assert centres is not None
-        assert cluster is not None
+        self.ready = True
         self.H = torch.tensor(centres["H"], device=self.device)
         self.cluster = int(cluster)
         self.h_prev = torch.tensor(self.state["h"]["h"], device=self.device)
@@ -147,8 +145,8 @@ class FedGC(FeatureTrainer):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 6."""
-        h = self.model.customise(x)
-        z = self.model.prompted(x, h)
+        h = widened(self.model.customise(x))
+        z = widened(self.model.prompted(x, h))
         loss = entropy = self.criterion(self.model.head(z), y)
         if self.ready:
             weight1, weight2 = self.weights
@@ -176,7 +174,6 @@ class FedGC(FeatureTrainer):
         return F.softplus((self._similarity(z, z_prev) - self._similarity(z, z_0)) / tau).mean()
 
     def end(self, server_round: int) -> None:
-        """Keep the trained parts, and h averaged over the classes."""
         self.state["h"] = self.represented or self._representation()
         self.state["previous"] = self.send()
         if self.variant == "released":

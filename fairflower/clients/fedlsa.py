@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.training.features import FeatureTrainer
 
@@ -41,21 +40,17 @@ class FedLSA(FeatureTrainer):
     def __init__(
         self,
         *args: Any,
-        lambda_: Annotated[float, Range(0)] = 0.1,
-        tau: Annotated[float, Range(1e-6)] = 0.1,
+        lambda_: Annotated[float, Range(0), Search(0.01, 1, log=True)] = 0.1,
+        tau: Annotated[float, Range(1e-6), Search(0.02, 1, log=True)] = 0.1,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.lambda_ = lambda_
-        self.tau = tau
+        self.lambda_, self.tau = lambda_, tau
 
     def begin(self, server_round: int) -> None:
-        """Read the anchors."""
-        arrays = self.shared.get("anchors")
-        self.anchors = torch.tensor(arrays["anchors"], device=self.device) if arrays else None
+        self.anchors = self.to_device(self.shared.get("anchors", {})).get("anchors")
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy and compactness."""
         z, logits = self.outputs(x)
         loss = self.criterion(logits, y)
         if self.anchors is None:

@@ -55,7 +55,6 @@ class FedMix(Trainer):
         self.batches = int(batches)
 
     def begin(self, server_round: int) -> None:
-        """Read the averages, in an order of this round."""
         self.images: Tensor | None = None
         arrays = self.shared.get("averages")
         if arrays is None or not len(arrays["images"]):
@@ -66,7 +65,6 @@ class FedMix(Trainer):
         self.labels = torch.tensor(arrays["labels"][order], device=self.device)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mixup's first-order expansion."""
         if self.images is None:
             return super().loss(x, y)
         other = self.images[self.steps % len(self.images)]
@@ -83,24 +81,21 @@ class FedMix(Trainer):
         return (1 - self.lambda_) * own + self.lambda_ * (mixed + along)
 
     def end(self, server_round: int) -> None:
-        """Return the client's averages."""
         self.returns["averages"] = self.averages()
 
     def averages(self) -> Arrays:
         """``images`` [M, C, H, W], normalised, and ``labels`` [M, classes], both float32."""
         x, y = self.data.train
         classes = self.data.num_classes
-        if len(y) == 1:
-            return {
-                "images": np.zeros((0, *x.shape[1:]), np.float32),
-                "labels": np.zeros((0, classes), np.float32),
-            }
-        size = min(max(self.settings.batch_size, 2), len(y))
+        size = max(min(self.settings.batch_size, len(y)), 2)
+        count = min(self.batches, len(y) // size)
         # Round 0: the same images in every round, as more averages would tell more of them.
         draws = np.random.default_rng(self.derive_seed(0, "averages"))
-        rows = draws.permutation(len(y))[: min(self.batches, len(y) // size) * size]
-        groups = rows.reshape(-1, size)
-        scale = [np.reshape(a, (-1, 1, 1)) for a in (self.data.mean, self.data.std)]
-        images = [(x[group].mean(0) / 255 - scale[0]) / scale[1] for group in groups]
+        groups = draws.permutation(len(y))[: count * size].reshape(count, size)
+        mean, std = (np.reshape(a, (-1, 1, 1)) for a in (self.data.mean, self.data.std))
+        images = [(x[group].mean(0) / 255 - mean) / std for group in groups]
         labels = [np.bincount(y[group], minlength=classes) / size for group in groups]
-        return {"images": np.array(images, np.float32), "labels": np.array(labels, np.float32)}
+        return {
+            "images": np.array(images, np.float32).reshape(count, *x.shape[1:]),
+            "labels": np.array(labels, np.float32).reshape(count, classes),
+        }

@@ -12,8 +12,6 @@ from fairflower.arguments import Range
 from fairflower.exchanges.prototypes import Prototypes
 from fairflower.training.features import PrototypeTrainer
 
-_IGNORED = -1
-
 
 class FedProc(PrototypeTrainer):
     """Local training that moves from prototypes to labels over the rounds.
@@ -39,17 +37,11 @@ class FedProc(PrototypeTrainer):
     paper = "Mu et al., FGCS 2023"
     exchanges = (Prototypes,)
 
-    def __init__(
-        self,
-        *args: Any,
-        rounds: Annotated[int, Range(0)] = 0,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, rounds: Annotated[int, Range(0)] = 0, **options: Any) -> None:
         super().__init__(*args, **options)
         self.rounds = rounds
 
     def begin(self, server_round: int) -> None:
-        """Read the prototypes; find a."""
         super().begin(server_round)
         done = (server_round - 1) / (self.rounds or self.num_rounds or 100)
         self.a = max(0.0, 1 - done)
@@ -57,11 +49,10 @@ class FedProc(PrototypeTrainer):
             self.directions = F.normalize(self.prototypes)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Both losses by their present weights."""
         z, logits = self.outputs(x)
         if self.prototypes is None:
             return self.criterion(logits, y)
         likeness = (z @ self.directions.T).masked_fill(~self.known, float("-inf"))
-        labels = torch.where(self.known[y], y, _IGNORED)
-        contrast = F.cross_entropy(likeness, labels, reduction="sum", ignore_index=_IGNORED)
+        labels = torch.where(self.known[y], y, -100)  # which cross_entropy ignores
+        contrast = F.cross_entropy(likeness, labels, reduction="sum")
         return self.a * contrast / len(y) + (1 - self.a) * self.criterion(logits, y)

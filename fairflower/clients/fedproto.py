@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.exchanges.prototypes import Prototypes
 from fairflower.training.features import PrototypeTrainer
 
@@ -32,13 +32,15 @@ class FedProto(PrototypeTrainer):
     exchanges = (Prototypes,)
 
     def __init__(
-        self, *args: Any, lambda_: Annotated[float, Range(0)] = 1.0, **options: Any
+        self,
+        *args: Any,
+        lambda_: Annotated[float, Range(0), Search(0.01, 10, log=True)] = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.lambda_ = lambda_
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy and distance to the prototypes."""
         z, logits = self.outputs(x)
         loss = self.criterion(logits, y)
         if self.prototypes is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.training.trainer import Trainer
 
 
@@ -24,12 +24,16 @@ class FedProx(Trainer):
 
     paper = "Li et al., MLSys 2020"
 
-    def __init__(self, *args: Any, mu: Annotated[float, Range(0)] = 1.0, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        mu: Annotated[float, Range(0), Search(0.001, 1, log=True)] = 1.0,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.mu = mu
 
     def begin(self, server_round: int) -> None:
-        """Remember the received parameters."""
         self.received = self.copy_trainable()
 
     def adjust_gradients(self) -> None:

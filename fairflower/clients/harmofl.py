@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from fairflower.arguments import Range
-from fairflower.config import TrainConfig
+from fairflower.arguments import Range, Search
 from fairflower.data import Federation
-from fairflower.training.batches import ClientData
 from fairflower.training.trainer import Trainer
 
 
@@ -51,28 +49,27 @@ class HarmoFL(Trainer):
     """
 
     paper = "Jiang, Wang, Dou, AAAI 2022"
-
     sharpness = "sam"
 
     def __init__(
         self,
-        model: nn.Module,
-        data: ClientData,
-        settings: TrainConfig,
-        *,
-        alpha: Annotated[float, Range(0)] = 0.05,
+        *args: Any,
+        alpha: Annotated[float, Range(0), Search(0.005, 0.5, log=True)] = 0.05,
         momentum: Annotated[float, Range(0, 1)] = 0.1,
         band: Annotated[float, Range(0, 0.5)] = 0.5,
         **options: Any,
     ) -> None:
-        normalise_amplitude(model, data.train.x.shape[1:], data.mean, data.std, momentum, band)
-        super().__init__(model, data, dataclasses.replace(settings, rho=alpha), **options)
+        super().__init__(*args, **options)
+        self.settings = replace(self.settings, rho=alpha)
+        x, mean, std = self.data.train.x, self.data.mean, self.data.std
+        _normalise(self.model, x.shape[1:], mean, std, momentum, band)
+        self.model.to(self.device)
 
     @classmethod
     def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
         """Put the normalisation before a network, with nothing known yet."""
         shape, mean, std = federation.shape, federation.mean, federation.std
-        normalise_amplitude(model, shape, mean, std, arguments["momentum"], arguments["band"])
+        _normalise(model, shape, mean, std, arguments["momentum"], arguments["band"])
 
     def begin(self, server_round: int) -> None:
         """Start a running mean where there is no common amplitude yet."""
@@ -96,22 +93,17 @@ class AmplitudeNorm(nn.Module):
         Per channel, that the images were normalised with.
     momentum, band
         See `HarmoFL`.
-
-    Attributes
-    ----------
-    running_mean
-        Mean amplitude [C, H, W // 2 + 1], a buffer; where it is 0, nothing is known and
-        an image keeps its own.
-    track_running_stats
-        Whether it moves in training mode.
-    batches
-        How many it is the mean of; set it to 0 to begin anew.
     """
 
-    running_mean: Tensor
     mean: Tensor
     std: Tensor
     normalised: Tensor
+    #: Mean amplitude [C, H, W // 2 + 1]; where nothing is known it is 0, and images keep their own.
+    running_mean: Tensor
+    #: Whether that moves in training mode.
+    track_running_stats = False
+    #: How many batches it is the mean of; 0 begins anew.
+    batches = 0
 
     def __init__(
         self,
@@ -124,8 +116,6 @@ class AmplitudeNorm(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.momentum = momentum
-        self.track_running_stats = False
-        self.batches = 0
         self.register_buffer("running_mean", torch.zeros(channels, height, width // 2 + 1))
         frequencies = torch.fft.fftfreq(height), torch.fft.rfftfreq(width)
         down, across = (f.abs() <= band + 1e-6 for f in frequencies)
@@ -142,7 +132,9 @@ class AmplitudeNorm(nn.Module):
         spectrum = torch.fft.rfft2(x * self.std + self.mean)
         amplitude = spectrum.abs()
         if self.training and self.track_running_stats:
-            self._count(amplitude.detach().mean(0))
+            mean = amplitude.detach().mean(0)
+            self.running_mean.lerp_(mean, self.momentum if self.batches else 1.0)
+            self.batches += 1
         replaced = self.normalised & (self.running_mean > 0)
         amplitude = torch.where(replaced, self.running_mean, amplitude)
         x = torch.fft.irfft2(torch.polar(amplitude, spectrum.angle()), x.shape[-2:])
@@ -150,35 +142,18 @@ class AmplitudeNorm(nn.Module):
         # In channels-last memory order, as `Images` deals them; vmap knows no other way there.
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
-    def _count(self, amplitude: Tensor) -> None:
-        self.running_mean.lerp_(amplitude, self.momentum if self.batches else 1.0)
-        self.batches += 1
 
-
-def normalise_amplitude(
-    model: nn.Module,
-    shape: Sequence[int],
-    mean: Sequence[float],
-    std: Sequence[float],
-    momentum: float,
-    band: float,
-) -> None:
-    """Put an `AmplitudeNorm` before a model, as its ``amplitude_norm``; once is enough.
-
-    Raises
-    ------
-    TypeError
-        On an ``nn.Sequential``, which would call it last.
-    """
+def _normalise(model: nn.Module, *layer: Any) -> None:
+    """Put an `AmplitudeNorm` of these arguments before a model; once is enough."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
             "HarmoFL gives the model a layer, which an nn.Sequential would take for its last. "
             "Give it a module with a forward of its own."
         )
     if not hasattr(model, "amplitude_norm"):
-        model.amplitude_norm = AmplitudeNorm(shape, mean, std, momentum, band)
-        model.register_forward_pre_hook(_normalise)
+        model.amplitude_norm = AmplitudeNorm(*layer)
+        model.register_forward_pre_hook(_with_common_amplitude)
 
 
-def _normalise(model: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+def _with_common_amplitude(model: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
     return (model.amplitude_norm(*inputs),)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.training.features import FeatureTrainer
 
 
@@ -42,21 +42,18 @@ class MOON(FeatureTrainer):
     def __init__(
         self,
         *args: Any,
-        mu: Annotated[float, Range(0)] = 5.0,
-        tau: Annotated[float, Range(1e-6)] = 0.5,
+        mu: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 5.0,
+        tau: Annotated[float, Range(1e-6), Search(0.1, 1, log=True)] = 0.5,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.mu = mu
-        self.tau = tau
+        self.mu, self.tau = mu, tau
 
     def begin(self, server_round: int) -> None:
-        """Remember the received model; read the previous one."""
         self.received = self.snapshot()
         self.previous = self.to_device(self.state.get("previous", {}))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy and contrast."""
         z, logits = self.outputs(x)
         loss = self.criterion(logits, y)
         if not self.previous:
@@ -67,5 +64,4 @@ class MOON(FeatureTrainer):
         return loss + self.mu * F.softplus((far - near) / self.tau).mean()
 
     def end(self, server_round: int) -> None:
-        """Keep the trained model."""
         self.state["previous"] = self.send()

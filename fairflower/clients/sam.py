@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Annotated, Any
 
-from torch import nn
-
-from fairflower.arguments import Range
-from fairflower.config import TrainConfig
-from fairflower.training.batches import ClientData
+from fairflower.arguments import Range, Search
 from fairflower.training.trainer import Trainer
 
 
@@ -22,7 +18,6 @@ class SAM(Trainer):
     """
 
     paper = "Foret et al., ICLR 2021"
-
     sharpness = "sam"
 
 
@@ -43,14 +38,12 @@ class FedSAM(SAM):
 
     def __init__(
         self,
-        model: nn.Module,
-        data: ClientData,
-        settings: TrainConfig,
-        *,
-        rho: Annotated[float, Range(0)] = 0.1,
+        *args: Any,
+        rho: Annotated[float, Range(0), Search(0.01, 0.5, log=True)] = 0.1,
         **options: Any,
     ) -> None:
-        super().__init__(model, data, dataclasses.replace(settings, rho=rho), **options)
+        super().__init__(*args, **options)
+        self.settings = replace(self.settings, rho=rho)
 
 
 class GSAM(Trainer):
@@ -63,5 +56,4 @@ class GSAM(Trainer):
     """
 
     paper = "Zhuang et al., ICLR 2022"
-
     sharpness = "gsam"

@@ -38,7 +38,6 @@ class SCAFFOLD(Trainer):
         self.check_steps(self.settings)
 
     def begin(self, server_round: int) -> None:
-        """Read c and c_k; remember the received parameters."""
         self.received = self.copy_trainable()
         self.c = self.from_named(self.shared.get("control", {}))
         self.c_k = self.from_named(self.state.get("control", {}))
@@ -49,7 +48,6 @@ class SCAFFOLD(Trainer):
         self.add_to_gradients(self.correction)
 
     def end(self, server_round: int) -> None:
-        """Compute c_k+; keep it, and return its change."""
         length = self._length_of_steps()
         moves = [w_t - p.detach() for w_t, p in zip(self.received, self.trainable, strict=True)]
         # No steps, or of length zero: nothing was learnt about the gradient.

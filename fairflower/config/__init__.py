@@ -15,7 +15,7 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
-from fairflower.config.methods import DEFAULT, Choice, ClientConfig, StrategyConfig
+from fairflower.config.methods import ClientConfig, DataChoice, ModelChoice, StrategyConfig
 from fairflower.config.run import (
     METHOD_TABLES,
     RunConfig,
@@ -24,17 +24,9 @@ from fairflower.config.run import (
     execution,
     identity,
     keys,
+    methods_of,
 )
-from fairflower.config.settings import (
-    BoundConfig,
-    CheckpointConfig,
-    DataConfig,
-    EvaluateConfig,
-    MeasureConfig,
-    ModelConfig,
-    ObserveConfig,
-    TrainConfig,
-)
+from fairflower.config.settings import DataConfig, ModelConfig, TrainConfig
 from fairflower.config.text import (
     Scalar,
     argument,
@@ -48,17 +40,12 @@ from fairflower.config.text import (
 )
 
 __all__ = [
-    "DEFAULT",
     "METHOD_TABLES",
-    "BoundConfig",
-    "CheckpointConfig",
-    "Choice",
     "ClientConfig",
+    "DataChoice",
     "DataConfig",
-    "EvaluateConfig",
-    "MeasureConfig",
+    "ModelChoice",
     "ModelConfig",
-    "ObserveConfig",
     "RunConfig",
     "Scalar",
     "StrategyConfig",
@@ -71,6 +58,7 @@ __all__ = [
     "identity",
     "kebab",
     "keys",
+    "methods_of",
     "parse_assignment",
     "read_toml",
     "shown",

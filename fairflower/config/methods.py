@@ -1,14 +1,16 @@
-"""The two methods that a run config names, each with arguments of its own."""
+"""What a run config names: two methods, a data set and a model, with arguments of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from fairflower.config.text import Scalar, argument, kebab, unknown
+from fairflower.arguments import declared
+from fairflower.config.text import Scalar, argument, kebab, parse_assignments, unknown
 from fairflower.errors import ConfigError
-from fairflower.registry import CLIENTS, STRATEGIES, Methods
+from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
+from fairflower.registry.named import Described, Methods, Named, look_here
 
 #: The value of an argument that is left to the method.
 DEFAULT = "default"
@@ -16,55 +18,139 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Choice:
-    """A method by name, with those of its own arguments that are not left to it."""
+    """A part of a run by name, with those of its own arguments that are not left to it."""
 
     name: str = ""
     args: Mapping[str, Scalar | None] = field(default_factory=dict)
 
-    #: The table of the run config that it stands in, and the methods that it can name.
+    #: The table of the run config that it stands in, and what it can name.
     TABLE: ClassVar[str]
-    METHODS: ClassVar[Methods]
+    NAMED: ClassVar[Named]
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read one as it is named in a run config or on a command line.
+
+        >>> StrategyConfig.read("my_package.rules:MinLoss:power=0.3")
+        StrategyConfig(name='my_package.rules:MinLoss', args={'power': 0.3})
+        """
+        name, *rest = text.split(":")
+        if rest and "=" not in rest[0] and name not in cls.NAMED:
+            name = f"{name}:{rest.pop(0)}"
+        args: dict[str, Scalar | None] = {
+            argument(key): None if str(value).lower() == "none" else value
+            for key, value in parse_assignments(rest).items()
+        }
+        return cls(name.strip(), args)
+
+    @property
+    def made_by(self) -> Any:
+        """What is named, a class or a function; ``ConfigError`` if it is not to be had."""
+        if self.name not in self.NAMED:
+            own = " One that is not in this list is named as my_package.module:Class."
+            hint = own if "." in self.name else ""
+            raise ConfigError(unknown(self.NAMED.kind, self.name, self.NAMED.names()) + hint)
+        if ":" in self.name:
+            look_here()
+        return self.NAMED[self.name]
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` for another one's argument, or a value that is not allowed."""
+        if self.name in self.NAMED.data and not self.args:
+            return  # nothing to import
+        own = declared(self.made_by)
+        for arg, value in self.args.items():
+            if arg not in own:
+                raise self._unknown(arg, own)
+            own[arg].check(self._key(arg), value)
+
+    def _key(self, arg: str) -> str:
+        return f"{self.TABLE}.name = {self.name!r}: {kebab(arg)}"
+
+    def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
+        if own:
+            return ConfigError(unknown(f"argument of {self.name}", arg, own))
+        return ConfigError(
+            f"{self._key(arg)}: {self.name} has no arguments of its own: they would be keyword-"
+            "only ones of its constructor. Remove it."
+        )
+
+
+class DataChoice(Choice):
+    """Which data set: what ``data.name`` says."""
+
+    TABLE: ClassVar[str] = "data"
+    NAMED: ClassVar[Described] = DATA_SETS
+
+
+class ModelChoice(Choice):
+    """Which network: what ``model.name`` says."""
+
+    TABLE: ClassVar[str] = "model"
+    NAMED: ClassVar[Described] = MODELS
+
+
+@dataclass(frozen=True)
+class MethodChoice(Choice):
+    """A method, whose arguments are run config keys."""
+
+    HELP: ClassVar[str]
+    NAMED: ClassVar[Methods]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
-        """The method that run config keys name, with the arguments that they do not leave to it."""
+        """The method that run config keys name, with the arguments that they do not leave to it.
+
+        Those that come with its name, which is all that ``flwr run`` can be told of a method
+        that fairflower does not have, give way to keys.
+        """
         table = f"{cls.TABLE}."
+        named = cls.read(str(flat.get(f"{table}name", cls.name)))
         args = {
             argument(key.removeprefix(table)): None if value == "none" else value
             for key, value in flat.items()
-            if key.startswith(table) and value != DEFAULT
+            if key.startswith(table) and key != f"{table}name" and value != DEFAULT
         }
-        return cls(str(args.pop("name", cls.name)), args)
+        return cls(named.name, {**named.args, **args})
+
+    @classmethod
+    def parse(cls, text: str) -> list[Self]:
+        """Read several as they are listed on a command line.
+
+        >>> StrategyConfig.parse("fedavg,fedheal:tau=0.4:beta=none")[1].args
+        {'tau': 0.4, 'beta': None}
+        """
+        choices = [cls.read(part) for part in map(str.strip, text.split(",")) if part]
+        if not choices:
+            raise ConfigError(f"No {cls.TABLE} was named. Example: {cls.name}")
+        return choices
 
     @property
     def method(self) -> Any:
-        """The class that is named."""
-        return self.METHODS[self.name]
+        """The class that is named; ``ConfigError`` if it is not to be had."""
+        return self.made_by
 
     def defaults(self) -> Mapping[str, Any]:
-        """The method's own arguments with their defaults."""
-        return self.method.arguments() if self.name in self.METHODS else {}
+        """The method's own arguments with their defaults; none of one that is not here.
 
-    def check(self) -> None:
-        """Refuse arguments that are another method's, and values that are out of bounds.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key, the value and what is allowed.
+        A run folder may be anybody's: to read it, no file in the working directory is run.
         """
-        if self.name not in self.METHODS:
-            raise ConfigError(unknown(self.TABLE, self.name, self.METHODS))
-        declared = self.method.declared()
-        for arg, value in self.args.items():
-            key = f"{self.TABLE}.{kebab(arg)}"
-            if arg not in declared:
-                owners = ", ".join(self.METHODS.arguments()[arg])
-                raise ConfigError(
-                    f"{key} is an argument of {owners}, not of {self.name}. "
-                    f"Remove it, or choose another {self.TABLE}.name."
-                )
-            declared[arg].check(key, value)
+        try:
+            return self.NAMED[self.name].arguments()  # type: ignore[no-any-return]
+        except ConfigError:
+            return {}
+
+    def _key(self, arg: str) -> str:
+        return f"{self.TABLE}.{kebab(arg)}"
+
+    def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
+        owners = self.NAMED.arguments().get(arg)
+        if owners is None:
+            return super()._unknown(arg, own)
+        return ConfigError(
+            f"{self._key(arg)} is an argument of {', '.join(owners)}, not of {self.name}. "
+            f"Remove it, or choose another {self.TABLE}.name."
+        )
 
     @property
     def label(self) -> str:
@@ -73,11 +159,10 @@ class Choice:
         In the method's own order, so that one method has one label.
         """
         defaults = self.defaults() if self.args else {}
+        ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)
         shown = [
             f"{kebab(arg)}={'none' if value is None else value}"
-            for arg, value in sorted(
-                self.args.items(), key=lambda item: [*defaults, item[0]].index(item[0])
-            )
+            for arg, value in ordered.items()
             if arg not in defaults or value != defaults[arg]
         ]
         return ":".join([self.name, *shown])
@@ -101,13 +186,13 @@ class Choice:
         >>> StrategyConfig("fedavg").over(flat)
         {'strategy.name': 'fedavg'}
         """
-        same = self.of(flat).name == self.name
-        stays = {k: v for k, v in flat.items() if same or not k.startswith(f"{self.TABLE}.")}
-        return stays | self.to_flat()
+        given = self.of(flat)
+        others = {k: v for k, v in flat.items() if not k.startswith(f"{self.TABLE}.")}
+        return others | (given.to_flat() if given.name == self.name else {}) | self.to_flat()
 
 
 @dataclass(frozen=True)
-class StrategyConfig(Choice):
+class StrategyConfig(MethodChoice):
     """Which aggregation rule.
 
     >>> StrategyConfig("fedheal", {"tau": 0.4, "beta": None}).label
@@ -116,11 +201,14 @@ class StrategyConfig(Choice):
 
     name: str = "fedheal"
     TABLE: ClassVar[str] = "strategy"
-    METHODS: ClassVar[Methods] = STRATEGIES
+    HELP: ClassVar[str] = (
+        "Aggregation rule; `fairflower list strategies` shows all, or module:Class."
+    )
+    NAMED: ClassVar[Methods] = STRATEGIES
 
 
 @dataclass(frozen=True)
-class ClientConfig(Choice):
+class ClientConfig(MethodChoice):
     """How a client trains.
 
     >>> ClientConfig("fedprox", {"mu": 0.1}).to_flat()
@@ -129,4 +217,5 @@ class ClientConfig(Choice):
 
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
-    METHODS: ClassVar[Methods] = CLIENTS
+    HELP: ClassVar[str] = "Local training; `fairflower list clients` shows all, or module:Class."
+    NAMED: ClassVar[Methods] = CLIENTS

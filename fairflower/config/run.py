@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
-from fairflower.config.methods import DEFAULT, Choice, ClientConfig, StrategyConfig
+from fairflower.config.methods import (
+    DEFAULT,
+    ClientConfig,
+    DataChoice,
+    MethodChoice,
+    ModelChoice,
+    StrategyConfig,
+)
 from fairflower.config.settings import (
+    MOST,
     BoundConfig,
     CheckpointConfig,
     DataConfig,
@@ -17,29 +28,26 @@ from fairflower.config.settings import (
     MeasureConfig,
     ModelConfig,
     ObserveConfig,
+    StopConfig,
     TrainConfig,
     checked,
     setting,
 )
 from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
 from fairflower.errors import ConfigError
-from fairflower.registry import DATA_SETS, MODELS, PLAIN, PRETRAINED
+from fairflower.registry import PLAIN, PRETRAINED, TRACKERS
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that decides what a run computes."""
 
-    seed: int = setting(0, "Seed of the model, the sampling and the clients.", min=0)
-    num_server_rounds: int = setting(30, "Rounds of training.", min=0)
+    seed: int = setting(0, "Seed of the model, the sampling and the clients.")
+    num_server_rounds: int = setting(30, "Rounds of training.")
     fraction_train: float = setting(1.0, "Share of the clients asked in a round.", above=0, max=1)
-    min_clients: int = setting(
-        0, "Fewest valid replies a round may have; 0: half of those asked.", min=0
-    )
+    min_clients: int = setting(0, "Fewest valid replies a round may have; 0: half of those asked.")
     sites: int = setting(
-        0,
-        "Fewest sites with data of their own to begin with; 0: take those that are connected.",
-        min=0,
+        0, "Fewest sites with data of their own to begin with; 0: take those that are connected."
     )
     round_timeout: float = setting(
         3600.0, "Seconds to wait for a round's replies.", above=0, execution=True
@@ -53,16 +61,23 @@ class RunConfig:
     resume: str = setting("", "Run folder to go on with, by its own settings.", execution=True)
     engine: str = setting(
         "ray",
-        "`fairflower run` only. ray: Flower's simulation engine; inline: one process.",
-        choices=("ray", "inline"),
+        "`fairflower run` only. ray: ours on Ray; flower: Flower's on Ray; inline: one process.",
+        choices=("ray", "flower", "inline"),
         execution=True,
     )
-    workers: int = setting(
-        0, "Clients at a time on the ray engine; 0: as many as fit.", min=0, execution=True
+    ray_address: str = setting(
+        "",
+        "Ray cluster that clients run on: auto, host:port or ray://host:port; empty: this machine.",
+        execution=True,
     )
+    workers: int = setting(0, "Clients at a time, on Ray; 0: as many as fit.", execution=True)
     client_cpus: int = setting(1, "CPUs, and torch threads, per client.", min=1)
-    client_gpus: float = setting(
-        0.0, "Share of a GPU per client on the ray engine.", min=0, execution=True
+    client_gpus: float = setting(0.0, "Share of a GPU per client, on Ray.", execution=True)
+    track: str = setting(
+        "none",
+        "Where figures are logged beside the run folder: none, tensorboard, mlflow or wandb.",
+        choices=("none", *TRACKERS),
+        execution=True,
     )
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -70,6 +85,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     bound: BoundConfig = field(default_factory=BoundConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
@@ -81,6 +97,10 @@ class RunConfig:
         client, strategy = self.client.label, self.strategy.label
         return strategy if client in PLAIN else f"{client}+{strategy}"
 
+    def evaluates(self, split: str) -> bool:
+        """Whether models are tested on ``"test"`` images, or on those for ``"validation"``."""
+        return self.evaluate.test if split == "test" else bool(self.data.validation_fraction)
+
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Check a flat mapping and fill what it leaves out with the defaults.
@@ -91,23 +111,21 @@ class RunConfig:
             On an unknown key, a value of the wrong type or out of range, or an
             unknown name of a strategy, client, data set or model.
         """
-        config = _build(cls, {key: _checked(key, value) for key, value in flat.items()})
+        methods = methods_of(flat)
+        for method in methods:
+            method.made_by  # noqa: B018  # a name that does not exist comes before its arguments
+        config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
         _check(config)
         return config
 
     def to_flat(self) -> dict[str, Scalar]:
         """Every key with its value, as Flower's run config and messages carry it."""
-        flat = {key: _lookup(self, key) for key in _schema()}
-        for choice in (self.client, self.strategy):
-            flat[f"{choice.TABLE}.name"] = choice.name
-            for arg in choice.METHODS.arguments():
-                value = choice.args.get(arg, DEFAULT)
-                flat[f"{choice.TABLE}.{kebab(arg)}"] = "none" if value is None else value
-        return flat
+        own = self.concise()
+        return {key: own.get(key, DEFAULT) for key in describe()} | own
 
     def concise(self) -> dict[str, Scalar]:
         """The keys with their values, but for those that are left to the methods."""
-        own = {key: _lookup(self, key) for key in _schema()}
+        own = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
         return own | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
@@ -126,36 +144,42 @@ class RunConfig:
         return "\n\n".join(parts) + "\n"
 
 
-def keys() -> dict[str, Scalar]:
-    """Every key of the run config with its default (``[tool.flwr.app.config]``)."""
-    return dict(_defaults())
-
-
 @cache
-def _defaults() -> dict[str, Scalar]:
-    return RunConfig().to_flat()
+def keys() -> MappingProxyType[str, Scalar]:
+    """Every key of the run config with its default (``[tool.flwr.app.config]``)."""
+    return MappingProxyType(RunConfig().to_flat())
 
 
-def check_key(key: str) -> None:
-    """Raise ``ConfigError`` with the nearest valid key if there is no such key."""
-    if key not in (*_schema(), *_NAMES) and key not in _defaults():
-        raise ConfigError(unknown("run config key", key, _defaults(), describe()))
+def methods_of(flat: Mapping[str, Any]) -> list[MethodChoice]:
+    """The methods that run config keys name."""
+    return [kind.of(flat) for kind in _METHODS]
+
+
+def check_key(key: str, methods: Iterable[MethodChoice] = ()) -> None:
+    """Raise ``ConfigError`` with the nearest valid key if there is no such key.
+
+    There are those of every built-in method's arguments, and those of the ``methods``.
+    """
+    if key not in (*_schema(), *_NAMES) and key not in keys():
+        valid = {
+            *keys(),
+            *(f"{m.TABLE}.{kebab(arg)}" for m in methods for arg in m.method.arguments()),
+        }
+        if key not in valid:
+            raise ConfigError(unknown("run config key", key, valid, describe()))
 
 
 def describe() -> dict[str, str]:
     """The meaning of every key, for help texts."""
     texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
-    texts["client.name"] = "Local training method; `fairflower list clients` shows all."
-    texts["strategy.name"] = "Aggregation rule; `fairflower list strategies` shows all."
     for kind in _METHODS:
-        for arg, owners in kind.METHODS.arguments().items():
+        texts[f"{kind.TABLE}.name"] = kind.HELP
+        for arg, owners in kind.NAMED.arguments().items():
             texts[f"{kind.TABLE}.{kebab(arg)}"] = f"Argument of {', '.join(owners)}."
     return texts
 
 
-# --- what decides a result -------------------------------------------------------------
-
-
+@cache
 def execution() -> frozenset[str]:
     """The keys that say where and how a run is executed, which moves no bit of its result."""
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
@@ -166,24 +190,19 @@ def identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
     An argument that is left to the method, or given as its default, is as one not listed.
     """
-    left = {
-        f"{choice.TABLE}.{kebab(arg)}"
-        for choice in (kind.of(config) for kind in _METHODS)
-        if choice.args
-        for arg, value in choice.args.items()
-        if value == choice.defaults().get(arg, DEFAULT)
-    }
+    left = {"seed", *execution()}
+    for choice in methods_of(config):
+        defaults = choice.defaults() if choice.args else {}
+        given = choice.args.items()
+        left |= {f"{choice.TABLE}.{kebab(a)}" for a, v in given if v == defaults.get(a, DEFAULT)}
     return frozenset(
         (key, shown(value))
         for key, value in config.items()
-        if key not in ("seed", *execution(), *left)
-        and not (key.startswith(METHOD_TABLES) and value == DEFAULT)
+        if key not in left and not (key.startswith(METHOD_TABLES) and value == DEFAULT)
     )
 
 
-# --- the schema, read from the dataclasses ---------------------------------------------
-
-_METHODS = (ClientConfig, StrategyConfig)
+_METHODS: tuple[type[MethodChoice], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
 
 #: What makes a method: in them, `default` is the same as nothing.
@@ -203,52 +222,44 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
     return schema
 
 
-def _lookup(config: RunConfig, key: str) -> Scalar:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part.replace("-", "_"))
-    return value  # type: ignore[no-any-return]
-
-
-def _checked(key: str, value: Any) -> Any:
+def _checked(key: str, value: Any, methods: Iterable[MethodChoice]) -> Any:
     """The value as the key's type, or one clear error."""
-    check_key(key)
+    check_key(key, methods)
     if key in _NAMES:
         return str(value)
     if key.startswith(("client.", "strategy.")):
-        if isinstance(value, (bool, int, float, str)):
+        if isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) <= MOST):
             return None if str(value).lower() == "none" else value
         raise ConfigError(f"{key} = {value!r}: expected a number, a word, 'none' or 'default'.")
     return checked(key, value, _schema()[key])
 
 
-def _build(cls: type[RunConfig], flat: Mapping[str, Any]) -> RunConfig:
+def _build(flat: Mapping[str, Any]) -> RunConfig:
     """Nested dataclasses from checked dotted keys."""
-    nested: dict[str, dict[str, Any]] = {}
-    top: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
-        (nested.setdefault(table, {}) if table else top)[leaf.replace("-", "_")] = value
-    choices: dict[str, Choice] = {}
-    for kind in _METHODS:
-        nested.pop(kind.TABLE, None)
-        choices[kind.TABLE] = kind.of(flat)
-    factories = {f.name: f.default_factory for f in dataclasses.fields(cls)}
-    for table, values in nested.items():
-        top[table] = factories[table](**values)  # type: ignore[operator]
-    return cls(**top, **choices)  # type: ignore[arg-type]
+        tables[table][leaf.replace("-", "_")] = value
+    made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
+    factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
+    made |= {table: factories[table](**tables[table]) for table in tables if table not in made}
+    return RunConfig(**made)
 
 
 def _check(config: RunConfig) -> None:
     """Refuse names that nobody registered, and settings that do not go together."""
-    config.strategy.check()
-    config.client.check()
-    for kind, name, valid in (
-        ("data set", config.data.name, DATA_SETS),
-        ("model", config.model.name, MODELS),
+    if config.ray_address and config.engine != "ray":
+        raise ConfigError(
+            f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs on this "
+            "machine alone. Choose engine = 'ray', or leave ray-address out."
+        )
+    for choice in (
+        config.strategy,
+        config.client,
+        DataChoice.read(config.data.name),
+        ModelChoice.read(config.model.name),
     ):
-        if name not in valid:
-            raise ConfigError(unknown(kind, name, valid))
+        choice.check()
     if config.model.weights and config.model.name not in PRETRAINED:
         raise ConfigError(
             f"model.weights = {config.model.weights!r}: {config.model.name} takes no pretrained "
@@ -269,6 +280,11 @@ def _check(config: RunConfig) -> None:
         rule.read_config(config.concise())
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if not (config.evaluate.test or config.data.validation_fraction):
+        raise ConfigError(
+            "evaluate.test = false: there are no validation images to test on instead. Set "
+            "data.validation-fraction, or remove it."
+        )
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError(
             "data.fraction and data.examples-per-client are both set; set one of them to 0."

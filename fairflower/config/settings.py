@@ -16,13 +16,13 @@ def setting(
     default: Any,
     help: str,
     *,
-    min: float | None = None,
+    min: float = 0,
     max: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
     execution: bool = False,
 ) -> Any:
-    """Declare one key of the run config: its default, meaning and bounds.
+    """Declare one key of the run config: its default, meaning and bounds; no number is negative.
 
     One of ``execution`` says where and how a run is executed: it moves no bit of its result.
     """
@@ -34,38 +34,45 @@ def setting(
 class DataConfig:
     """Which benchmark, and how it is divided among the clients."""
 
-    name: str = setting("uci-digits", "Data set; `fairflower list data` shows all.")
+    name: str = setting(
+        "uci-digits", "Data set; `fairflower list data` shows all, or module:Class."
+    )
     dir: str = setting(
         "", "Folder of local data; empty: $FAIRFLOWER_DATA, else the Hub.", execution=True
     )
     domains: str = setting("", "Comma-separated domains to keep; empty: all of the data set.")
     clients_per_domain: int = setting(5, "Clients in each domain (papers: 5).", min=1)
     fraction: float = setting(
-        0.0, "Share of a domain's training images per client; 0: the data set's own.", min=0, max=1
+        0.0, "Share of a domain's training images per client; 0: the data set's own.", max=1
     )
     examples_per_client: int = setting(
-        0, "Training images per client, instead of a fraction; 0: off.", min=0
+        0, "Training images per client, instead of a fraction; 0: off."
     )
-    seed: int = setting(0, "Seed of the partition; nothing else moves it.", min=0)
-    image_size: int = setting(0, "Side in pixels; 0: the data set's own.", min=0, max=1024)
+    seed: int = setting(0, "Seed of the partition; nothing else moves it.")
+    image_size: int = setting(0, "Side in pixels; 0: the data set's own.", max=1024)
     augment: bool = setting(True, "The data set's training augmentation.")
     test_examples: int = setting(
-        0, "Test images per domain (a fixed random subset); 0: all of them.", min=0
+        0, "Test images per domain (a fixed random subset); 0: all of them."
     )
     dirichlet_alpha: float = setting(
         0.0,
         "Label shift between a domain's clients: alpha of a Dirichlet partition, which is then "
         "of unequal sizes (FedISM: 1.0); 0: equal shares drawn at random.",
-        min=0,
     )
     corrupted_clients: int = setting(
-        0, "How many of a domain's clients, its last, have corrupted images; 0: none.", min=0
+        0, "How many of a domain's clients, its last, have corrupted images; 0: none."
     )
     corruption: str = setting(
         "noise", "What corrupts them: Gaussian noise or motion blur.", choices=("noise", "blur")
     )
     severity: int = setting(
         3, "How much, from 1 to 5 (FedISM: 3 of noise; its released code: 1 of blur).", min=1, max=5
+    )
+    validation_fraction: float = setting(
+        0.0,
+        "Share of every client's training images that is kept out of training, and of tests, to "
+        "choose hyper-parameters by, drawn by data.seed; 0: none.",
+        max=1,
     )
     imbalance_factor: int = setting(
         1,
@@ -79,7 +86,7 @@ class DataConfig:
 class ModelConfig:
     """Which network."""
 
-    name: str = setting("cnn", "Model; `fairflower list models` shows all.")
+    name: str = setting("cnn", "Model; `fairflower list models` shows all, or module:Class.")
     weights: str = setting(
         "",
         "Pretrained weights of prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth file, "
@@ -101,29 +108,65 @@ class ModelConfig:
 class TrainConfig:
     """Local training, the same for every method."""
 
-    local_epochs: int = setting(5, "Passes over a client's data per round.", min=0)
+    local_epochs: int = setting(5, "Passes over a client's data per round.")
     batch_size: int = setting(64, "Images per step (FedHEAL, Digits: 64).", min=1)
     optimizer: str = setting(
         "sgd",
         "sgd, adam (betas .9 and .999) or adamw; a new one every round.",
         choices=("sgd", "adam", "adamw"),
     )
-    lr: float = setting(0.05, "Learning rate.", min=0)
-    momentum: float = setting(0.9, "Momentum of sgd; adam has its own.", min=0, max=1)
+    lr: float = setting(0.05, "Learning rate.")
+    lr_schedule: str = setting(
+        "constant",
+        "How the learning rate falls from round to round: not at all; linear or cosine, towards "
+        "lr-final of it; step, by lr-factor after every lr-every rounds.",
+        choices=("constant", "linear", "cosine", "step"),
+    )
+    lr_final: float = setting(
+        0.0,
+        "Share of the learning rate that linear and cosine would reach one round after the last.",
+        max=1,
+    )
+    lr_factor: float = setting(0.1, "What step multiplies the learning rate by.", above=0, max=1)
+    lr_every: int = setting(10, "Rounds between two steps.", min=1)
+    momentum: float = setting(0.9, "Momentum of sgd; adam has its own.", max=1)
     weight_decay: float = setting(
-        1e-5, "Weight decay: coupled L2 of sgd and adam, decoupled of adamw.", min=0
+        1e-5, "Weight decay: coupled L2 of sgd and adam, decoupled of adamw."
     )
     sharpness: str = setting(
         "none",
         "Sharpness-aware steps: none, sam, or gsam (FedISM's SALT).",
         choices=("none", "sam", "gsam"),
     )
-    rho: float = setting(0.05, "Radius of sam and gsam (FedISM: 0.05).", min=0)
-    alpha: float = setting(0.1, "Weight of gsam's surrogate gap (FedISM: 0.1).", min=0)
+    rho: float = setting(0.05, "Radius of sam and gsam (FedISM: 0.05).")
+    alpha: float = setting(0.1, "Weight of gsam's surrogate gap (FedISM: 0.1).")
     logit_adjustment: bool = setting(
         False, "Add the log of the client's class frequencies to the logits in training (FedISM)."
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+    precision: str = setting(
+        "float32",
+        "float32, or bf16: local steps under autocast to bfloat16. Weights, optimisers, tests, "
+        "measurements and all that is sent are float32 in both.",
+        choices=("float32", "bf16"),
+    )
+
+    def lr_in(self, server_round: int, num_rounds: int) -> float:
+        """The learning rate of a round by the schedule; the first round's is ``lr``.
+
+        >>> [TrainConfig(lr=0.5, lr_schedule="linear").lr_in(r, 4) for r in (1, 2, 3, 4)]
+        [0.5, 0.375, 0.25, 0.125]
+        """
+        done = (server_round - 1) / num_rounds
+        if self.lr_schedule == "step":
+            return self.lr * self.lr_factor ** ((server_round - 1) // self.lr_every)
+        if self.lr_schedule == "linear":
+            left = 1 - done
+        elif self.lr_schedule == "cosine":
+            left = (1 + math.cos(math.pi * done)) / 2
+        else:
+            return self.lr
+        return self.lr * (self.lr_final + (1 - self.lr_final) * left)
 
 
 @dataclass(frozen=True)
@@ -131,7 +174,7 @@ class MeasureConfig:
     """How clients measure what a strategy asks for."""
 
     memory_mb: int = setting(512, "Memory for per-sample gradients, in megabytes.", min=1)
-    rho: float = setting(0.05, "How far from the model sharpness looks (FedISM: 0.05).", min=0)
+    rho: float = setting(0.05, "How far from the model sharpness looks (FedISM: 0.05).")
 
 
 @dataclass(frozen=True)
@@ -142,17 +185,27 @@ class ObserveConfig:
         0,
         "Rounds over which the report shows how steadily parameters move (FedHEAL, Fig. 2: 10 "
         "and 100); 0: off.",
-        min=0,
     )
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When a run ends before its last round."""
+
+    patience: int = setting(
+        0,
+        "Rounds in a row without a lower loss after which a run ends; 0: it makes all. (The loss "
+        "is the mean over domains of that of images for validation, where the server tests on "
+        "some; else that of train_loss in history.csv, the mean over the round's examples.)",
+    )
+    min_delta: float = setting(0.0, "By how much a loss has to be lower to be a lower one.")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """How a run can be continued that was stopped or killed."""
 
-    every: int = setting(
-        1, "Write a checkpoint after every n-th round; 0: none.", min=0, execution=True
-    )
+    every: int = setting(1, "Write a checkpoint after every n-th round; 0: none.", execution=True)
     keep: int = setting(2, "Checkpoints to keep.", min=1, execution=True)
 
 
@@ -164,10 +217,10 @@ class BoundConfig:
         1.0, "Largest weight of a client, its excess going to the others; 1: any.", above=0, max=1
     )
     clip_update_norm: float = setting(
-        0.0, "Length to which longer updates are scaled down; 0: any.", min=0
+        0.0, "Length to which longer updates are scaled down; 0: any."
     )
     clip_update_median: float = setting(
-        0.0, "The same as a multiple of the round's median length; 0: any.", min=0
+        0.0, "The same as a multiple of the round's median length; 0: any."
     )
 
 
@@ -182,7 +235,16 @@ class EvaluateConfig:
     )
     every: int = setting(1, "Test after every n-th round (and after the last).", min=1)
     batch_size: int = setting(500, "Images per forward pass.", min=1)
+    test: bool = setting(
+        True,
+        "Test on the test images; false: on those for validation alone, as trials of "
+        "`fairflower tune` do.",
+    )
     auc: bool = setting(False, "At the server, the AUC, too; medical data sets always have it.")
+
+
+#: The largest whole number that TOML and Flower's messages hold.
+MOST = 2**63 - 1
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
@@ -195,20 +257,19 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
             f"{key} = {value!r}: expected {_NAMES[kind]}, got {type(value).__name__}."
         )
     low, high, above, choices = (spec.metadata[n] for n in ("min", "max", "above", "choices"))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key} = {value!r}: expected a finite number.")
+    is_path = key == "run-name" and (Path(str(value)).name != value or value == "..")
     bounds = [
-        (low is not None and value < low, f"at least {low}"),
+        (isinstance(value, float) and not math.isfinite(value), "a finite number"),
         (above is not None and value <= above, f"more than {above}"),
+        (not isinstance(value, str) and value < low, f"at least {low}"),
         (high is not None and value > high, f"at most {high}"),
+        (isinstance(value, int) and value > MOST, f"at most {MOST}"),
+        (choices and value not in choices, f"one of {', '.join(choices or ())}"),
+        (is_path, "a folder's name, not a path"),
     ]
     for broken, allowed in bounds:
         if broken:
             raise ConfigError(f"{key} = {value!r}: expected {allowed}.")
-    if key == "run-name" and (Path(str(value)).name != value or value == ".."):
-        raise ConfigError(f"run-name = {value!r}: expected a folder's name, not a path.")
-    if choices is not None and value not in choices:
-        raise ConfigError(f"{key} = {value!r}: expected one of {', '.join(choices)}.")
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,12 +33,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file of run config tables into a flat mapping (not yet checked)."""
     path = Path(path).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        return flatten(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
-    try:
-        return flatten(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not text in UTF-8 (byte {error.start}). Save it as UTF-8; some editors and "
+            "shells write UTF-16."
+        ) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -71,13 +76,20 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     return key.strip(), parsed
 
 
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Parse several; ``ConfigError`` if a key is given twice."""
+    found: dict[str, Any] = {}
+    for key, value in map(parse_assignment, texts):
+        if key in found:
+            raise ConfigError(f"{key} is given twice, as {found[key]!r} and {value!r}. Remove one.")
+        found[key] = value
+    return found
+
+
 def toml_value(value: Scalar) -> str:
     """A value as TOML (and Flower's ``--run-config`` and ``--node-config``) spells it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
+    # JSON is TOML, but for floats that are not finite.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def unknown(
@@ -90,15 +102,35 @@ def unknown(
 
     >>> unknown("strategy", "fedhael", ["fedavg", "fedheal"])
     "Unknown strategy 'fedhael'. Did you mean 'fedheal'? Valid: fedavg, fedheal."
+    >>> unknown("key", "train.foo", ["train.lr", "train.rho", "seed"])
+    "Unknown key 'train.foo'. Valid: train.lr, train.rho."
     """
     valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.8)
+    table, _, leaf = name.rpartition(".")
+    if within := [key for key in valid if key.startswith(f"{name}.")]:
+        return f"Unknown {kind} {name!r}, a table. Valid: {', '.join(within)}."
+    if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
+        # What both begin with would count as letters that are alike.
+        valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
+    else:
+        leaf, written = name, {key.lower(): key for key in valid}
+    near = _nearest(leaf, written, 0.8)
     words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
-    near += [key for key, text in (meanings or {}).items() if words in text.lower()]
-    near += difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    spoken = re.compile(rf"(?<![\w.-]){re.escape(words)}(?![\w-])")
+    meant = [key for key, text in (meanings or {}).items() if spoken.search(text.lower())]
+    near += [key for key in meant if key in valid]
+    near += [key for key in reversed(valid) if key.endswith(f".{name}")]
+    near += _nearest(leaf, written, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 or not near else ""
+    listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 else ""
+    if not listing and not near:
+        listing = " `fairflower list settings` shows all."
     return f"Unknown {kind} {name!r}.{hint}{listing}"
+
+
+def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:
+    """What the most similar of the valid names, in small letters, stands for, if any is."""
+    return [valid[near] for near in difflib.get_close_matches(name.lower(), valid, 1, cutoff)]
 
 
 def shown(value: Any) -> str:

@@ -1,11 +1,21 @@
 """Benchmarks divided among clients.
 
 `prepare` does the work once and keeps the result on disk; a `Federation` reads it.
-A new benchmark is a `DataSet` (see `fairflower.data.data_set`) named in `fairflower.registry`.
+A new benchmark is a `DataSet`, named in `fairflower.registry` or by another package.
 """
 
 from fairflower.data.cache import prepare, resolve
+from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
 from fairflower.errors import DataError
 
-__all__ = ["Augment", "ClientInfo", "DataError", "Federation", "Split", "prepare", "resolve"]
+__all__ = [
+    "Augment",
+    "ClientInfo",
+    "DataError",
+    "DataSet",
+    "Federation",
+    "Split",
+    "prepare",
+    "resolve",
+]

@@ -9,7 +9,6 @@ so it is either complete or absent, and processes may prepare the same one at on
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 import tempfile
@@ -17,51 +16,59 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fairflower import registry
-from fairflower.config import DataConfig, unknown
+from fairflower.config import DataChoice, DataConfig
 from fairflower.data.client_groups import Group, groups
 from fairflower.data.corruptions import corrupt, describe
 from fairflower.data.data_set import DataSet
-from fairflower.data.federation import META, Augment, ClientInfo, Federation, Split, client_file
+from fairflower.data.federation import (
+    META,
+    Augment,
+    ClientInfo,
+    Federation,
+    Ints,
+    Pixels,
+    Split,
+    client_file,
+)
+from fairflower.data.images import to_chw
+from fairflower.data.validation import keep_out
 from fairflower.errors import DataError
-from fairflower.paths import home
+from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
 
 #: Raise it when the files or the draw change; older folders are then left alone.
-_FORMAT = 3
+_FORMAT = 4
 
-SPLITS = ("train", "test")
+#: What a client's images are for -> of which images of the data set they are.
+SPLITS = {"train": "train", "validation": "train", "test": "test"}
 #: Group -> the rows of each of its clients, int64 [n].
-Rows = dict[str, list[npt.NDArray[np.int64]]]
-#: Group -> uint8 [N, H, W] or [N, H, W, 3], in the order of its rows.
-Images = dict[str, npt.NDArray[np.uint8]]
+Rows = dict[str, list[Ints]]
 
 
-def prepare(config: DataConfig) -> Federation:
+def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     """Divide a benchmark among clients, or open it if that was done before.
 
-    Parameters
-    ----------
-    config
-        The ``data`` table of a run config. ``augment`` is the only key that needs no
-        other folder.
+    Of a run config's ``data`` table ``augment`` is the only key that needs no other folder.
+    Classes without images are warned of, but not of a ``site``, which may lack some.
 
     Raises
     ------
     DataError
         If the data is missing or malformed, or too little for the clients.
+    ConfigError
+        If there is no such data set.
     """
     data_set = make_data_set(config)
-    folder = home() / "cache" / "data" / f"{config.name}-{_hash(config, data_set)}"
+    folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
     if not (folder / META).is_file():
         logger.info("Preparing %s in %s", config.name, folder)
-        _build(data_set, folder)
+        _build(data_set, folder, site)
     federation = _open(folder)
     return federation if config.augment else replace(federation, augment=Augment())
 
@@ -81,10 +88,9 @@ _open = lru_cache(maxsize=8)(Federation.open)
 
 def make_data_set(config: DataConfig) -> DataSet:
     """The benchmark that ``data.name`` names, not yet divided."""
-    if config.name not in registry.DATA_SETS:
-        raise DataError(unknown("data set", config.name, registry.DATA_SETS))
-    module, attribute, _ = registry.DATA_SETS[config.name]
-    data_set: DataSet = getattr(importlib.import_module(module), attribute)(config)
+    chosen = DataChoice.read(config.name)
+    chosen.check()
+    data_set: DataSet = chosen.made_by(config, **chosen.args)
     return data_set
 
 
@@ -92,6 +98,8 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for elsewhere in ("augment", "dir"):  # not in the files; in the fingerprint
         del settings[elsewhere]
+    if not config.validation_fraction:  # which there was not in folders of earlier versions
+        del settings["validation_fraction"]
     return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]
 
 
@@ -99,63 +107,67 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _build(data_set: DataSet, folder: Path) -> None:
-    federation, splits = _divide(data_set, folder)
+def _build(data_set: DataSet, folder: Path, site: bool) -> None:
+    federation, splits = _divide(data_set, folder, site)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
             fresh = Path(scratch, folder.name)
             fresh.mkdir(mode=0o700)  # patients' images may be in it
-            for client_id, (train, test) in enumerate(splits):
-                path = client_file(fresh, client_id)
-                np.savez(path, x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
+            for client_id, own in enumerate(splits):
+                pairs = [(f"{axis}_{s}", getattr(own[s], axis)) for s in own for axis in "xy"]
+                np.savez(client_file(fresh, client_id), **dict(pairs))
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
-            _publish(fresh, folder)
+            fresh.rename(folder)
     except OSError as error:
+        if (folder / META).is_file():
+            return  # another process was first
         raise DataError(
             f"Cannot write the prepared data to {folder} ({error}). "
             "Delete that folder if it exists, or set FAIRFLOWER_HOME to another place."
         ) from error
 
 
-def _publish(fresh: Path, folder: Path) -> None:
-    """Move a finished folder into place, unless another process was first."""
-    try:
-        fresh.rename(folder)
-    except OSError:
-        if not (folder / META).is_file():
-            raise
-
-
-def _divide(data_set: DataSet, folder: Path) -> tuple[Federation, list[tuple[Split, Split]]]:
-    """The federation, and each client's training and test data."""
+def _divide(
+    data_set: DataSet, folder: Path, site: bool
+) -> tuple[Federation, list[dict[str, Split]]]:
+    """The federation, and each client's data by what they are for."""
     config, domains = data_set.config, data_set.domains
-    labels = {s: {domain: data_set.labels(domain, s) for domain in domains} for s in SPLITS}
+    labels = {s: {d: data_set.labels(d, s) for d in domains} for s in ("train", "test")}
     parts = groups(data_set, labels["train"])
-    rows = {
-        "train": _train_rows(data_set, parts, labels["train"]),
-        "test": _test_rows(config, parts, labels["test"]),
-    }
-    images = {s: _images(data_set, parts, rows[s], s) for s in SPLITS}
+    rows = _rows(data_set, parts, labels)
+    images = {s: _images(data_set, parts, rows[s], SPLITS[s]) for s in rows}
     shape = _shape(data_set, images)
-    num_classes = data_set.num_classes or 1 + max(
-        int(values.max()) for of_split in labels.values() for values in of_split.values()
-    )
-
+    trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
+    largest = max(int(trained[-1]), int(tested[-1]))
+    num_classes = data_set.num_classes or len(data_set.classes) or 1 + largest
+    if not site:
+        _warn_of_classes(data_set, num_classes, trained, tested)
     clients: list[ClientInfo] = []
-    data: list[tuple[Split, Split]] = []
+    data: list[dict[str, Split]] = []
     for part in parts:
-        shares = []
-        for s in SPLITS:
+        shares: dict[str, list[Split]] = {}
+        for s, source in ((s, SPLITS[s]) for s in rows):
             own = rows[s][part.name]
-            pixels = _pixels(config, part, s, images[s][part.name], np.concatenate(own), shape)
-            ends = np.cumsum([len(share) for share in own])[:-1]
-            x = np.split(pixels, ends)
-            shares.append([Split(x[k], labels[s][part.domain][own[k]]) for k in range(len(own))])
-        for train, test in zip(*shares, strict=True):
-            counts = tuple(np.bincount(train.y, minlength=num_classes).tolist())
-            clients.append(ClientInfo(len(clients), part.name, len(train.y), counts))
-            data.append((train, test))
+            pixels = to_chw(images[s][part.name], shape[0], shape[1:])
+            if part.corrupted:
+                pixels = corrupt(
+                    pixels,
+                    np.concatenate(own),
+                    config.corruption,
+                    config.severity,
+                    seed=config.seed,
+                    domain=part.domain,
+                    split=source,
+                )
+            x = np.split(pixels, np.cumsum([len(share) for share in own])[:-1])
+            y = [labels[source][part.domain][share] for share in own]
+            shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
+        for splits in zip(*shares.values(), strict=True):
+            data.append(dict(zip(shares, splits, strict=True)))
+            labels_of = data[-1]["train"].y
+            counts = tuple(np.bincount(labels_of, minlength=num_classes).tolist())
+            clients.append(ClientInfo(len(clients), part.name, len(labels_of), counts))
     federation = Federation(
         name=config.name,
         folder=folder,
@@ -166,19 +178,55 @@ def _divide(data_set: DataSet, folder: Path) -> tuple[Federation, list[tuple[Spl
         mean=data_set.mean[: shape[0]],
         std=data_set.std[: shape[0]],
         augment=data_set.augment,
-        test_sizes=tuple(sum(map(len, rows["test"][part.name])) for part in parts),
+        test_sizes=_sizes(rows["test"]),
         clients=tuple(clients),
         auc=data_set.auc,
+        classes=data_set.classes,
         fingerprint=_digest(
-            {s: {name: [r.tolist() for r in own] for name, own in rows[s].items()} for s in SPLITS}
+            {s: {name: [r.tolist() for r in own] for name, own in rows[s].items()} for s in rows}
         ),
+        validation_sizes=_sizes(rows.get("validation", {})),
     )
     return federation, data
 
 
-def _train_rows(
-    data_set: DataSet, parts: list[Group], labels: Mapping[str, npt.NDArray[np.int64]]
-) -> Rows:
+def _sizes(rows: Rows) -> tuple[int, ...]:
+    return tuple(sum(map(len, own)) for own in rows.values())
+
+
+def _rows(
+    data_set: DataSet, parts: list[Group], labels: Mapping[str, Mapping[str, Ints]]
+) -> dict[str, Rows]:
+    """By what they are for, in the order of the parts; without validation if there is none."""
+    config = data_set.config
+    train = _train_rows(data_set, parts, labels["train"])
+    test = _test_rows(config, parts, labels["test"])
+    if not config.validation_fraction:
+        return {"train": train, "test": test}
+    own_labels = {part.name: labels["train"][part.domain] for part in parts}
+    divided = keep_out(train, own_labels, config.validation_fraction, config.seed)
+    kept, out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
+    return {"train": kept, "validation": out, "test": test}
+
+
+def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
+    """Name the classes that have no images, and those that are tested and never trained."""
+    names = data_set.classes or tuple(map(str, range(num_classes)))
+    empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
+    if empty:
+        remedy = "" if data_set.classes else " Number labels from 0, without gaps."
+        logger.warning(
+            "%s: of %d classes %s has no image.%s",
+            *(data_set.config.name, num_classes, shortened(empty), remedy),
+        )
+    if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
+        logger.warning(
+            "%s: there are test images of class %s, but none to train on.",
+            *(data_set.config.name, shortened(unlearnt)),
+        )
+
+
+def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
     """For each group, the rows of each of its clients."""
     from datasets import Dataset  # seconds to import, hence only here
 
@@ -191,21 +239,15 @@ def _train_rows(
         every_value_of="label" if data_set.every_class else None,
         alpha=config.dirichlet_alpha,
     )
-    lengths = [len(part.rows) for part in parts]
-    partitioner.dataset = Dataset.from_dict(
-        {
-            "domain": np.repeat([part.name for part in parts], lengths),
-            "label": np.concatenate([labels[part.domain][part.rows] for part in parts]),
-        }
-    )
+    groups_of_rows = [part.name for part in parts for _ in part.rows]
+    own = np.concatenate([labels[part.domain][part.rows] for part in parts])
+    partitioner.dataset = Dataset.from_dict({"domain": groups_of_rows, "label": own})
     everything = np.concatenate([part.rows for part in parts])
     indices = iter(partitioner.partition_id_to_indices.values())
     return {part.name: [everything[next(indices)] for _ in part.sizes] for part in parts}
 
 
-def _test_rows(
-    config: DataConfig, parts: list[Group], labels: Mapping[str, npt.NDArray[np.int64]]
-) -> Rows:
+def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
     """For each group, a random order of its domain's test rows, cut off and dealt to clients."""
     from fairflower.data.partition import draw
 
@@ -222,9 +264,9 @@ def _test_rows(
     return rows
 
 
-def _images(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> Images:
-    """For each group, the images of its rows; those of two groups are read once."""
-    found: Images = {}
+def _images(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> dict[str, Pixels]:
+    """For each group, the images of its rows in their order; those of two are read once."""
+    found: dict[str, Pixels] = {}
     for domain in data_set.domains:
         wanted = {p.name: np.concatenate(rows[p.name]) for p in parts if p.domain == domain}
         distinct = np.unique(np.concatenate(list(wanted.values())))
@@ -233,7 +275,7 @@ def _images(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> Im
     return found
 
 
-def _shape(data_set: DataSet, images: Mapping[str, Images]) -> tuple[int, int, int]:
+def _shape(data_set: DataSet, images: Mapping[str, dict[str, Pixels]]) -> tuple[int, int, int]:
     """(C, H, W) that every image is brought to."""
     shapes = [(name, x.shape[1:]) for found in images.values() for name, x in found.items()]
     colour = any(shape[2:] == (3,) for _, shape in shapes)
@@ -249,31 +291,6 @@ def _shape(data_set: DataSet, images: Mapping[str, Images]) -> tuple[int, int, i
         )
     height, width = sizes.pop()
     return channels, height, width
-
-
-def _pixels(
-    config: DataConfig,
-    part: Group,
-    split: str,
-    images: npt.NDArray[np.uint8],
-    rows: npt.NDArray[np.int64],
-    shape: tuple[int, int, int],
-) -> npt.NDArray[np.uint8]:
-    """A group's images as they are trained on or tested with, uint8 [N, C, H, W]."""
-    from fairflower.data.images import to_chw
-
-    pixels = to_chw(images, shape[0], shape[1:])
-    if not part.corrupted:
-        return pixels
-    return corrupt(
-        pixels,
-        rows,
-        config.corruption,
-        config.severity,
-        seed=config.seed,
-        domain=part.domain,
-        split=split,
-    )
 
 
 def _source(data_set: DataSet, part: Group, shape: tuple[int, int, int]) -> str:

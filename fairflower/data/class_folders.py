@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,44 +17,43 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fairflower.config import DataConfig
-from fairflower.data.data_set import DataSet
-from fairflower.data.files import check_labels, data_folder, load_hub, load_saved, logger, stamp
-from fairflower.data.images import resize
+from fairflower.data import dicom
+from fairflower.data.data_set import DataSetOfFiles
+from fairflower.data.federation import Ints, Pixels
+from fairflower.data.files import checked_labels, explained, load_hub, load_saved, logger, stamp
+from fairflower.data.images import eight_bit, open_picture, resize
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-#: What torchvision's ImageFolder takes for an image.
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: What torchvision's ImageFolder takes for an image, and DICOM files.
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
+    *dicom.SUFFIXES,
+)
+
+#: Largest number of an image whose 16 bits hold 12 bits' numbers, brought to 8 bits.
+DARK = 16
 
 #: The label of what is passed over.
 OTHER = -1
-
-Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Domain:
     """One domain's images, not yet decoded, class after class.
 
-    Attributes
-    ----------
-    labels
-        int64 [N], ascending.
-    where
-        Names the image at a place, for messages.
-    picture
-        Decodes it.
+    ``labels`` are int64 [N], ascending; ``where`` names the image at a place, for messages,
+    and ``picture`` decodes it.
     """
 
-    labels: Labels
+    labels: Ints
     where: Callable[[int], str]
     picture: Callable[[int], Image.Image]
 
 
-class ClassFolders(DataSet):
+class ClassFolders(DataSetOfFiles[Domain]):
     """A benchmark that is published as images alone: a subclass says what is test.
 
     Images are resized to a square. Where they come from, in this order:
@@ -68,42 +67,22 @@ class ClassFolders(DataSet):
     Images are taken by class, then by file name, as torchvision's ImageFolder does; those of a
     data set by class, then as they are stored. Where order decides what is test and files and
     rows may come in different ones, ``by_content`` makes it the same for both.
-
-    Attributes
-    ----------
-    title
-        For messages.
-    domain_names, classes
-        In their order.
-    aliases
-        Another name of a class -> its name here.
-    others
-        Whether images of other classes may be among them; they are passed over.
-    by_content
-        Whether images are instead taken by class, then by the SHA-256 of their files.
-    subfolders
-        Where the domains are also looked for.
-    hub
-        Hugging Face id of a data set with a single split. None: not on the Hub.
     """
 
-    title: ClassVar[str]
-    domain_names: ClassVar[tuple[str, ...]]
-    classes: tuple[str, ...]
+    #: Another name of a class -> its name here.
     aliases: ClassVar[Mapping[str, str]] = {}
+    #: Whether images of other classes may be among them; they are passed over.
     others: ClassVar[bool] = False
+    #: Whether images are instead taken by class, then by the SHA-256 of their files.
     by_content: ClassVar[bool] = False
+    #: Where the domains are also looked for.
     subfolders: ClassVar[tuple[str, ...]] = ()
+    #: Hugging Face id of a data set with a single split. None: not on the Hub.
     hub: ClassVar[str | None] = None
     image_size: ClassVar[int]
     channels: ClassVar[int] = 3
 
-    def __init__(self, config: DataConfig) -> None:
-        super().__init__(config)
-        self._folder = data_folder(config)
-        self._opened: dict[str, Domain] = {}
-
-    def is_test(self, labels: Labels) -> npt.NDArray[np.bool_]:
+    def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
         """Which of a domain's images are test images, given their labels, ascending.
 
         The first image of a class and every fifth after it, unless a subclass says otherwise.
@@ -115,38 +94,30 @@ class ClassFolders(DataSet):
         chosen: npt.NDArray[np.bool_] = place % 5 == 0
         return chosen
 
-    @property
-    def folder(self) -> Path | None:
-        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hub."""
-        return self._folder
-
-    def all_domains(self) -> Sequence[str]:
-        """``domain_names``."""
-        return self.domain_names
-
-    def labels(self, domain: str, split: str) -> Labels:
-        """Labels of one split of a domain, int64 [N]."""
+    def labels(self, domain: str, split: str) -> Ints:
         return self._open(domain).labels[self._places(domain, split)]
 
-    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """The images of these rows and no others are decoded; uint8 [len(rows), S, S, 3]."""
         side = self.config.image_size or self.image_size
         source = self._open(domain)
         pictures = np.empty((len(rows), side, side, 3), np.uint8)
         for i, place in enumerate(self._places(domain, split)[rows].tolist()):
-            # What PIL raises on a broken file is open-ended.
-            try:
-                picture = np.asarray(source.picture(place).convert("RGB"))
-            except Exception as error:
-                raise DataError(
-                    f"{source.where(place)} cannot be read as an image "
-                    f"({type(error).__name__}: {error}). Replace it by the original."
-                ) from error
-            pictures[i] = resize(picture[None], (side, side))[0]
+            problem = f"{source.where(place)} cannot be read as an image"
+            with explained(problem, "Replace it by the original"):
+                picture = source.picture(place)
+                picture.load()
+            pixels = eight_bit(picture, source.where(place))
+            pictures[i] = resize(pixels[None], (side, side))[0]
+        if len(rows) and pictures.max() <= DARK:
+            logger.warning(
+                "%s: the images of %s are nearly black, as numbers of 12 bits are in files of 16 "
+                "bits. Scale them so that white is the largest number that a file can hold.",
+                *(self.source(domain), split),
+            )
         return pictures
 
     def fingerprint(self) -> Any:
-        """The files, or the id on the Hub."""
         if self._root is None:
             return [self.hub]
         if is_saved(self._root):
@@ -154,7 +125,6 @@ class ClassFolders(DataSet):
         return [_stamp(self.place(domain)) for domain in self.domains]
 
     def source(self, domain: str) -> str:
-        """The folder or Hub id."""
         if self._root is None:
             return f"Hugging Face {self.hub}"
         return str(self._root if is_saved(self._root) else self.place(domain))
@@ -193,76 +163,74 @@ class ClassFolders(DataSet):
             f"{self.title} is not in {self.folder}, nor in its subfolders {places}. {remedy}."
         )
 
-    def _places(self, domain: str, split: str) -> npt.NDArray[np.int64]:
+    def _places(self, domain: str, split: str) -> Ints:
         """Where a split's images are among all of the domain."""
         return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
 
-    def _open(self, domain: str) -> Domain:
-        if domain not in self._opened:
-            logger.info("Reading %s from %s", domain, self.source(domain))
-            self._opened[domain] = self._read(domain)
-        return self._opened[domain]
-
     def _read(self, domain: str) -> Domain:
-        where = self.source(domain)
         if self._root is None:
             assert self.hub is not None
             remedy = "Set data.dir or FAIRFLOWER_DATA to a folder of the images"
-            data = load_hub(self.hub, None, remedy, splits=("train",))
-            return self._from_hugging_face(_only_split(data, where), where, domain)
+            return self._from_hugging_face(load_hub(self.hub, None, remedy, ("train",)), domain)
         if is_saved(self._root):
-            data = load_saved(self._root)
-            return self._from_hugging_face(_only_split(data, where), where, domain)
-        folder = self.place(domain)
-        if is_saved(folder):
-            return self._from_hugging_face(_only_split(load_saved(folder), where), where)
+            return self._from_hugging_face(load_saved(self._root), domain)
+        if is_saved(folder := self.place(domain)):
+            return self._from_hugging_face(load_saved(folder), domain, alone=True)
         return self._from_files(folder)
 
     def _from_files(self, folder: Path) -> Domain:
-        found = {
-            path: self._class_of(path.name, str(folder))
-            for path in folder.iterdir()
-            if path.is_dir() and not path.name.startswith(".")
-        }
-        files = sorted(
+        found = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
+        files = (
             (label, _hash(path.read_bytes()) if self.by_content else path.name, path)
             for class_folder, label in found.items()
             if label != OTHER
-            for path in class_folder.iterdir()
-            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+            for path in images_in(class_folder)
         )
-        paths = [path for _, _, path in files]
-        labels = np.array([label for label, _, _ in files], np.int64)
-        self._check_complete(str(folder), labels)
-        return Domain(labels, lambda i: str(paths[i]), lambda i: Image.open(paths[i]))
+        return self._of_files(files, folder)
 
-    def _from_hugging_face(self, data: Dataset, where: str, domain: str | None = None) -> Domain:
-        """A data set's images, of one domain if it is given."""
-        wanted = ("image", "label") if domain is None else ("image", "domain", "label")
-        if missing := set(wanted) - set(data.column_names):
+    def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> Domain:
+        """Image files by their labels, then by the texts beside these."""
+        found = sorted(files)
+        paths = [path for _, _, path in found]
+        labels = np.array([label for label, _, _ in found], np.int64)
+        self._check_complete(str(folder), labels)
+        return Domain(labels, lambda i: str(paths[i]), lambda i: open_picture(paths[i]))
+
+    def _from_hugging_face(
+        self, data: Dataset | DatasetDict, domain: str, alone: bool = False
+    ) -> Domain:
+        """A domain's images in a data set that has others, too, unless it is ``alone``."""
+        where = self.source(domain)
+        if isinstance(data, dict):
+            if len(data) != 1:
+                raise DataError(
+                    f"{where}: found the splits {', '.join(map(str, data))}; expected a single "
+                    "one, as the benchmark has its own rule for train and test. Concatenate them."
+                )
+            (data,) = data.values()
+        wanted = {"image", "label"} if alone else {"image", "domain", "label"}
+        if missing := wanted - set(data.column_names):
             raise DataError(
                 f"{where}: found the columns {', '.join(data.column_names)}; "
                 f"{', '.join(sorted(missing))} expected, too."
             )
         rows = np.arange(len(data))
-        if domain is not None:
+        if not alone:
             rows = np.flatnonzero(_values(data, "domain", where) == domain)
         values = _values(data, "label", where)[rows]
         if values.dtype.kind in "iu" and len(values):
-            check_labels(f"{where}: label", values, len(self.classes))
+            values = checked_labels(f"{where}: label", values, len(self.classes))
         else:
             values = np.array([self._class_of(str(name), where) for name in values], np.int64)
         rows, values = rows[values != OTHER], values[values != OTHER]
-        self._check_complete(where if domain is None else f"{where}: {domain}", values)
+        self._check_complete(where if alone else f"{where}: {domain}", values)
         images = data.select_columns(["image"])
         hashes = _hashes(images, rows) if self.by_content else [""] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: (values[i], hashes[i]))
-
-        def picture(i: int) -> Image.Image:
-            image: Image.Image = images[int(rows[order[i]])]["image"]
-            return image
-
-        return Domain(values[order], lambda i: f"{where}: row {rows[order[i]]}", picture)
+        rows, values = rows[order], values[order]
+        return Domain(
+            values, lambda i: f"{where}: row {rows[i]}", lambda i: images[int(rows[i])]["image"]
+        )
 
     def _class_of(self, name: str, where: str) -> int:
         name = self.aliases.get(name, name)
@@ -274,17 +242,29 @@ class ClassFolders(DataSet):
             )
         return self.classes.index(name)
 
-    def _check_complete(self, where: str, labels: Labels) -> None:
+    def _check_complete(self, where: str, labels: Ints) -> None:
         absent = [name for i, name in enumerate(self.classes) if i not in labels]
         if absent:
             raise DataError(f"{where} has no images of {', '.join(absent)}. Complete the copy.")
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted, but for hidden ones and what macOS puts beside in zips."""
+    found = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+    return sorted(path for path in found if path.is_dir())
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files in a folder, sorted, by their names; not hidden ones."""
+    found = (p for p in folder.iterdir() if not p.name.startswith("."))
+    return sorted(path for path in found if path.suffix.lower() in EXTENSIONS)
 
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _hashes(images: Dataset, rows: Labels) -> list[str]:
+def _hashes(images: Dataset, rows: Ints) -> list[str]:
     """Of these rows' image files; empty where the column holds something else."""
     from datasets import Image
 
@@ -312,20 +292,7 @@ def _stamp(folder: Path) -> Any:
 
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
-    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()
-
-
-def _only_split(data: Dataset | DatasetDict, where: str) -> Dataset:
-    from datasets import Dataset
-
-    if isinstance(data, Dataset):
-        return data
-    if len(data) != 1:
-        raise DataError(
-            f"{where}: found the splits {', '.join(map(str, data))}; expected a single one, as "
-            "the benchmark has its own rule for train and test. Concatenate them."
-        )
-    return next(iter(data.values()))
+    return _hash(json.dumps(stamp(folder)).encode())
 
 
 def _values(data: Dataset, column: str, where: str) -> npt.NDArray[Any]:
@@ -334,5 +301,4 @@ def _values(data: Dataset, column: str, where: str) -> npt.NDArray[Any]:
     names = getattr(data.features[column], "names", None)
     if names is None or values.dtype.kind not in "iu" or not len(values):
         return values
-    check_labels(f"{where}: {column}", values, len(names))
-    return np.array([names[value] for value in values])
+    return np.array([names[k] for k in checked_labels(f"{where}: {column}", values, len(names))])

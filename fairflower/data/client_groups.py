@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.data_set import DataSet
+from fairflower.data.federation import Ints
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
-
-Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clients whose images look alike: one of the federation's ``domains``.
+    """Clients whose images look alike: one of the federation's ``domains``, by that name.
 
-    Attributes
-    ----------
-    name
-        What the federation calls it.
-    domain
-        The data set's domain that its images are of.
-    rows
-        The training images of the domain that its clients may have, int64 [N].
-    sizes
-        Training images of each of its clients.
-    corrupted
-        Whether its images, test images included, are corrupted.
+    Its images are of the data set's ``domain``, and all ``corrupted`` or none, test images
+    included. Its clients have ``sizes`` training images each, out of ``rows``, int64 [N].
     """
 
     name: str
     domain: str
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     sizes: tuple[int, ...]
     corrupted: bool = False
 
 
-def groups(data_set: DataSet, labels: Mapping[str, Labels]) -> list[Group]:
+def groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """A group for each domain or, with corrupted clients, a clean and a corrupted one.
 
     With ``data.imbalance-factor`` or ``data.corrupted-clients``, `imbalanced` or
     `by_quality`. Otherwise every domain has ``data.clients-per-domain`` clients of equal size.
-
-    Parameters
-    ----------
-    data_set
-        The benchmark, with its config.
-    labels
-        Of the training images of every domain.
+    ``labels`` are those of every domain's training images.
 
     Raises
     ------
@@ -70,13 +53,12 @@ def groups(data_set: DataSet, labels: Mapping[str, Labels]) -> list[Group]:
         return by_quality(data_set, labels)
     found = []
     for domain, values in labels.items():
-        rows = np.arange(len(values))
-        sizes = _sizes(data_set, domain, rows, config.clients_per_domain)
-        found.append(Group(domain, domain, rows, sizes))
+        sizes = _sizes(data_set, domain, len(values), config.clients_per_domain)
+        found.append(Group(domain, domain, np.arange(len(values)), sizes))
     return found
 
 
-def by_quality(data_set: DataSet, labels: Mapping[str, Labels]) -> list[Group]:
+def by_quality(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """The image quality shift of FedISM (IJCAI 2024).
 
     Of every class ``round((1 - ratio) n)`` of a domain's ``n`` images, drawn at random by
@@ -98,19 +80,19 @@ def by_quality(data_set: DataSet, labels: Mapping[str, Labels]) -> list[Group]:
     found = []
     for domain, values in labels.items():
         rng = np.random.default_rng(derive_seed(config.seed, domain, "groups"))
-        clean = _share(values, 1 - spoilt / clients, rng)
+        clean = some_of_each(values, lambda count: round((1 - spoilt / clients) * count), rng)
         prefix = f"{domain} " if len(labels) > 1 else ""
         for name, chosen, members in (
             ("clean", clean, clients - spoilt),
             ("corrupted", ~clean, spoilt),
         ):
             rows = np.flatnonzero(chosen)
-            sizes = _sizes(data_set, domain, rows, members)
+            sizes = _sizes(data_set, domain, len(rows), members)
             found.append(Group(prefix + name, domain, rows, sizes, name == "corrupted"))
     return found
 
 
-def imbalanced(data_set: DataSet, labels: Mapping[str, Labels]) -> list[Group]:
+def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """The domain imbalance of FedGCR (AAAI 2024), in geometric series of one ratio.
 
     Of ``D`` domains the i-th (from 0) has ``round(ratio^(D - 1 - i))`` clients, and
@@ -171,19 +153,19 @@ def series_ratio(factor: int, domains: int) -> float:
     return round(exact, decimals)
 
 
-def _share(values: Labels, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Which images are among a random ``share`` of their class."""
-    chosen = np.zeros(len(values), np.bool_)
-    for value in np.unique(values):
-        own = rng.permutation(np.flatnonzero(values == value))
-        chosen[own[: round(share * len(own))]] = True
+def some_of_each(
+    labels: Ints, wanted: Callable[[int], int], rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Which images are drawn, of a class of ``n`` images ``wanted(n)``."""
+    chosen = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == label))
+        chosen[own[: wanted(len(own))]] = True
     return chosen
 
 
-def _sizes(
-    data_set: DataSet, domain: str, rows: npt.NDArray[np.int64], clients: int
-) -> tuple[int, ...]:
-    total = data_set.train_size(domain, len(rows), clients)
+def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
+    total = data_set.train_size(domain, available, clients)
     each, rest = divmod(total, clients)
     if data_set.config.dirichlet_alpha:  # which has a use for every image
         return tuple(each + (place < rest) for place in range(clients))

@@ -10,14 +10,11 @@ on who holds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from fairflower.data.federation import Ints, Pixels
 from fairflower.seeds import derive_seed
-
-Pixels = npt.NDArray[np.uint8]
 
 #: Standard deviation by severity, of images in [0, 1]: ImageNet-C's, whatever the size.
 #: FedISM uses severity 3.
@@ -35,7 +32,7 @@ BLUR: dict[int, tuple[tuple[int, float], ...]] = {
 
 def corrupt(
     images: Pixels,
-    rows: npt.NDArray[np.int64],
+    rows: Ints,
     kind: str,
     severity: int,
     *,
@@ -43,30 +40,15 @@ def corrupt(
     domain: str,
     split: str,
 ) -> Pixels:
-    """Corrupt images, each with random numbers of its own.
+    """Corrupted copies of images, each with random numbers of its own; uint8 [N, C, H, W].
 
-    Parameters
-    ----------
-    images
-        uint8 [N, C, H, W]; left as they are.
-    rows
-        Their rows in the split of the domain, int64 [N].
-    kind
-        "noise" (`noise`) or "blur" (`blur`).
-    severity
-        1 to 5.
-    seed, domain, split
-        Together with the row, what the random numbers depend on.
-
-    Returns
-    -------
-    uint8 [N, C, H, W]
+    ``kind`` is "noise" (`noise`) or "blur" (`blur`), ``severity`` 1 to 5. ``rows``, int64 [N],
+    are the images' rows in the split of the domain.
     """
-    spoil = CORRUPTIONS[kind]
     spoilt = np.empty_like(images)
     for i, row in enumerate(rows.tolist()):
         rng = np.random.default_rng(derive_seed(seed, domain, split, "corruption", row))
-        spoilt[i] = spoil(images[i], severity, rng)
+        spoilt[i] = CORRUPTIONS[kind](images[i], severity, rng)
     return spoilt
 
 
@@ -78,8 +60,7 @@ def noise(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     """
     x = rng.standard_normal(image.shape, np.float32) * np.float32(NOISE[severity - 1])
     x += image / np.float32(255)
-    spoilt: Pixels = (x.clip(0, 1) * 255).astype(np.uint8)
-    return spoilt
+    return (x.clip(0, 1) * 255).astype(np.uint8)
 
 
 def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
@@ -104,14 +85,10 @@ def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     total = np.zeros(image.shape, np.float32)
     for weight, x, y in zip(weights.astype(np.float32), right, down + reach, strict=True):
         total += weight * padded[:, y : y + height, x : x + width]
-    spoilt: Pixels = np.rint(total).astype(np.uint8)
-    return spoilt
+    return np.rint(total).astype(np.uint8)
 
 
-CORRUPTIONS: dict[str, Callable[[Pixels, int, np.random.Generator], Pixels]] = {
-    "noise": noise,
-    "blur": blur,
-}
+CORRUPTIONS = {"noise": noise, "blur": blur}
 
 
 def describe(kind: str, severity: int, side: int) -> str:

@@ -4,67 +4,55 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fairflower.config import DataConfig, unknown
-from fairflower.data.federation import Augment
+from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.data.files import data_folder, logger
 from fairflower.errors import DataError
+
+#: Mean and standard deviation, per channel, by which ImageNet's networks expect images.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Opened = TypeVar("Opened")
 
 
 class DataSet(ABC):
-    """A benchmark before it is divided: subclass it, and name it in `fairflower.registry`.
+    """A benchmark before it is divided: subclass it, and name it (`docs/your-own-parts.md`).
 
     Making one must be cheap, since every client does it; images are read by the methods.
-
-    Attributes
-    ----------
-    num_classes
-        None: the largest label of all domains plus one.
-    classes
-        Their names, in the order of the labels; empty where data is labelled by numbers.
-    image_size
-        Side in pixels that images are resized to unless ``data.image-size`` says
-        otherwise. None: as they are, the same in all domains.
-    channels
-        3, 1, or None: 3 if any domain has colour.
-    augment
-        For training images.
-    mean, std
-        Per channel, of images scaled to [0, 1].
-    fraction
-        Share of a domain that one client gets by default. None: the whole domain is
-        divided equally.
-    published_sizes
-        Training images of a domain as published, of which ``fraction`` is a share. A
-        domain that is not here counts as many as it has.
-    domain_size
-        Training images that a domain has at most, where the whole domain is divided. None:
-        all.
-    imbalanced_within
-        Whether ``data.imbalance-factor`` is also that between a domain's last client and its
-        first, see `fairflower.data.client_groups.imbalanced`.
-    every_class
-        Whether every client is to hold every class that its domain has.
-    auc
-        Whether tests also give the AUC, as its papers do.
     """
 
+    #: None: the largest label of all domains plus one.
     num_classes: ClassVar[int | None] = None
+    #: Their names, in the order of the labels; empty where data is labelled by numbers.
     classes: tuple[str, ...] = ()
+    #: Side in pixels that images are resized to unless ``data.image-size`` says otherwise.
+    #: None: as they are, the same in all domains.
     image_size: ClassVar[int | None] = None
+    #: 3, 1, or None: 3 if any domain has colour.
     channels: ClassVar[int | None] = None
+    #: For training images.
     augment: ClassVar[Augment] = Augment()
+    #: Per channel, of images scaled to [0, 1]; as ``std``.
     mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
+    #: Share of a domain that one client gets by default. None: the whole domain is divided
+    #: equally.
     fraction: ClassVar[float | None] = None
+    #: Training images of a domain as published, of which ``fraction`` is a share. A domain
+    #: that is not here counts as many as it has.
     published_sizes: ClassVar[Mapping[str, int]] = {}
+    #: Training images that a domain has at most, where the whole domain is divided. None: all.
     domain_size: ClassVar[int | None] = None
+    #: Whether ``data.imbalance-factor`` is also that between a domain's last client and its
+    #: first, see `fairflower.data.client_groups.imbalanced`.
     imbalanced_within: ClassVar[bool] = False
+    #: Whether every client is to hold every class that its domain has.
     every_class: ClassVar[bool] = False
+    #: Whether tests also give the AUC, as its papers do.
     auc: ClassVar[bool] = False
 
     def __init__(self, config: DataConfig) -> None:
@@ -81,11 +69,11 @@ class DataSet(ABC):
         """Every domain there is, in the default order."""
 
     @abstractmethod
-    def labels(self, domain: str, split: str) -> npt.NDArray[np.int64]:
+    def labels(self, domain: str, split: str) -> Ints:
         """Labels of a domain's "train" or "test" images, int64 [N]."""
 
     @abstractmethod
-    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """These rows' images, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
 
     @abstractmethod
@@ -105,6 +93,38 @@ class DataSet(ABC):
             return min(available, self.domain_size or available)
         # A product like 0.29 * 100 = 28.999999999999996 means 29.
         return int(fraction * self.published_sizes.get(domain, available) + 1e-9) * clients
+
+
+class DataSetOfFiles(DataSet, Generic[Opened]):
+    """A benchmark whose domains are opened one by one, and each once.
+
+    ``title`` is its name in messages, and ``domain_names`` are in the default order.
+    """
+
+    title: ClassVar[str]
+    domain_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(config)
+        self._opened: dict[str, Opened] = {}
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hub."""
+        return data_folder(self.config)
+
+    def all_domains(self) -> Sequence[str]:
+        return self.domain_names
+
+    def _open(self, domain: str) -> Opened:
+        if domain not in self._opened:
+            logger.info("Reading %s from %s", domain, self.source(domain))
+            self._opened[domain] = self._read(domain)
+        return self._opened[domain]
+
+    @abstractmethod
+    def _read(self, domain: str) -> Opened:
+        """A domain's images and labels, which need not be in memory."""
 
 
 def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment
 from fairflower.data.split_files import SplitFiles
 
@@ -37,8 +38,7 @@ class Digits(SplitFiles):
     image_size: ClassVar[int] = 32
     channels: ClassVar[int] = 3
     augment = Augment(crop_padding=4)
-    mean = (0.485, 0.456, 0.406)
-    std = (0.229, 0.224, 0.225)
+    mean, std = IMAGENET
     fraction: ClassVar[float | None] = 0.01
     published_sizes: ClassVar[dict[str, int]] = {
         "mnist": 60_000,

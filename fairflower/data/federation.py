@@ -18,32 +18,23 @@ from fairflower.errors import DataError
 
 META = "meta.json"
 
+Pixels = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
 
 class Split(NamedTuple):
-    """Images and labels.
+    """Images, uint8 [N, C, H, W], and labels, int64 [N] in ``0 .. num_classes - 1``."""
 
-    Attributes
-    ----------
-    x
-        uint8 [N, C, H, W].
-    y
-        int64 [N], in ``0 .. num_classes - 1``.
-    """
-
-    x: npt.NDArray[np.uint8]
-    y: npt.NDArray[np.int64]
+    x: Pixels
+    y: Ints
 
 
 @dataclass(frozen=True)
 class Augment:
     """What is done at random to a training image, anew each time it is used.
 
-    Attributes
-    ----------
-    crop_padding
-        Pixels of black added on every side before a crop of the original size is taken.
-    horizontal_flip
-        Whether half the images are mirrored.
+    ``crop_padding`` pixels of black are added on every side and a crop of the original size
+    is taken; with ``horizontal_flip`` half the images are mirrored.
     """
 
     crop_padding: int = 0
@@ -66,49 +57,43 @@ class Federation:
 
     Opening reads one small JSON file; ``train`` and ``client_test`` read one client's own
     file and no other. Every call reads afresh, so the arrays are the caller's to change.
-
-    Attributes
-    ----------
-    name, folder
-        The data set and where it was prepared.
-    domains
-        Groups of clients whose images look alike, in the order of the clients: the data
-        set's domains, or the clean and the corrupted clients of each.
-    sources
-        For each domain, where its images came from.
-    shape
-        (C, H, W), the same for every image.
-    mean, std
-        Per channel, of images scaled to [0, 1].
-    augment
-        For training; ``Augment()`` when ``data.augment`` is false.
-    test_sizes
-        Test images of each domain.
-    clients
-        ``client_id`` is the index here and Flower's partition id; domain after domain.
-    auc
-        Whether tests also give the AUC.
-    classes
-        Names of the classes; only a federation of sites with data of their own has them.
-    fingerprint
-        Of the draw: SHA-256 of the rows of every client. Sites with data of their own have
-        none.
+    Where there is a ``split``, it is ``"test"`` or ``"validation"``: images kept out of training
+    to choose hyper-parameters by, if there are any.
     """
 
+    #: The data set.
     name: str
+    #: Where it was prepared.
     folder: Path
+    #: Groups of clients whose images look alike, in the order of the clients: the data set's
+    #: domains, or the clean and the corrupted clients of each.
     domains: tuple[str, ...]
+    #: For each domain, where its images came from.
     sources: tuple[str, ...]
     num_classes: int
+    #: (C, H, W), the same for every image.
     shape: tuple[int, int, int]
+    #: Per channel, of images scaled to [0, 1]; as ``std``.
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    #: For training; ``Augment()`` when ``data.augment`` is false.
     augment: Augment
+    #: Test images of each domain.
     test_sizes: tuple[int, ...]
+    #: ``client_id`` is the index here and Flower's partition id; domain after domain.
     clients: tuple[ClientInfo, ...]
+    #: Whether tests also give the AUC.
     auc: bool = False
+    #: Names of the classes; empty where data is labelled by numbers.
     classes: tuple[str, ...] = ()
+    #: Of the draw: SHA-256 of the rows of every client. Sites with data of their own have none.
     fingerprint: str = ""
+    #: Validation images of each domain; empty if none are kept out of training.
+    validation_sizes: tuple[int, ...] = ()
+
+    def __hash__(self) -> int:
+        """Of what tells most apart: a worker looks up every message's federation."""
+        return hash((self.name, self.folder, self.fingerprint))
 
     @classmethod
     def open(cls, folder: str | Path) -> Federation:
@@ -143,6 +128,8 @@ class Federation:
         """The text of ``meta.json``."""
         meta = asdict(self)
         del meta["folder"]
+        if not self.validation_sizes:  # as earlier versions described it, whose runs go on
+            del meta["validation_sizes"]
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:
@@ -157,7 +144,7 @@ class Federation:
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
         _expect(_is_count(num_classes, 1), num_classes=num_classes)
-        named = _all(self.classes, _is_name) and len(set(self.classes)) in (0, num_classes)
+        named = _all(self.classes, _is_name) and len(self.classes) in (0, num_classes)
         _expect(named and len(set(self.classes)) == len(self.classes), classes=self.classes)
         image = _all(self.shape, lambda n: _is_count(n, 1), 3) and self.shape[0] in (1, 3)
         _expect(image, shape=self.shape)
@@ -169,32 +156,40 @@ class Federation:
         _expect(isinstance(flip, bool), horizontal_flip=flip)
         _expect(isinstance(self.auc, bool), auc=self.auc)
         _expect(isinstance(self.name, str), name=self.name)
-        _expect(_is_text(self.fingerprint), fingerprint=self.fingerprint)
-        _expect(_all(self.sources, _is_text, len(domains)), sources=self.sources)
+        _expect(isinstance(self.fingerprint, str), fingerprint=self.fingerprint)
+        texts = _all(self.sources, lambda source: isinstance(source, str), len(domains))
+        _expect(texts, sources=self.sources)
         _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
+        kept_out = self.validation_sizes
+        _expect(_all(kept_out, _is_count, len(domains) * bool(kept_out)), validation_sizes=kept_out)
         _expect(bool(self.clients), clients=self.clients)
         for k, client in enumerate(self.clients):
             _expect(client.client_id == k, client_id=client.client_id)
-            _expect(_is_text(client.domain) and client.domain in domains, domain=client.domain)
+            _expect(client.domain in domains, domain=client.domain)
             counts, total = client.class_counts, client.num_examples
             _expect(_all(counts, _is_count, num_classes), class_counts=counts)
             _expect(_is_count(total, 1) and total == sum(counts), num_examples=total)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names, or else their numbers."""
+        return self.classes or tuple(map(str, range(self.num_classes)))
 
     def train(self, client_id: int) -> Split:
         """One client's training data."""
         return self._read(client_id, "train")
 
-    def client_test(self, client_id: int) -> Split:
+    def client_test(self, client_id: int, split: str = "test") -> Split:
         """One client's share of its domain's test set; the k shares are disjoint."""
-        return self._read(client_id, "test")
+        return self._read(client_id, split)
 
-    def test(self, domain: str) -> Split:
+    def test(self, domain: str, split: str = "test") -> Split:
         """A domain's whole test set: the shares of its clients, one after the other."""
         if domain not in self.domains:
             raise DataError(
                 f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}."
             )
-        shares = [self.client_test(client_id) for client_id in self.clients_of(domain)]
+        shares = [self.client_test(client_id, split) for client_id in self.clients_of(domain)]
         return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
 
     def clients_of(self, domain: str) -> list[int]:
@@ -218,7 +213,10 @@ class Federation:
 
 
 def client_file(folder: Path, client_id: int) -> Path:
-    """A client's own file: ``x_train, y_train, x_test, y_test``, uncompressed."""
+    """A client's own file, uncompressed: ``x_train, y_train, x_test, y_test``.
+
+    And ``x_validation, y_validation``, where such are kept out of training.
+    """
     return folder / f"client-{client_id:03d}.npz"
 
 
@@ -228,15 +226,10 @@ def _expect(holds: bool, **field: object) -> None:
         raise DataError(f"{name} = {shortened(value)}")
 
 
-def _all(values: object, holds: Callable[[Any], bool], length: int | None = None) -> bool:
+def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
     """True for a tuple all of whose values hold, of this length if one is given."""
-    if not isinstance(values, tuple) or length not in (None, len(values)):
-        return False
-    return all(map(holds, values))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    fits = isinstance(values, tuple) and length in (None, len(values))
+    return fits and all(map(holds, values))
 
 
 def _is_name(value: object) -> bool:

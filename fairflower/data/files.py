@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from fairflower.config import DataConfig
+from fairflower.data.federation import Ints, Pixels
+from fairflower.data.images import eight_bit, resize
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,44 +33,27 @@ NPZ_FORMAT = (
     "(whole-number labels [N])"
 )
 
-
-class DomainFiles(Protocol):
-    """One domain's files."""
-
-    def labels(self, split: str) -> npt.NDArray[np.int64]:
-        """int64 [N]."""
-
-    def images(self, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
+#: Labels beyond are no numbers of classes.
+MOST_CLASSES = 2**16
 
 
+@dataclass(frozen=True)
 class NpzFile:
     """A domain as one ``.npz`` file of ``x_train, y_train, x_test, y_test``.
 
-    Parameters
-    ----------
-    path
-        The file; deflate, LZMA or no compression. Nothing in it is unpickled.
-    num_classes
-        Labels must be below it, if given.
+    Deflate, LZMA or no compression; nothing in it is unpickled. Labels must be below
+    ``num_classes``, if given.
     """
 
-    def __init__(self, path: Path, num_classes: int | None = None) -> None:
-        self.path = path
-        self.num_classes = num_classes
+    path: Path
+    num_classes: int | None = None
 
-    def labels(self, split: str) -> npt.NDArray[np.int64]:
+    def labels(self, split: str) -> Ints:
         """Labels of a split, checked."""
         key = f"y_{split}"
-        values = self._array(key)
-        if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise self._wrong(key, _found(values), "whole-number labels [N]")
-        if len(values) == 0:
-            raise self._wrong(key, "no labels", "at least one image")
-        check_labels(f"{self.path}: {key}", values, self.num_classes)
-        return values.astype(np.int64)
+        return checked_labels(f"{self.path}: {key}", self._array(key), self.num_classes)
 
-    def images(self, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def images(self, split: str, rows: Ints) -> Pixels:
         """The images of these rows; the whole array is checked."""
         key, count = f"x_{split}", len(self._array(f"y_{split}"))
         values = self._array(key)
@@ -78,61 +67,40 @@ class NpzFile:
     def _array(self, key: str) -> npt.NDArray[Any]:
         if not self.path.is_file():
             raise DataError(f"{self.path} is missing. Expected an .npz file with {NPZ_FORMAT}.")
-        # What np.load raises on a broken file is open-ended: zip, zlib, LZMA, pickle, ...
-        try:
-            with np.load(self.path, allow_pickle=False) as arrays:
-                keys = list(arrays.files)
-                if key in keys:
-                    return np.asarray(arrays[key])
-        except Exception as error:
-            raise DataError(
-                f"{self.path}: {key} cannot be read ({type(error).__name__}: {error}). "
-                f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects."
-            ) from error
+        if not zipfile.is_zipfile(self.path):
+            raise DataError(f"{self.path} is no .npz file. Expected one with {NPZ_FORMAT}.")
+        remedy = f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects"
+        problem = f"{self.path}: {key} cannot be read"
+        with explained(problem, remedy), np.load(self.path, allow_pickle=False) as arrays:
+            keys = list(arrays.files)
+            if key in keys:
+                return np.asarray(arrays[key])
         raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
 
     def _wrong(self, key: str, found: str, expected: str) -> DataError:
         return DataError(f"{self.path}: {key}: found {found}; expected {expected}.")
 
 
+@dataclass(frozen=True)
 class HuggingFace:
     """A domain as a Hugging Face ``DatasetDict``: train and test, image and label.
 
-    Parameters
-    ----------
-    splits
-        The data.
-    where
-        Its folder or name, for messages.
-    image_size
-        Side that images are resized to, as they may differ in size.
-    num_classes
-        Labels must be below it.
+    Images are resized to squares of side ``image_size``, as they may differ in size; labels
+    must be below ``num_classes``, if given. ``where`` is the data's folder or name, for messages.
     """
 
-    def __init__(self, splits: DatasetDict, where: str, image_size: int, num_classes: int) -> None:
-        self.splits = splits
-        self.where = where
-        self.image_size = image_size
-        self.num_classes = num_classes
+    splits: DatasetDict
+    where: str
+    image_size: int
+    num_classes: int | None = None
 
-    def labels(self, split: str) -> npt.NDArray[np.int64]:
+    def labels(self, split: str) -> Ints:
         """Labels of a split, checked."""
-        where = f"{self.where}: {split}: label"
         values = np.asarray(self._column(split, "label")["label"][:])
-        if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise DataError(f"{where}: found {_found(values)}; expected whole-number labels.")
-        if len(values) == 0:
-            raise DataError(f"{where}: found no rows; expected at least one image.")
-        check_labels(where, values, self.num_classes)
-        return values.astype(np.int64)
+        return checked_labels(f"{self.where}: {split}: label", values, self.num_classes)
 
-    def images(self, split: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def images(self, split: str, rows: Ints) -> Pixels:
         """The images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
-        from PIL import Image
-
-        from fairflower.data.images import resize
-
         pictures = np.empty((len(rows), self.image_size, self.image_size, 3), np.uint8)
         for i, row in enumerate(self._column(split, "image").select(rows)):
             if not isinstance(row["image"], Image.Image):
@@ -140,7 +108,7 @@ class HuggingFace:
                     f"{self.where}: {split}: image: found {type(row['image']).__name__}; "
                     "expected a column of the feature type datasets.Image."
                 )
-            picture = np.asarray(row["image"].convert("RGB"))
+            picture = eight_bit(row["image"], f"{self.where}: {split}: row {rows[i]}")
             pictures[i] = resize(picture[None], (self.image_size, self.image_size))[0]
         return pictures
 
@@ -178,47 +146,42 @@ def load_hub(
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset
 
-    try:
+    with explained(f"{name} cannot be fetched from the Hugging Face Hub", remedy):
         hub = FederatedDataset(dataset=name, subset=subset, partitioners={}, shuffle=False)
         return DatasetDict({split: hub.load_split(split) for split in splits})
-    except Exception as error:
-        raise DataError(
-            f"{name} cannot be fetched from the Hugging Face Hub "
-            f"({type(error).__name__}: {error}). {remedy}."
-        ) from error
-
-
-def load_hugging_face(folder: Path) -> DatasetDict:
-    """A data set with its splits that was written with ``save_to_disk``."""
-    from datasets import DatasetDict
-
-    splits = load_saved(folder)
-    if not isinstance(splits, DatasetDict):
-        raise DataError(
-            f"{folder}: found a single split; expected a DatasetDict with train and test."
-        )
-    return splits
 
 
 def load_saved(folder: Path) -> Dataset | DatasetDict:
     """What was written with ``save_to_disk``."""
     from datasets import load_from_disk
 
-    try:
+    with explained(f"{folder} is not a Hugging Face data set written with save_to_disk"):
         return load_from_disk(str(folder))
+
+
+@contextmanager
+def explained(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn whatever reading raises, which libraries leave open-ended, into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
     except Exception as error:
-        raise DataError(
-            f"{folder} is not a Hugging Face data set written with save_to_disk "
-            f"({type(error).__name__}: {error})."
-        ) from error
+        reason = f"{problem} ({type(error).__name__}: {error})."
+        raise DataError(f"{reason} {remedy}." if remedy else reason) from error
 
 
-def check_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> None:
-    """Refuse labels below 0 or from ``num_classes`` on."""
+def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
+    """Labels as int64 [N]; a DataError if they are not whole numbers from 0 to below a limit."""
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(f"{where}: found {_found(values)}; expected whole-number labels [N].")
+    if len(values) == 0:
+        raise DataError(f"{where}: found no labels; expected at least one image.")
     low, high = int(values.min()), int(values.max())
-    if low < 0 or (num_classes is not None and high >= num_classes):
-        allowed = "0 or more" if num_classes is None else f"0 to {num_classes - 1}"
+    if low < 0 or high >= (num_classes or MOST_CLASSES):
+        allowed = f"0 to {(num_classes or MOST_CLASSES) - 1}, the classes' numbers"
         raise DataError(f"{where}: found labels from {low} to {high}; expected {allowed}.")
+    return values.astype(np.int64)
 
 
 def stamp(path: Path) -> list[Any]:

@@ -15,26 +15,22 @@ import numpy.typing as npt
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, Partitioner
 
+from fairflower.data.federation import Ints
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 
 class DomainPartitioner(Partitioner):  # type: ignore[misc]
-    """Partitions of every domain, drawn at random and disjoint.
+    """Partitions of every ``domain`` of a data set's rows, drawn at random and disjoint.
 
     They are numbered domain after domain. A domain's draw depends on the seed, on its own
-    name and on its own rows, and on nothing else: not on the other domains, and not on
-    anything that drew random numbers before. (In the code of FedHEAL the number of rounds
-    moves the partition.)
+    name and on its own rows, and on nothing else. (In the code of FedHEAL the number of
+    rounds moves the partition.)
 
     Parameters
     ----------
     sizes
         Domain -> rows in each of its partitions, in the order of the partitions.
-    seed
-        Of the draw.
-    partition_by
-        The column that names a row's domain.
     every_value_of
         A column of which every partition is to hold each value that its domain has, such
         as the label. Values that are missing in the draw are brought in by
@@ -42,64 +38,51 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
     alpha
         0: partitions of these sizes. Otherwise as many rows as these sizes have in all go
         to a domain's partitions by flwr-datasets' ``DirichletPartitioner`` with this
-        concentration, label by label; every partition gets two rows at least.
-    label
-        The column of the labels for ``alpha``.
+        concentration, ``label`` by label; every partition gets two rows at least.
     """
 
     def __init__(
         self,
         sizes: Mapping[str, Sequence[int]],
         seed: int = 0,
-        partition_by: str = "domain",
         every_value_of: str | None = None,
         alpha: float = 0.0,
-        label: str = "label",
     ) -> None:
         super().__init__()
         self._sizes = {domain: list(own) for domain, own in sizes.items()}
         self._seed = seed
-        self._partition_by = partition_by
         self._every_value_of = every_value_of
         self._alpha = alpha
-        self._label = label
 
     @property
     def num_partitions(self) -> int:
-        """Partitions of all domains."""
         return sum(map(len, self._sizes.values()))
 
     def load_partition(self, partition_id: int) -> Dataset:
-        """The rows of one partition.
-
-        Raises
-        ------
-        DataError
-            If a domain has fewer rows than its partitions need, or a partition fewer than
-            there are values to hold.
-        """
+        """The rows of one partition; a DataError if there are too few for all of them."""
         return self.dataset.select(self._parts[partition_id])
 
     @property
     def partition_id_to_indices(self) -> dict[int, list[int]]:
-        """The rows of ``dataset`` in each partition."""
         return {partition_id: part.tolist() for partition_id, part in enumerate(self._parts)}
 
     @cached_property
-    def _parts(self) -> list[npt.NDArray[np.int64]]:
-        """The rows of each partition."""
-        column = np.asarray(self.dataset[self._partition_by][:])
+    def _parts(self) -> list[Ints]:
+        column = np.asarray(self.dataset["domain"][:])
         parts = []
         for domain, sizes in self._sizes.items():
             own = np.flatnonzero(column == domain)
             parts += self._dirichlet(domain, own) if self._alpha else self._draw(domain, own, sizes)
         return parts
 
-    def _draw(
-        self, domain: str, own: npt.NDArray[np.int64], sizes: list[int]
-    ) -> list[npt.NDArray[np.int64]]:
+    def _draw(self, domain: str, own: Ints, sizes: list[int]) -> list[Ints]:
         """Partitions of a domain with these sizes, out of its rows."""
         needed = sum(sizes)
+        if len(sizes) > len(own):
+            raise DataError(
+                f"Domain {domain!r} has {len(own)} training images for {len(sizes)} clients. "
+                "Lower data.clients-per-domain."
+            )
         if not (sizes and min(sizes) > 0 and needed <= len(own)):
             low, high = min(sizes, default=0), max(sizes, default=0)
             each = f"{low}" if low == high else f"{low} to {high}"
@@ -123,11 +106,11 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
             order = with_every_value(order, values, sizes, rng)
         return np.split(own[order[:needed]], np.cumsum(sizes)[:-1])
 
-    def _dirichlet(self, domain: str, own: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    def _dirichlet(self, domain: str, own: Ints) -> list[Ints]:
         """Partitions of a domain by label, out of a random choice of its rows."""
         sizes = self._sizes[domain]
         (pool,) = self._draw(domain, own, [sum(sizes)])
-        labels = np.asarray(self.dataset[self._label][:])[pool]
+        labels = np.asarray(self.dataset["label"][:])[pool]
         partitioner = DirichletPartitioner(
             len(sizes),
             "label",
@@ -149,11 +132,11 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def with_every_value(
-    order: npt.NDArray[np.int64],
+    order: Ints,
     values: npt.NDArray[Any],
     sizes: Sequence[int],
     rng: np.random.Generator,
-) -> npt.NDArray[np.int64]:
+) -> Ints:
     """Change an order of images as little as it takes for every client to hold every class.
 
     The clients hold the first ``sizes[0]``, the next ``sizes[1]``, ... images of ``order``;
@@ -165,20 +148,9 @@ def with_every_value(
     (FedHEAL's code draws the missing image from all of the domain, so that clients may
     share it even when there are enough.)
 
-    Parameters
-    ----------
-    order
-        int64 [N], a permutation of the domain's images.
-    values
-        [N], the class of each image.
-    sizes
-        Images of each client: at most N in all, and for each as many as there are values.
-    rng
-        For all choices.
-
-    Returns
-    -------
-    The new order, int64 [N + images shared].
+    ``order``, int64 [N], is a permutation of the domain's images, whose classes are ``values``
+    [N]; ``sizes`` are at most N in all, and each at least as many as there are classes. The new
+    order is int64 [N + images shared].
     """
     order = order.copy()
     clients, ends = len(sizes), np.cumsum(sizes)

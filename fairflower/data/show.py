@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: Training images of each domain on the contact sheet.
 COLUMNS = 12
 
+#: Letters of a class's name over an image.
+LONGEST = 13
+
 
 def contact_sheet(federation: Federation, path: str | Path) -> Path:
     """Write a PNG with a row of training images for each domain, and their labels.
@@ -24,16 +27,14 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     The images are spread over the domain's clients. The folder of ``path`` is made if it
     is missing; the path is returned.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # In inches: square cells, with room above each row for its heading and the labels.
     cell, gap, margin, heading = 0.7, 0.05, 0.15, 0.45
-    rows = len(federation.domains)
+    rows, names = len(federation.domains), federation.class_names
     width = 2 * margin + COLUMNS * cell + (COLUMNS - 1) * gap
     height = margin + rows * (cell + heading)
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     grid = figure.subplots(
         rows,
         COLUMNS,
@@ -60,7 +61,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
         for axis, image, label in zip(row, sample.x, sample.y, strict=False):
             picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
             axis.imshow(picture, interpolation="nearest")
-            axis.set_title(str(label), fontsize=8, pad=2, color="0.35")
+            axis.set_title(_short(names[label]), fontsize=7, pad=2, color="0.35", parse_math=False)
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -68,14 +69,14 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
 
 
 def table(federation: Federation) -> Table:
-    """Clients, domains and class counts, with each domain's totals and test images."""
-    classes = [str(label) for label in range(federation.num_classes)]
+    """Clients, domains and class counts, with each domain's totals, test and validation images."""
+    named = zip(federation.domains, federation.sources, strict=True)
+    sources = [f"{domain}: {source}" for domain, source in named]
+    numbered = ", ".join(f"{k} {name}" for k, name in enumerate(federation.classes))
+    classes = [f"classes: {numbered}"] if numbered else []
     shown = Table(
         title=f"{federation.name}: training images per client and class",
-        caption="\n".join(
-            f"{domain}: {source}"
-            for domain, source in zip(federation.domains, federation.sources, strict=True)
-        ),
+        caption="\n".join([*classes, *sources]),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -84,15 +85,18 @@ def table(federation: Federation) -> Table:
     )
     shown.add_column("client", justify="right")
     shown.add_column("domain")
-    for heading in ("train", *classes, "test"):
+    splits = {"test": federation.test_sizes}
+    if federation.validation_sizes:
+        splits["validation"] = federation.validation_sizes
+    for heading in ("train", *map(str, range(federation.num_classes)), *splits):
         shown.add_column(heading, justify="right")
-    for domain, test_size in zip(federation.domains, federation.test_sizes, strict=True):
+    for domain, *sizes in zip(federation.domains, *splits.values(), strict=True):
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
         for client in clients:
             numbers = (client.num_examples, *client.class_counts)
             shown.add_row(str(client.client_id), domain, *map(str, numbers))
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
-        numbers = (sum(totals), *totals, test_size)
+        numbers = (sum(totals), *totals, *sizes)
         shown.add_row("all", domain, *map(str, numbers), style="bold", end_section=True)
     return shown
 
@@ -101,11 +105,13 @@ def _heading(axis: Axes, x: float, text: str, **style: Any) -> None:
     axis.text(x, 1.3, text, transform=axis.transAxes, fontsize=9, parse_math=False, **style)
 
 
+def _short(name: str) -> str:
+    """A class's name, cut to what fits over an image."""
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 def _sample(federation: Federation, clients: list[int]) -> Split:
     """A few training images of each of these clients, ``COLUMNS`` in all if there are."""
     each = -(-COLUMNS // len(clients))
-    parts = [federation.train(client) for client in clients[:COLUMNS]]
-    return Split(
-        np.concatenate([part.x[:each] for part in parts])[:COLUMNS],
-        np.concatenate([part.y[:each] for part in parts])[:COLUMNS],
-    )
+    parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
+    return Split(*(np.concatenate(part)[:COLUMNS] for part in zip(*parts, strict=True)))

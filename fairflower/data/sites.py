@@ -16,7 +16,7 @@ import numpy as np
 
 from fairflower.config import DataConfig, unknown
 from fairflower.data.cache import make_data_set, prepare
-from fairflower.data.federation import ClientInfo, Federation, Split
+from fairflower.data.federation import ClientInfo, Federation, Ints, Split
 from fairflower.errors import DataError
 
 
@@ -59,7 +59,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         available = len(data_set.labels(data_set.domains[0], "train"))
         whole = int((config.fraction or 1.0) * available + 1e-9)
         config = replace(config, fraction=0.0, examples_per_client=whole)
-    site = prepare(config)
+    site = prepare(config, site=True)
     (client,) = site.clients
     return replace(
         site,
@@ -67,7 +67,6 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         # Where a site keeps its files is nobody else's business.
         sources=("a site's own",),
         clients=(replace(client, domain=domain),),
-        classes=data_set.classes,
     )
 
 
@@ -101,15 +100,21 @@ def unite(sites: Sequence[Federation]) -> Federation:
         fingerprint="",
     )
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
+
+    def summed(sizes: str) -> tuple[int, ...]:
+        """By domain; none if some site has none."""
+        own = [(site.domains[0], *getattr(site, sizes)) for site in sites]
+        if any(len(one) < 2 for one in own):
+            return ()
+        return tuple(sum(one[1] for one in own if one[0] == domain) for domain in domains)
+
     return replace(
         whole,
         domains=domains,
         sources=("the sites' own",) * len(domains),
-        test_sizes=tuple(
-            sum(site.test_sizes[0] for site in sites if site.domains[0] == domain)
-            for domain in domains
-        ),
+        test_sizes=summed("test_sizes"),
         clients=tuple(described(k, site, whole) for k, site in enumerate(sites)),
+        validation_sizes=summed("validation_sizes"),
     )
 
 
@@ -129,7 +134,7 @@ def described(client_id: int, site: Federation, whole: Federation) -> ClientInfo
     return replace(client, client_id=client_id, class_counts=tuple(counts.tolist()))
 
 
-def _numbers(site: Federation, whole: Federation) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _numbers(site: Federation, whole: Federation) -> Ints:
     """The whole federation's number of each of the site's classes."""
     if not site.classes:
         return np.arange(site.num_classes)

@@ -32,7 +32,7 @@ What is kept apart, so that the test accuracies are honest:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fairflower.data.data_set import DataSet
-from fairflower.data.federation import Augment
+from fairflower.data.federation import Augment, Ints, Pixels
 
 #: Images are made at this side, in pixels; another ``data.image-size`` rescales them.
 SIZE = 16
@@ -63,8 +63,6 @@ _FONTS = {
     ),
 }
 
-Pixels = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
 #: Ink: how much of each pixel the digit covers, [N, SIZE, SIZE] in [0, 1].
 Ink = npt.NDArray[np.float64]
 #: [N, SIZE, SIZE, 3] in [0, 1], or [N, 1, 1, 3] for one colour per image.
@@ -79,15 +77,12 @@ class UCIDigits(DataSet):
     augment = Augment(crop_padding=1)
 
     def all_domains(self) -> Sequence[str]:
-        """plain, inverted, rotated, printed."""
         return tuple(TRAIN_SIZES)
 
-    def labels(self, domain: str, split: str) -> Labels:
-        """Labels of one split of a domain, int64 [N]."""
+    def labels(self, domain: str, split: str) -> Ints:
         return self._splits[domain, split][1]
 
-    def images(self, domain: str, split: str, rows: npt.NDArray[np.int64]) -> Pixels:
-        """The images of these rows, uint8 [len(rows), 16, 16, 3]."""
+    def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         return self._splits[domain, split][0][rows]
 
     def fingerprint(self) -> Any:
@@ -95,15 +90,19 @@ class UCIDigits(DataSet):
         return {"version": 1}
 
     def source(self, domain: str) -> str:
-        """Where a domain's images come from."""
         return "matplotlib's fonts" if domain == "printed" else "scikit-learn's load_digits"
 
-    @cached_property
-    def _splits(self) -> dict[tuple[str, str], tuple[Pixels, Labels]]:
-        return generate()
+    @property
+    def _splits(self) -> dict[tuple[str, str], tuple[Pixels, Ints]]:
+        return _generated()
 
 
-def generate() -> dict[tuple[str, str], tuple[Pixels, Labels]]:
+@cache
+def _generated() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
+    return generate()  # 3 MB, for all that is divided in this process
+
+
+def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
     """Every (domain, split) as images uint8 [N, 16, 16, 3] and labels int64 [N]."""
     from sklearn.datasets import load_digits
 
@@ -119,7 +118,7 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Labels]]:
     return splits
 
 
-def source_rows() -> dict[tuple[str, str], npt.NDArray[np.int64]]:
+def source_rows() -> dict[tuple[str, str], Ints]:
     """Which rows of ``load_digits`` make up each handwritten (domain, split)."""
     rows = {}
     spans = {"train": (0, _FIRST_TEST_IMAGE), "test": (_FIRST_TEST_IMAGE, 1797)}
@@ -155,14 +154,20 @@ def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Genera
     return _grey(0.25 + 0.5 * ink + rng.normal(0, 0.1, ink.shape))
 
 
-def _printed(labels: Labels, files: list[Path], rng: np.random.Generator) -> Pixels:
+def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixels:
     """Digits of random fonts, drawn with exact anti-aliasing."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
+    from matplotlib.transforms import Affine2D, Bbox
 
     faces = [FontProperties(fname=str(file)) for file in files]
+
+    @cache
+    def drawn(label: int, face: int) -> tuple[TextPath, Bbox]:
+        outline = TextPath((0, 0), str(label), size=100, prop=faces[face])
+        return outline, outline.get_extents()
+
     untyped: Any = RendererAgg
     renderer = untyped(SIZE, SIZE, 72)
     pen = renderer.new_gc()
@@ -170,8 +175,7 @@ def _printed(labels: Labels, files: list[Path], rng: np.random.Generator) -> Pix
     pen.set_snap(False)
     ink = np.empty((len(labels), SIZE, SIZE))
     for i, label in enumerate(labels):
-        outline = TextPath((0, 0), str(label), size=100, prop=faces[rng.integers(len(faces))])
-        box = outline.get_extents()
+        outline, box = drawn(int(label), int(rng.integers(len(faces))))
         height = rng.uniform(9, 13)
         centre = SIZE / 2 + rng.uniform(-1, 1, 2)
         to_picture = (

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +19,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-PrivateKey = ec.EllipticCurvePrivateKey
 
 
 class Certificates(NamedTuple):
@@ -35,20 +34,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
 
     The authority's own key is thrown away: it signs this one certificate. ``folder`` gets
     ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner alone); ``hosts`` are
-    the DNS names and IP addresses under which the server is reached.
-
-    Raises
-    ------
-    ValueError
-        Without a host.
-    FileExistsError
-        Where there is one of the files already: nothing is overwritten.
+    the DNS names and IP addresses under which the server is reached, one at least.
+    ``FileExistsError`` where there is one of the files already: nothing is overwritten.
     """
     if not hosts:
         raise ValueError("A certificate needs at least one host.")
-    folder.mkdir(parents=True, exist_ok=True)
     files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
-    _refuse_old(*files)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _name("fairflower authority")
     root = (
@@ -68,12 +59,11 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
         .sign(authority_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    _write_new(files.authority, root.public_bytes(pem))
-    _write_new(files.certificate, server.public_bytes(pem))
     private = server_key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_new(files.key, private, 0o600)
+    public = {files.authority: root.public_bytes(pem), files.certificate: server.public_bytes(pem)}
+    _write_new(public, {files.key: private})
     return files
 
 
@@ -81,24 +71,17 @@ def make_key_pair(path: Path) -> Path:
     """Write a SuperNode's private key to ``path`` and its public key to ``<path>.pub``.
 
     Both in OpenSSH's format, on the curve P-384: Flower takes no other format. The public
-    key, whose path comes back, is what the server's operator registers.
-
-    Raises
-    ------
-    FileExistsError
-        Where there is a key already: nothing is overwritten.
+    key, whose path comes back, is what the server's operator registers. ``FileExistsError``
+    where there is a key already: nothing is overwritten.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     openssh = serialization.PrivateFormat.OpenSSH
     public = path.with_name(f"{path.name}.pub")
     shown = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _refuse_old(path, public)
-    _write_new(public, shown)
     secret = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
-    _write_new(path, secret, 0o600)
+    _write_new({public: shown}, {path: secret})
     return public
 
 
@@ -107,7 +90,7 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: PrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     # From yesterday: clocks of sites may be late.
     now = datetime.now(UTC)
@@ -144,12 +127,14 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _refuse_old(*paths: Path) -> None:
-    for path in paths:
+def _write_new(public: Mapping[Path, bytes], secret: Mapping[Path, bytes]) -> None:
+    """Write all of the files, ``secret`` ones for their owner alone; none if one is there."""
+    contents = {**public, **secret}
+    for path in contents:
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def _write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
+    for path, content in contents.items():
+        opener = partial(os.open, mode=0o600 if path in secret else 0o644)
+        with open(path, "xb", opener=opener) as file:
+            file.write(content)

@@ -22,12 +22,8 @@ def nodes_with_shares(
     """Divide one data set, which all nodes have, among ``sites`` of them.
 
     By default they are as many as ``data`` says. What comes back describes the same data to
-    processes elsewhere, and each client's node.
-
-    Raises
-    ------
-    ConfigError
-        If the domains cannot share the sites equally.
+    processes elsewhere, and each client's node; ``ConfigError`` if the domains cannot share
+    the sites equally.
     """
     if sites is not None:
         domains = len(prepare(data).domains)
@@ -46,15 +42,9 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
     """Read ``["svhn=/data/svhn", "usps=/data/usps"]``: sites with data of their own.
 
     The folders are opened as the sites will open them, so that what is wrong with one is
-    said before any process starts. Sites may share a domain, or a folder; ``data`` says what
-    is in the folders.
-
-    Raises
-    ------
-    ConfigError
-        If one is not of that form or not there, or if there are fewer than two.
-    DataError
-        If a folder's data cannot be used, or do not go with the others'.
+    said before any process starts: ``ConfigError`` if one is not of that form or not there, or
+    if there are fewer than two, and ``DataError`` if its data cannot be used, or do not go with
+    the others'. Sites may share a domain, or a folder; ``data`` says what is in the folders.
     """
     if data.dir:
         raise ConfigError(

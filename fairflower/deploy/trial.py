@@ -7,30 +7,124 @@ its own, on free ports of the loopback interface. Nothing of them outlives the t
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import ssl
 import subprocess
+import sysconfig
 import threading
+import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
-from fairflower.deploy.process import (
-    HOST,
-    PATIENCE,
-    Process,
-    environment,
-    free_port,
-    script,
-    wait_until,
-)
 from fairflower.errors import ConfigError, TrialError
+
+HOST = "127.0.0.1"
+
+#: Seconds that a process may take to start or to answer; a busy machine is slow.
+PATIENCE = 180.0
+
+
+@dataclass(eq=False)
+class Process:
+    """A command that runs until it is told to stop, alone in a session.
+
+    What it keeps is below ``home``; what it prints goes to the file ``log``.
+    """
+
+    name: str
+    command: Sequence[str]
+    home: Path
+    log: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start it, or start it again; the log goes on."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                env=environment(self.home),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # or Ctrl-C in the terminal would reach it
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None as long as it runs."""
+        return self._process.poll() if self._process else None
+
+    def kill(self) -> None:
+        """End it and what it started, as a power cut would."""
+        if self._process:
+            with suppress(ProcessLookupError, PermissionError):  # macOS's word for zombies
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._process and self.exit_code is None:
+            self._process.terminate()
+
+    def end(self, seconds: float = 15) -> None:
+        """Wait until it has ended, and make it after ``seconds``."""
+        if self._process:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            self.kill()
+
+    def check(self) -> None:
+        """Raise ``TrialError`` if it has ended."""
+        if self.exit_code is not None:
+            said = self.log.read_text(errors="replace").splitlines()[-20:]
+            raise TrialError("\n".join([f"{self.name} ended with {self.exit_code}:", *said]))
+
+
+def wait_until(is_so: Callable[[], bool], processes: Sequence[Process], words: str) -> None:
+    """Wait, as long as the processes live and patience lasts."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        for process in processes:
+            process.check()
+        if time.monotonic() > deadline:
+            raise TrialError(f"{PATIENCE:.0f} seconds passed before {words}.")
+        time.sleep(0.2)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For a process that keeps its files below ``home`` and starts Flower's commands."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
+        "FAIRFLOWER_HOME": str(home),
+        "FLWR_HOME": str(home / "flwr"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def script(name: str) -> str:
+    """One of Flower's commands, as installed with this Python."""
+    return str(Path(sysconfig.get_path("scripts"), name))
+
+
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
 
 #: What the ``flwr`` command calls the SuperLink.
 LINK = "trial"
@@ -56,14 +150,8 @@ class Trial:
 
     Everything is in ``folder``: certificates, keys, logs, what the sites keep, run folders.
     ``sites``, the SuperNodes, are in the order of ``node_configs``; ``say`` gets a line at a
-    time of what is being done, and the ServerApp's log.
-
-    Raises
-    ------
-    ConfigError
-        If Flower is too old.
-    TrialError
-        On entering, if a process does not start.
+    time of what is being done, and the ServerApp's log. ``ConfigError`` if Flower is too old,
+    and ``TrialError`` on entering if a process does not start.
     """
 
     def __init__(
@@ -78,35 +166,26 @@ class Trial:
         self.say = say
         self.port = free_port()
         self.certificates = make_certificates(self.folder / "certificates", [HOST, "localhost"])
-        self.superlink = self._make_superlink()
-        self._executor = Process(
-            "The SuperExec",
-            [
-                script("flower-superexec"),
-                *("--root-certificates", str(self.certificates.authority)),
-                *("--runtime-api-address", f"{HOST}:{self.port}"),
-            ],
-            self.folder / "server",
-            self.folder / "superexec.log",
-        )
-        self.sites = [self.make_site(f"site-{k}", node) for k, node in enumerate(node_configs)]
-        self._num_runs = 0
-
-    def _make_superlink(self) -> Process:
-        files = self.certificates
-        command = [
+        authority, certificate, key = map(str, self.certificates)
+        superlink = [
             script("flower-superlink"),
-            *("--ssl-ca-certfile", str(files.authority)),
-            *("--ssl-certfile", str(files.certificate)),
-            *("--ssl-keyfile", str(files.key)),
+            *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
             "--enable-supernode-auth",
             *("--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db")),
             # Its ServerApps would outlive it, out of our reach, for half a minute.
             *("--isolation", "process"),
         ]
-        log = self.folder / "superlink.log"
-        return Process("The SuperLink", command, self.folder / "server", log)
+        executor = [
+            script("flower-superexec"),
+            *("--root-certificates", authority),
+            *("--runtime-api-address", f"{HOST}:{self.port}"),
+        ]
+        home = self.folder / "server"
+        self.superlink = Process("The SuperLink", superlink, home, self.folder / "superlink.log")
+        self._executor = Process("The SuperExec", executor, home, self.folder / "superexec.log")
+        self.sites = [self.make_site(f"site-{k}", node) for k, node in enumerate(node_configs)]
+        self._num_runs = 0
 
     def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
         """A SuperNode with a new key, neither registered nor started."""
@@ -124,42 +203,49 @@ class Trial:
         return Process(name, command, home, self.folder / f"{name}.log")
 
     def __enter__(self) -> Trial:
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.say(f"Logs, keys and run folders: {self.folder}")
+            self.say(f"Starting a SuperLink at {HOST}:{self.port}, with TLS")
+            self.superlink.start()
+            wait_until(self._answers, [self.superlink], "the SuperLink answered")
+            self._executor.start()
+            config = self.superlink.home / "flwr" / "config.toml"
+            config.parent.mkdir(parents=True, exist_ok=True)
+            config.write_text(
+                f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+                f'address = "{HOST}:{self.port}"\n'
+                f"root-certificates = {toml_value(str(self.certificates.authority))}\n",
+                encoding="utf-8",
+            )
+            self.say(f"Registering {len(self.sites)} keys and starting their SuperNodes")
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(self._admit, self.sites))
+            self.say("Waiting until all SuperNodes are online")
+            wait_until(self.complete, self._processes(), "all sites were online")
+            self.say(f"{len(self.sites)} SuperNodes are online, each with a key of its own")
+            undo.pop_all()
         return self
+
+    def _admit(self, site: Process) -> None:
+        self.flwr("supernode", "register", str(site.home / "key.pub"), LINK)
+        site.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> None:
-        self.say(f"SuperLink at {HOST}:{self.port} with TLS; logs and keys in {self.folder}")
-        self.superlink.start()
-        wait_until(self._answers, [self.superlink], "the SuperLink answered")
-        self._executor.start()
-        config = self.superlink.home / "flwr" / "config.toml"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(
-            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
-            f'address = "{HOST}:{self.port}"\n'
-            f"root-certificates = {toml_value(str(self.certificates.authority))}\n",
-            encoding="utf-8",
-        )
-        for site in self.sites:
-            self.flwr("supernode", "register", str(site.home / "key.pub"), LINK)
-            site.start()
-        wait_until(self.complete, self._processes(), "all sites were online")
-        self.say(f"{len(self.sites)} SuperNodes are online, each with a key of its own")
-
     def close(self) -> None:
         """End every process that is left, undisturbed by a second Ctrl-C."""
-        with uninterrupted():
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+        try:
             for process in self._processes():
                 process.terminate()
             for process in self._processes():
                 process.end()
+        finally:
+            if in_main:
+                signal.signal(signal.SIGINT, before)
 
     def _processes(self) -> list[Process]:
         return [*self.sites, self._executor, self.superlink]
@@ -173,12 +259,8 @@ class Trial:
     def run(self, config: RunConfig) -> Path:
         """Make one run, or go on with one (``config.resume``), and return its run folder.
 
-        The clients do the testing, whatever ``config`` says.
-
-        Raises
-        ------
-        TrialError
-            When the run does not complete.
+        The clients do the testing, whatever ``config`` says. ``TrialError`` if the run does not
+        complete.
         """
         self._num_runs += 1
         place = self.folder / "runs" / str(self._num_runs)
@@ -191,6 +273,7 @@ class Trial:
         app.mkdir(parents=True)
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
+        self.say(f"Submitting run {self._num_runs}: {config.label}")
         run_id = self.flwr_json("run", str(app), LINK)["run-id"]
         row = self._follow(run_id)
         if row["status"] != "finished:completed":
@@ -253,16 +336,3 @@ class Trial:
                 return True
         except OSError:
             return False
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fairflower.flower import identify, set_message_id
+from fairflower.flower import copied, identify, set_message_id
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -37,13 +37,20 @@ class InlineGrid(Grid):
         Answers the messages; called as Flower's simulation engine calls it.
     num_supernodes : int
         How many nodes to offer; node k has ``partition-id`` k.
+    run_config : mapping, optional
+        What clients find in ``context.run_config``.
     raise_errors : bool
         Let a client's exception through instead of turning it into an error
         reply: what a debugger wants.
     """
 
     def __init__(
-        self, client_app: ClientApp, num_supernodes: int, *, raise_errors: bool = False
+        self,
+        client_app: ClientApp,
+        num_supernodes: int,
+        run_config: Mapping[str, Any] | None = None,
+        *,
+        raise_errors: bool = False,
     ) -> None:
         identify(RUN_ID, SERVER_NODE)
         self.client_app = client_app
@@ -54,7 +61,7 @@ class InlineGrid(Grid):
                 node_id=FIRST_NODE + k,
                 node_config={"partition-id": k, "num-partitions": num_supernodes},
                 state=RecordDict(),
-                run_config={},
+                run_config=dict(run_config or {}),
             )
             for k in range(num_supernodes)
         }
@@ -114,21 +121,34 @@ class InlineGrid(Grid):
 
     def _deliver(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        # A client works on records of its own, as if they had come over a network;
-        # the arrays' bytes are immutable and shared.
         request = copy.copy(message)
-        records: dict[str, Any] = dict(message.content)
-        request.__dict__["_content"] = RecordDict(
-            {name: type(record)(dict(record)) for name, record in records.items()}
-        )
-        try:
-            reply = self.client_app(request, self.contexts[node])
-        except Exception as error:
-            if self.raise_errors:
-                raise
-            # The message last, where Flower's own engines put it.
-            reason = f"{traceback.format_exc()}\nMessage: {error}"
-            reply = Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)
+        set_content(request, message.content)
+        call = ClientApp.__call__ if self.raise_errors else answer
+        reply = call(self.client_app, request, self.contexts[node])
         self._count += 1
         set_message_id(reply, f"message-{self._count}")
         return reply
+
+
+def set_content(message: Message, content: Mapping[str, Any]) -> None:
+    """Give a message records of its own, as if they had come over a network.
+
+    The arrays' bytes are immutable and shared.
+    """
+    message.__dict__["_content"] = RecordDict({name: copied(r) for name, r in content.items()})
+
+
+def answer(
+    client_app: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """The app's reply, or, of what it raises, an error reply."""
+    try:
+        return client_app(message, context)
+    except Exception as error:
+        return failed(message, error)
+
+
+def failed(message: Message, error: Exception) -> Message:
+    """The error reply to a message, as Flower's own engines make it: the error's text last."""
+    reason = f"{''.join(traceback.format_exception(error))}\nMessage: {error}"
+    return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)

@@ -1,23 +1,28 @@
-"""Chooses the engine: Flower's simulation, our own on Ray, or this process."""
+"""Chooses the engine: our own on Ray, Flower's, or this process; for our apps or any others."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig
-from fairflower.engines.inline import InlineGrid
+from fairflower.config import DataConfig, RunConfig
+from fairflower.data import prepare as prepare_data
+from fairflower.data import resolve
+from fairflower.engines.flower import run_by_flower
+from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
-from fairflower.engines.simulation import run_simulation, simulate
 from fairflower.errors import ConfigError
 
 ServerMain = Callable[[Grid], None]
@@ -27,31 +32,124 @@ def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None
     """Offer ``num_clients`` nodes that run fairflower's ClientApp to ``server_main``.
 
     It is called once with the ``Grid``; what it raises comes out here.
+
+    Raises
+    ------
+    ConfigError
+        As of `simulate`.
     """
-    if config.engine == "inline":
-        server_main(InlineGrid(client_app, num_clients))
-        return
-    cpus = config.workers * config.client_cpus or os.cpu_count() or 1
-    granted: dict[str, Any] = {
-        "client_cpus": config.client_cpus,
-        "client_gpus": config.client_gpus,
-    }
-    if config.client_cpus > cpus:
-        raise ConfigError(
-            f"client-cpus = {config.client_cpus}: this machine has {cpus} CPUs. Lower it."
-        )
-    if run_simulation is None:
-        workers = cpus // config.client_cpus
-        with closing(RayGrid(client_app, num_clients, workers=workers, **granted)) as grid:
-            server_main(grid)
-        return
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         server_main(grid)
 
-    simulate(server_app, client_app, num_clients, num_cpus=cpus, **granted)
+    # Where no folder is named, every node of a cluster has its own.
+    data = resolve(config.data) if config.data.dir else config.data
+    simulate(
+        server_app,
+        client_app,
+        num_clients,
+        engine=config.engine,
+        ray_address=config.ray_address,
+        prepare=functools.partial(_prepare, data),
+        workers=config.workers,
+        client_cpus=config.client_cpus,
+        client_gpus=config.client_gpus,
+    )
+
+
+def _prepare(data: DataConfig) -> str:
+    """Prepare a run's data on this machine, and describe them but for where they lie."""
+    return replace(prepare_data(data), sources=()).to_json()
+
+
+def simulate(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    num_supernodes: int,
+    *,
+    engine: str = "ray",
+    ray_address: str = "",
+    prepare: Callable[[], Any] | None = None,
+    workers: int = 0,
+    client_cpus: int = 1,
+    client_gpus: float = 0.0,
+    run_config: Mapping[str, bool | int | float | str] | None = None,
+) -> Context:
+    """Run any two Flower apps together, as Flower's ``run_simulation`` does.
+
+    Parameters
+    ----------
+    server_app, client_app
+        Flower's apps, of the message API.
+    num_supernodes : int
+        How many nodes there are. Node k's config has ``partition-id`` k and
+        ``num-partitions``.
+    engine : {"ray", "flower", "inline"}, default="ray"
+        Our own on Ray; Flower's own on Ray; one client after another in this process.
+        What the apps compute is the same.
+    ray_address : str, default=""
+        Of a cluster that runs the clients of our engine on Ray, as "auto", "host:port" or
+        "ray://host:port"; "": this machine. The cluster gets fairflower's code from here; what else
+        the ClientApp imports has to be importable on every node.
+    prepare : callable, optional
+        Called once here and on every node of a cluster before clients run there, say to fetch data.
+        It has to return the same everywhere, and may raise a ``UserError``.
+    workers : int, default=0
+        Clients at a time on the engines with Ray; 0: as many as there is room for.
+    client_cpus, client_gpus
+        What each worker is granted.
+    run_config : mapping, optional
+        What both apps find in ``context.run_config``.
+
+    Returns
+    -------
+    Context
+        The ServerApp's, with the state that it left. Of Flower's engine an empty one.
+
+    Raises
+    ------
+    Exception
+        What the ServerApp raised.
+    ConfigError
+        If there is no room for one client, a cluster cannot be used, or this Flower has no engine.
+    """
+    cpus = workers * client_cpus or os.cpu_count() or 1
+    if client_cpus > cpus and not ray_address:
+        raise ConfigError(f"client-cpus = {client_cpus}: this machine has {cpus} CPUs. Lower it.")
+    settings = dict(run_config or {})
+    context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
+    if engine == "flower":
+        if settings:
+            raise ConfigError("Flower's engine hands on no run_config. Choose engine='ray'.")
+        run_by_flower(
+            server_app,
+            client_app,
+            num_supernodes,
+            num_cpus=cpus,
+            client_cpus=client_cpus,
+            client_gpus=client_gpus,
+        )
+    elif engine == "inline":
+        server_app(InlineGrid(client_app, num_supernodes, settings), context)
+    else:
+        if not ray_address:
+            workers = min(cpus // client_cpus, num_supernodes)
+        with closing(
+            RayGrid(
+                client_app,
+                num_supernodes,
+                settings,
+                workers=workers,
+                client_cpus=client_cpus,
+                client_gpus=client_gpus,
+                address=ray_address,
+                prepare=prepare,
+            )
+        ) as grid:
+            server_app(grid, context)
+    return context
 
 
 @contextmanager

@@ -1,121 +1,388 @@
-"""An engine of our own on Ray: of public parts, so that it outlives Flower's.
+"""Our engine on Ray: clients on worker processes, arrays in shared memory.
 
-It is used where Flower lacks ``run_simulation`` (`fairflower.engines.simulation`).
+Flower's own simulation engine (`fairflower.engines.flower`) pickles the whole model into
+and out of every message and looks for replies ten times a second. Here a record of
+arrays is put into Ray's object store once, however many messages carry it, and workers
+read it in place; the server reads what they send back in place, too. Only Ray's public
+interface and Flower's apps and messages are used. Where Ray runs, and what of, is said in
+`fairflower.engines.cluster`.
 """
 
 from __future__ import annotations
 
-import logging
+import copy
+import functools
+import math
 import os
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Context, Error, Message
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
-from fairflower.engines.inline import CLIENT_APP_RAISED, RUN_ID, SERVER_NODE, InlineGrid
+from fairflower.engines.cluster import (
+    Nodes,
+    connect,
+    keeping_sigterm,
+    no_room_left,
+    prepare_ray,
+)
+from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid, answer, failed, set_content
+from fairflower.engines.workers import Worker, Workers, done
+from fairflower.errors import EngineError
 from fairflower.flower import identify
 
+#: Bytes from which a record of arrays goes through the object store.
+_LARGE = 64 * 1024
 
-def prepare_ray() -> Any:
-    """Set what has to be set before Ray is imported, and import it.
+#: Batches that a worker has at a time: one at work, and one so that it need not wait.
+_IN_FLIGHT = 2
 
-    Ray would otherwise start its workers through the `uv run` that started us, and
-    warn about GPUs that it hides; clients look at what Ray granted, not at that. It is
-    imported here, so that no other thread meets it half-imported.
-    """
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray  # late: it reads these variables, and is slow
+#: Seconds that a batch of messages may take: who waits for a reply sees one so often.
+_BATCH = 0.25
 
-    return ray
+#: Seconds that one look for replies waits, if none are there.
+_PATIENCE = 0.1
+
+#: Of the server's own node, in messages.
+_HERE = "the server's node"
+
+
+@dataclass
+class _Task:
+    """A message on its way."""
+
+    message: Message
+    #: Records of its content that lie in the object store.
+    stored: dict[str, Any]
+    #: Workers that have died with it.
+    deaths: int = 0
+
+
+@dataclass
+class _Batch:
+    """Messages that a worker answers in one call, and references to the states that they leave."""
+
+    tasks: list[_Task]
+    states: list[Any]
 
 
 class RayGrid(InlineGrid):
     """The inline grid with its clients on Ray actors, several at a time.
 
-    Only Ray's own interface and Flower's apps and messages are used. A worker that
-    dies loses the message it worked on, and is replaced. Each of the ``workers`` is granted
-    ``client_cpus`` and ``client_gpus``, which may be a part of one.
+    The clients that took longest in the round before are begun first; those that took
+    little are sent together. A worker that dies is replaced while its node is there, and the
+    clients that it was at work on are tried once more, each by itself, wherever there is room.
+    Results do not depend on who works on what, nor where or when.
+
+    Parameters
+    ----------
+    client_app, num_supernodes, run_config
+        See `InlineGrid`.
+    workers : int
+        Processes that clients run in. On a cluster at the most so many; 0: as many as its
+        nodes have room for.
+    client_cpus, client_gpus
+        What each of them is granted; a part of a GPU is possible.
+    address : str
+        Of a cluster, as of `fairflower.engines.cluster.connect`; "": a Ray of our own.
+    prepare : callable, optional
+        Called once on every node of a cluster before clients run there. What it returns has
+        to be what it returns here.
+
+    Raises
+    ------
+    ConfigError
+        If no node has room for a worker, or one of a cluster cannot be used.
     """
 
     def __init__(
         self,
         client_app: ClientApp,
         num_supernodes: int,
+        run_config: Mapping[str, Any] | None = None,
         *,
         workers: int,
-        client_cpus: int,
-        client_gpus: float,
+        client_cpus: int = 1,
+        client_gpus: float = 0.0,
+        address: str = "",
+        prepare: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__(client_app, num_supernodes)
-        ray = self._ray = prepare_ray()
-        ray.init(
-            num_cpus=workers * client_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        self._make: Any = ray.remote(num_cpus=client_cpus, num_gpus=client_gpus)(_Worker).remote
-        self._idle: deque[Any] = deque(self._make(client_app) for _ in range(workers))
-        self._working: dict[Any, tuple[Any, Message]] = {}
+        super().__init__(client_app, num_supernodes, run_config)
+        with keeping_sigterm():
+            ray = self._ray = connect(address, workers * client_cpus)
+        # Ray's client pickles what comes and goes.
+        shared = not address.startswith("ray://")
+        if shared:
+            share_arrays()
+        # The app may come from a module that only this process knows how to find.
+        arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
+        self._here = ray.get_runtime_context().get_node_id()
+        self._tasks: deque[_Task] = deque()  # to be handed out
+        self._states = {node: context.state for node, context in self.contexts.items()}
+        self._seconds: dict[tuple[int, str], float] = {}  # node, type -> of its last message
+        granted = client_cpus, client_gpus
+        most = min(workers or num_supernodes, num_supernodes)
+        try:
+            cluster = Nodes(ray, *granted, prepare) if address else None
+            self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
+            self._workers.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand out messages, and queue those for which no worker is free."""
+        self._workers.look_for_nodes()
+        ids = list(super().push_messages(messages))
+        pushed = [self._pending.pop(i) for i in ids if i]
+        stored: dict[int, Any] = {}  # id of a record -> its reference
+        for message in pushed:
+            large = {
+                name: record
+                for name, record in message.content.array_records.items()
+                if sum(len(array.data) for array in record.values()) >= _LARGE
+            }
+            for record in large.values():
+                if id(record) not in stored:
+                    stored[id(record)] = self._put(record)
+            self._tasks.append(_Task(message, {n: stored[id(r)] for n, r in large.items()}))
+        self._tasks = deque(sorted(self._tasks, key=self._expected, reverse=True))
+        self._hand_out()
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out what is queued, and return the replies that have come in."""
-        wanted = set(message_ids)
-        for message_id in [i for i in self._pending if i in wanted]:
-            if not self._idle:
-                break
-            message, worker = self._pending.pop(message_id), self._idle.popleft()
-            context = self.contexts[message.metadata.dst_node_id]
-            self._working[worker.answer.remote(message, context)] = (worker, message)
-        done, _ = self._ray.wait(list(self._working), timeout=0) if self._working else ([], [])
-        return [self._receive(reference) for reference in done]
+        """Return all replies that have come in; wait a moment for the first.
+
+        Raises
+        ------
+        EngineError
+            If no worker is left, or the object store and the disk are full.
+        """
+        at_work = [reference for worker in self._workers.at_hand for reference in worker.batches]
+        if not at_work and not self._tasks:
+            return []
+        if awaited := [*at_work, *self._workers.starting]:
+            self._ray.wait(awaited, timeout=_PATIENCE)
+        arrived = set(done(self._ray, at_work))
+        replies = []
+        for worker in list(self._workers.at_hand):
+            for reference in [r for r in worker.batches if r in arrived]:
+                replies += self._receive(worker, reference)
+        self._hand_out()
+        if not self._workers.at_hand and not self._workers.starting:
+            raise EngineError(
+                "No worker is left, and none can be started: all Ray nodes are lost, or refuse. "
+                "Start the nodes again, and resume the run."
+            )
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and wait for all replies, whatever ``timeout`` says."""
-        waiting, replies = set(self.push_messages(messages)) - {""}, []
-        while waiting:
-            for reply in self.pull_messages(waiting):
-                replies.append(reply)
-                waiting.discard(reply.metadata.reply_to_message_id)
-            if self._working:
-                self._ray.wait(list(self._working), timeout=0.1)
-        return replies
+        """Push messages and wait for their replies, at most ``timeout`` seconds.
+
+        Replies come in the order of the messages: a strategy that adds them up one by one
+        gets the same sum whoever was first.
+        """
+        ids = [i for i in self.push_messages(messages) if i]
+        replies: dict[str, Message] = {}
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not replies.keys() >= set(ids) and time.monotonic() < deadline:
+            for reply in self.pull_messages(ids):
+                replies[reply.metadata.reply_to_message_id] = reply
+        return [replies[i] for i in ids if i in replies]
 
     def close(self) -> None:
-        """End Ray and its workers."""
+        """End the workers, and Ray itself unless it is a cluster's."""
         self._ray.shutdown()
 
-    def _receive(self, reference: Any) -> Message:
-        worker, message = self._working.pop(reference)
-        reply: Message
+    def _expected(self, task: _Task) -> float:
+        """Seconds that the node's last message of this type took; long, if there was none."""
+        metadata = task.message.metadata
+        return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
+
+    def _hand_out(self) -> None:
+        """Give every worker a batch, and another as long as that leaves one for everybody."""
+        self._workers.take_up()
+        workers = self._workers.at_hand
+        for depth in range(1, _IN_FLIGHT + 1):
+            for worker in workers:
+                spare = len(self._tasks) > (0 if depth == 1 else len(workers))
+                if spare and len(worker.batches) < depth and self._may_follow(worker):
+                    self._send(worker, self._next_batch())
+
+    def _may_follow(self, worker: Worker) -> bool:
+        """Whether the next task may wait behind what a worker has.
+
+        Who has died once is alone on a worker: if that dies, it is known with whom. (Of two
+        batches, the first may have been answered, and its replies died with the worker.)
+        """
+        there = [task for batch in worker.batches.values() for task in batch.tasks]
+        return not there or not any(task.deaths for task in (self._tasks[0], *there))
+
+    def _next_batch(self) -> list[_Task]:
+        """The first of the tasks, and as many others as are done in little time.
+
+        Batches get smaller towards the end of a round, so that the workers end together.
+        """
+        left = sum(map(self._expected, self._tasks))
+        most = min(_BATCH, left / (2 * len(self._workers.at_hand)))
+        batch = [self._tasks.popleft()]
+        seconds = self._expected(batch[0])
+        while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:
+            seconds += self._expected(self._tasks[0])
+            if seconds > most:
+                break
+            batch.append(self._tasks.popleft())
+        return batch
+
+    def _send(self, worker: Worker, tasks: list[_Task]) -> None:
+        requests = []
+        stored: dict[Any, int] = {}  # the references, once each, with their places
+        for task in tasks:
+            content = task.message.content
+            small = copy.copy(task.message)
+            set_content(small, {n: r for n, r in content.items() if n not in task.stored})
+            places = {
+                name: stored.setdefault(task.stored[name], len(stored))
+                if name in task.stored
+                else -1
+                for name in content
+            }
+            requests.append((small, places, self.contexts[task.message.metadata.dst_node_id]))
+        states = [self._states[task.message.metadata.dst_node_id] for task in tasks]
+        replies, *left = worker.actor.answer.options(num_returns=1 + len(tasks)).remote(
+            requests, *states, *stored
+        )
+        worker.batches[replies] = _Batch(tasks, left)
+
+    def _receive(self, worker: Worker, reference: Any) -> list[Message]:
+        if reference not in worker.batches:
+            return []  # the worker has died, and all that it had was taken from it
+        errors = self._ray.exceptions
         try:
-            reply, context = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError as error:
-            self._idle.append(self._make(self.client_app))
-            reply = Message(Error(code=CLIENT_APP_RAISED, reason=repr(error)), reply_to=message)
-        except self._ray.exceptions.RayTaskError as error:
-            self._idle.append(worker)
-            reason = f"{error}\nMessage: {error.cause}"
-            reply = Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)
-        else:
-            self._idle.append(worker)
-            self.contexts[message.metadata.dst_node_id] = context
-        return reply
+            replies = self._ray.get(reference)
+            states = self._kept(worker, reference)
+        except errors.RayActorError as error:
+            return self._bury(worker, error)
+        except errors.ObjectLostError as error:  # with its node
+            return self._try_again(worker.batches.pop(reference), error)
+        except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
+            there = isinstance(error, errors.RayTaskError)
+            raise no_room_left(worker.node.name if there else _HERE) from error
+        except errors.RayError as error:
+            return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
+        tasks = worker.batches.pop(reference).tasks
+        for task, state, (_, seconds) in zip(tasks, states, replies, strict=True):
+            metadata = task.message.metadata
+            self._states[metadata.dst_node_id] = state
+            self._seconds[metadata.dst_node_id, metadata.message_type] = seconds
+        return [reply for reply, _ in replies]
+
+    def _kept(self, worker: Worker, reference: Any) -> list[Any]:
+        """The states that a batch leaves, or references to them, that survive the worker's node."""
+        states: list[Any] = worker.batches[reference].states
+        if worker.node.node_id == self._here:
+            return states
+        found = self._ray.get(states)
+        return [self._put(state) if state.array_records else state for state in found]
+
+    def _put(self, record: object) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.put(record)
+        except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
+            raise no_room_left(_HERE) from error
+
+    def _bury(self, worker: Worker, error: Exception) -> list[Message]:
+        """Replace a dead worker."""
+        at_work, *queued = worker.batches.values()
+        self._tasks.extendleft(task for batch in reversed(queued) for task in reversed(batch.tasks))
+        worker.batches = {}
+        self._workers.replace(worker)
+        return self._try_again(at_work, error)
+
+    def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
+        """What died with a worker or a node is tried once more, then given up."""
+        for task in batch.tasks:
+            task.deaths += 1
+        self._tasks.extendleft(task for task in reversed(batch.tasks) if task.deaths == 1)
+        return [failed(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 
-class _Worker:
-    """An actor that calls the ClientApp."""
+class Actor:
+    """A worker: calls the ClientApp, which it gets pickled, and the paths to its modules."""
 
-    def __init__(self, client_app: ClientApp) -> None:
+    def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        sys.path += [path for path in paths if path not in sys.path]
         identify(RUN_ID, SERVER_NODE)
-        self.client_app = client_app
+        if shared:
+            share_arrays()
+        self._pickled = client_app
 
-    def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """The reply, and the node's context as the app left it."""
-        return self.client_app(message, context), context
+    @functools.cached_property
+    def _app(self) -> ClientApp:
+        """The app; what it raises as it is imported is the reply to a message."""
+        app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
+        return app
+
+    def answer(
+        self, requests: list[tuple[Message, dict[str, int], Context]], *held: Any
+    ) -> list[Any]:
+        """Answer one message after another.
+
+        Parameters
+        ----------
+        requests
+            Messages without their large records; the places of all their records in what
+            is ``held`` apart from states, -1 for those that are there; the nodes' contexts.
+        held
+            The nodes' states, then the large records.
+
+        Returns
+        -------
+        list
+            The replies, each with the seconds that it took; then the states that they leave.
+        """
+        with suppress(Exception):  # which is then the reply to every message
+            _ = self._app  # its import is no client's time
+        replies, states = [], []
+        stored: list[ArrayRecord] = list(held[len(requests) :])
+        for (message, places, context), state in zip(requests, held, strict=False):
+            begin = time.perf_counter()
+            content = message.content
+            set_content(
+                message, {n: stored[p] if p >= 0 else content[n] for n, p in places.items()}
+            )
+            context.state = state
+            reply = answer(lambda *request: self._app(*request), message, context)
+            replies.append((reply, time.perf_counter() - begin))
+            states.append(context.state)
+        return [replies, *states]
+
+
+def share_arrays() -> None:
+    """Let Ray move the bytes of Flower's arrays apart from the rest, to be read in place.
+
+    Where they are read from shared memory, ``Array.data`` is a memoryview.
+    """
+    prepare_ray().util.register_serializer(Array, serializer=_parts, deserializer=_whole)
+
+
+def _parts(array: Array) -> tuple[str, tuple[int, ...], str, NDArray[np.uint8]]:
+    return array.dtype, array.shape, array.stype, np.frombuffer(array.data, np.uint8)
+
+
+def _whole(parts: tuple[str, tuple[int, ...], str, NDArray[np.uint8]]) -> Array:
+    array = Array.__new__(Array)  # its constructor takes nothing but bytes
+    array.__dict__.update(dtype=parts[0], shape=parts[1], stype=parts[2], data=parts[3].data)
+    return array

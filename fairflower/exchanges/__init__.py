@@ -16,18 +16,7 @@ from fairflower.exchanges.control import ControlVariates
 from fairflower.exchanges.prototypes import Prototypes
 from fairflower.exchanges.regulariser import DynamicRegulariser
 
-#: By the names of their records.
-EXCHANGES: dict[str, type[Exchange]] = {
-    "control": ControlVariates,
-    "regulariser": DynamicRegulariser,
-    "prototypes": Prototypes,
-    "anchors": SemanticAnchors,
-    "centres": Centres,
-    "averages": AveragedBatches,
-}
-
 __all__ = [
-    "EXCHANGES",
     "AveragedBatches",
     "Centres",
     "ControlVariates",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
+from fairflower.numerics.threads import one_thread
 
 Array = NDArray[np.float64]
 
@@ -52,24 +52,21 @@ class SemanticAnchors(Exchange):
 
     name = "anchors"
     returned = False
-    STATE: ClassVar[tuple[str, ...]] = ("anchors", "parameters")
+    STATE = ("anchors", "parameters")
 
     def __init__(
         self,
         *,
-        alpha: Annotated[float, Range(0)] = 0.02,
-        tau: Annotated[float, Range(1e-6)] = 0.1,
+        alpha: Annotated[float, Range(0), Search(0.002, 0.2, log=True)] = 0.02,
+        tau: Annotated[float, Range(1e-6), Search(0.02, 1, log=True)] = 0.1,
         epochs: int = 500,
         lr: float = 1.0,
         hidden: int = 64,
         head: str = "head",
     ) -> None:
-        self.alpha = alpha
-        self.tau = tau
-        self.epochs = epochs
-        self.lr = lr
-        self.hidden = hidden
-        self.head = head
+        self.alpha, self.tau = alpha, tau
+        self.epochs, self.lr = epochs, lr
+        self.hidden, self.head = hidden, head
         self.anchors: NDArray[np.float32] | None = None
         self.parameters: dict[str, Array] = {}
 
@@ -77,28 +74,22 @@ class SemanticAnchors(Exchange):
         return {} if self.anchors is None else {"anchors": self.anchors}
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
-        weight, bias = self._head_of(merged)
-        if not self.parameters:
-            self.parameters = initial(weight.shape, self.hidden, self.seed)
-        learned = {name: values.copy() for name, values in self.parameters.items()}
-        with threadpool_limits(1, user_api="blas"):  # sums must not depend on the cores
+        try:
+            weight = merged[f"{self.head}.weight"].astype(np.float64)
+            bias = merged[f"{self.head}.bias"].astype(np.float64)
+        except KeyError as missing:
+            raise ValueError(
+                f"The model has no array {missing}, which anchors are learned from. Name its last "
+                "linear layer: SemanticAnchors(head=...)."
+            ) from None
+        learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
+        with one_thread():  # sums must not depend on the cores
             for _ in range(self.epochs):
                 _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
-                for name, gradient in gradients.items():
-                    learned[name] -= self.lr * gradient
+                learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
             self.anchors = unit_anchors(learned).astype(np.float32)
         self.parameters = learned
         return merged
-
-    def _head_of(self, merged: Arrays) -> tuple[Array, Array]:
-        names = (f"{self.head}.weight", f"{self.head}.bias")
-        missing = [name for name in names if name not in merged]
-        if missing:
-            raise ValueError(
-                f"The model has no array {missing[0]!r}, which anchors are learned from. Name "
-                f"its last linear layer: SemanticAnchors(head=...)."
-            )
-        return merged[names[0]].astype(np.float64), merged[names[1]].astype(np.float64)
 
 
 def initial(shape: tuple[int, ...], hidden: int, seed: int) -> dict[str, Array]:
@@ -126,7 +117,11 @@ def anchor_loss(
     middle = _forward(parameters)
     A = middle["A"]
     classes = len(A)
-    log_p, p = _log_softmax(A @ weight.T + bias)
+    logits = A @ weight.T + bias
+    logits -= logits.max(1, keepdims=True)
+    p = np.exp(logits)
+    log_p = logits - np.log(p.sum(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
     apart = A @ A.T / tau
     np.fill_diagonal(apart, -np.inf)
     highest = apart.max(1, keepdims=True)
@@ -155,10 +150,3 @@ def _forward(parameters: dict[str, Array]) -> dict[str, Array]:
     out = hid @ parameters["W2"] + parameters["b2"]
     norm = np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)
     return {"hid": hid, "norm": norm, "A": out / norm}
-
-
-def _log_softmax(logits: Array) -> tuple[Array, Array]:
-    shifted = logits - logits.max(1, keepdims=True)
-    exp: Any = np.exp(shifted)
-    total = exp.sum(1, keepdims=True)
-    return shifted - np.log(total), exp / total

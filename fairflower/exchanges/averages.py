@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ class AveragedBatches(Exchange):
     """
 
     name = "averages"
-    STATE: ClassVar[tuple[str, ...]] = ("images", "labels")
+    STATE = ("images", "labels")
 
     def __init__(self) -> None:
         self.images: dict[int, NDArray[np.float32]] = {}  # client -> [M, C, H, W]

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fairflower.aggregation.clusters import Clustered
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range
-from fairflower.numerics.clustering import (
-    MEASURED,
-    Clustering,
-    Variant,
-    choose,
-    cluster,
-    describe,
-)
+from fairflower.numerics.clustering import Clustering, Variant, choose
 
 
-class Centres(Exchange):
+class Centres(Clustered, Exchange):
     """The mean representation H_t of every cluster of clients, and whose cluster is which.
 
     All clients get ``H`` [T', d], and each the row of its own cluster (Algorithm 1:
@@ -37,17 +30,11 @@ class Centres(Exchange):
     num_clusters, clustering, variant
         As ``FedGCR``'s, for where the strategy finds no clusters; without a T', that is
         refused for all variants but ``"adapted"`` in any case.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument that is wrong.
     """
 
     name = "centres"
     returned = False
-    needs: tuple[str, ...] = ("received_representation",)
-    STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
+    needs = ("received_representation",)
 
     def __init__(
         self,
@@ -57,10 +44,9 @@ class Centres(Exchange):
         variant: Variant = "adapted",
     ) -> None:
         self.num_clusters = num_clusters
-        self.clustering, representation = choose(variant, num_clusters, clustering)
-        self.needs = (MEASURED[representation],)
-        self.members: dict[int, int] = {}  # client -> its cluster when it was last here
-        self.centres: dict[int, NDArray[np.float64]] = {}
+        self.clustering, measured = choose(variant, num_clusters, clustering)
+        self.needs = (measured,)
+        self.members, self.centres = {}, {}
 
     def broadcast(self, server_round: int) -> Arrays:
         if not self.centres:
@@ -73,19 +59,8 @@ class Centres(Exchange):
         return {"cluster": sorted(self.centres).index(self.members[client_id])}
 
     def collect(self, cohort: Cohort) -> None:
-        clusters = cohort.clusters
         self.diagnostics = {}
-        if clusters is None:
-            h = np.array([r["h"] for r in cohort.measured[self.needs[0]]], np.float64)
-            clusters = cluster(
-                h,
-                cohort.client_ids,
-                None if isinstance(self.num_clusters, str) else self.num_clusters,
-                clustering=self.clustering,
-                sizes=cohort.num_examples,
-                members=self.members,
-                centres=self.centres,
-                seed=self.seed,
-            )
-            self.diagnostics = describe(h, cohort.num_examples, clusters)
-        self.members, self.centres = clusters.members, clusters.centres
+        if cohort.clusters is None:
+            _, self.diagnostics = self.find_clusters(cohort)
+        else:
+            self.members, self.centres = cohort.clusters.members, cohort.clusters.centres

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
-from fairflower.aggregation.bounds import clip_to_median
+from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 
@@ -21,7 +20,7 @@ class ControlVariates(Exchange):
     """
 
     name = "control"
-    STATE: ClassVar[tuple[str, ...]] = ("c",)
+    STATE = ("c",)
 
     def __init__(self) -> None:
         self.c: Arrays = {}
@@ -33,7 +32,7 @@ class ControlVariates(Exchange):
         squares = [
             sum(np.sum(np.square(a, dtype=np.float64)) for a in r.values()) for r in returned
         ]
-        factors = clip_to_median(np.sqrt(squares), median)
+        factors = clip_factors(np.sqrt(squares), median=median)
         return [
             {name: np.asarray(f * array, array.dtype) for name, array in changes.items()}
             for f, changes in zip(factors, returned, strict=True)

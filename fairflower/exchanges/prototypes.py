@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import clip_to_median
+from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply
@@ -29,7 +28,7 @@ class Prototypes(Exchange):
     """
 
     name = "prototypes"
-    STATE: ClassVar[tuple[str, ...]] = ("mean", "count")
+    STATE = ("mean", "count")
 
     def __init__(self) -> None:
         self.mean: NDArray[np.float32] | None = None
@@ -71,7 +70,7 @@ class Prototypes(Exchange):
             np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
             for r in returned
         ]
-        factors = clip_to_median(np.array(lengths), median)
+        factors = clip_factors(np.array(lengths), median=median)
         return [
             {**r, "mean": np.asarray(f * r["mean"], r["mean"].dtype)}
             for f, r in zip(factors, returned, strict=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
@@ -29,7 +27,7 @@ class DynamicRegulariser(Exchange):
 
     name = "regulariser"
     returned = False
-    STATE: ClassVar[tuple[str, ...]] = ("H",)
+    STATE = ("H",)
 
     def __init__(self) -> None:
         self.H: Arrays = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,27 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairflower.config import unknown
+from fairflower.config import ModelChoice
 from fairflower.errors import ConfigError
-from fairflower.registry import MODELS, PRETRAINED
-
-__all__ = [
-    "Classifier",
-    "build",
-    "copy_arrays",
-    "recall",
-    "remember",
-    "set_arrays",
-    "trainable",
-    "travelling",
-]
+from fairflower.registry import PRETRAINED
 
 
 class Classifier(nn.Module):
     """A feature extractor under a linear head: ``forward(x) = head(features(x))``.
 
-    Methods that look at the representation (MOON, FedProto, ...) need the two
-    apart; a subclass sets ``head`` and defines ``features``.
+    Methods that look at the representation (MOON, FedProto, ...) need the two apart; a
+    subclass sets ``head`` and defines ``features``. It is made of the number of classes and
+    the (channels, height, width) of an image.
     """
 
     head: nn.Linear
@@ -153,19 +142,10 @@ def build(
 ) -> Classifier:
     """Make a network; the seed alone decides its initial weights, but for pretrained ones.
 
-    Parameters
-    ----------
-    name
-        A key of ``fairflower.registry.MODELS``.
-    num_classes
-        Width of the head.
-    shape
-        Channels, height and width of an image.
-    seed
-        Seed of the initial weights. Torch's global generator is left as it was.
-    weights
-        Where a network that can be pretrained gets its weights from: a file, or
-        ``imagenet``; empty for its own default.
+    ``name`` is what ``model.name`` may be, ``num_classes`` the width of the head and ``shape``
+    the channels, height and width of an image. Torch's global generator is left
+    as it was. A network that can be pretrained gets its ``weights`` from a file, or ``imagenet``;
+    empty for its own default.
 
     Raises
     ------
@@ -173,13 +153,13 @@ def build(
         On an unknown name, images that the network cannot take, or weights that are not
         there or not the network's.
     """
-    if name not in MODELS:
-        raise ConfigError(unknown("model", name, MODELS))
-    module, attribute, _ = MODELS[name]
-    make = getattr(importlib.import_module(module), attribute)
+    chosen = ModelChoice.read(name)
+    chosen.check()
     pretrained = {"weights": weights} if name in PRETRAINED else {}
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model: Classifier = make(num_classes, shape, **pretrained)
+        model = chosen.made_by(num_classes, shape, **pretrained, **chosen.args)
+    if not isinstance(model, Classifier):
+        raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
     return model

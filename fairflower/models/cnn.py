@@ -18,14 +18,7 @@ class CNN(Classifier):
     the model averages everything there is. Pooling comes before the norm, not after
     the ReLU, which leaves the norm a quarter of the pixels: a training step takes up
     to 30 % less time. The head sees where in the image a feature was; a head on
-    their mean alone is far behind on digits after 15 rounds.
-
-    Parameters
-    ----------
-    num_classes
-        Width of the head.
-    shape
-        Channels, height and width of an image; at least 8x8.
+    their mean alone is far behind on digits after 15 rounds. Images have at least 8x8 pixels.
     """
 
     def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
@@ -50,8 +43,3 @@ class CNN(Classifier):
         x = F.relu(self.norm2(F.max_pool2d(self.conv2(x), 2)))
         x = F.relu(self.norm3(F.max_pool2d(self.conv3(x), 2)))
         return x.flatten(1)
-
-
-def cnn(num_classes: int, shape: tuple[int, int, int]) -> CNN:
-    """``model.name = "cnn"``."""
-    return CNN(num_classes, shape)

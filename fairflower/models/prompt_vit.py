@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 
 import torch
@@ -49,21 +50,11 @@ class PromptViT(Classifier):
     vit
         Loses its own head. It sees images resized to its size, grey ones in three
         channels, normalised as the data set says.
-    num_classes
-        Width of the head.
-    shape
-        Channels, height and width of an image; 1 or 3 channels.
-    gc_net
-        Whether there is one; default: yes.
-
-    Raises
-    ------
-    ConfigError
-        On images of other than 1 or 3 channels.
+    num_classes, shape
+        Width of the head; channels (1 or 3, else a ConfigError), height and width of an image.
     """
 
     two_stages = True
-
     gc_net: nn.Sequential | None
 
     def __init__(
@@ -149,32 +140,49 @@ class PromptViT(Classifier):
         return encoded[:, 0]
 
 
-def prompt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+def prompt_vit_tiny(
+    num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
+) -> PromptViT:
     """``model.name = "prompt-vit-tiny"``; without ``weights``, those shipped here.
 
     0.76 M frozen parameters; 0.13 M are trained, for ten classes. The weights were
     pretrained on characters of matplotlib's fonts (``experiments/pretrain_vit_tiny.py``).
     """
-    return PromptViT(_tiny(weights), num_classes, shape)
+    if weights == "imagenet":
+        raise ConfigError(
+            "model.weights = 'imagenet': there are none for the tiny ViT. Leave it empty for the "
+            "weights that it comes with, or name a file."
+        )
+    vit = vit_tiny()
+    arrays = from_file(weights) if weights else _shipped()
+    _load(vit, arrays, "vit_tiny of this module", weights)
+    return PromptViT(vit, num_classes, shape, gc_net)
 
 
 def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
     """``model.name = "vpt-vit-tiny"``: ``prompt-vit-tiny`` without GC-Net, 1,802 are trained."""
-    return PromptViT(_tiny(weights), num_classes, shape, gc_net=False)
+    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
 
 
-def prompt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+def prompt_vit_b_16(
+    num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
+) -> PromptViT:
     """``model.name = "prompt-vit-b-16"``, the paper's; without ``weights``, ImageNet's.
 
     85.8 M frozen parameters; 4.73 M are trained. ImageNet's weights are torchvision's
     ``IMAGENET1K_V1``, downloaded once to torch's cache.
     """
-    return PromptViT(_b_16(weights), num_classes, shape)
+    vit = vit_b_16()
+    published = ViT_B_16_Weights.IMAGENET1K_V1
+    own = weights in ("", "imagenet")
+    arrays = from_torchvision(published) if own else from_file(weights)
+    _load(vit, arrays, "torchvision's vit_b_16", weights)
+    return PromptViT(vit, num_classes, shape, gc_net)
 
 
 def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
     """``model.name = "vpt-vit-b-16"``: ``prompt-vit-b-16`` without GC-Net, 10,762 are trained."""
-    return PromptViT(_b_16(weights), num_classes, shape, gc_net=False)
+    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
@@ -195,30 +203,11 @@ def vit_tiny(num_classes: int = 1) -> VisionTransformer:
     )
 
 
-def _tiny(weights: str) -> VisionTransformer:
-    vit = vit_tiny()
-    if weights == "imagenet":
-        raise ConfigError(
-            "model.weights = 'imagenet': there are none for the tiny ViT. Leave it empty for the "
-            "weights that it comes with, or name a file."
-        )
-    if weights:
-        arrays = from_file(weights)
-    else:
-        text = resources.files(__package__).joinpath("vit_tiny.json").read_text(encoding="ascii")
-        arrays = from_text(text)
-    _load(vit, arrays, "vit_tiny of this module", weights)
-    return vit
-
-
-def _b_16(weights: str) -> VisionTransformer:
-    vit = vit_b_16()
-    if weights in ("", "imagenet"):
-        arrays = from_torchvision(ViT_B_16_Weights.IMAGENET1K_V1)
-    else:
-        arrays = from_file(weights)
-    _load(vit, arrays, "torchvision's vit_b_16", weights)
-    return vit
+@cache
+def _shipped() -> dict[str, Tensor]:
+    """Weights of the tiny ViT, 3 MB; to decode them takes longer than to train with them."""
+    file = resources.files(__package__).joinpath("vit_tiny.json")
+    return from_text(file.read_text(encoding="ascii"))
 
 
 def _load(vit: VisionTransformer, arrays: dict[str, Tensor], kind: str, source: str) -> None:

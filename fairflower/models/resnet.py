@@ -17,12 +17,7 @@ from fairflower.models.weights import copy_into, from_file, from_torchvision
 class ResNet(Classifier):
     """torchvision's ResNet of basic blocks, its last layer set apart as ``head``.
 
-    Parameters
-    ----------
-    blocks
-        Basic blocks in each of the four stages (64, 128, 256, 512 channels).
-    num_classes
-        Width of the head.
+    ``blocks`` are those in each of the four stages (64, 128, 256, 512 channels).
     """
 
     def __init__(self, blocks: Sequence[int], num_classes: int) -> None:
@@ -55,15 +50,12 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
 
     Parameters
     ----------
-    num_classes
-        Width of the head, which is new whatever ``weights`` are.
-    shape
-        Channels, height and width of an image.
     weights
         ``imagenet``: torchvision's ``IMAGENET1K_V1``, downloaded once to torch's cache; or a
-        file with the state dict of a ``resnet18``. Empty: drawn at random. ImageNet's expect
-        its mean and standard deviation, by which digits, office-caltech, pacs, ham10000,
-        isic2019 and rsna-ich are normalised here, and the other data sets are not.
+        file with the state dict of a ``resnet18``, whose head is left out. Empty: drawn at
+        random. ImageNet's expect its mean and standard deviation, by which digits,
+        office-caltech, pacs, ham10000, isic2019 and rsna-ich are normalised here, and the
+        other data sets are not.
 
     Raises
     ------
@@ -77,10 +69,8 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
                 f"model.weights = {weights!r}: they are for images of 3 channels, and these have "
                 f"{shape[0]}. Leave it empty."
             )
-        imagenet = weights == "imagenet"
-        arrays = (
-            from_torchvision(ResNet18_Weights.IMAGENET1K_V1) if imagenet else from_file(weights)
-        )
+        published = ResNet18_Weights.IMAGENET1K_V1
+        arrays = from_torchvision(published) if weights == "imagenet" else from_file(weights)
         copy_into(model.body, arrays, "fc.", "torchvision's resnet18", weights)
     elif shape[0] != 3:
         model.body.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)

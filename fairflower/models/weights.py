@@ -20,25 +20,11 @@ from torchvision.models import WeightsEnum
 from fairflower.errors import ConfigError
 
 
-def to_text(arrays: Mapping[str, Tensor]) -> str:
-    """Named tensors as JSON: real numbers as float16 in base 85, whole numbers as a list.
-
-    A Flower app bundle carries text alone. Half precision keeps three digits of a
-    weight, and takes 2.5 bytes.
-    """
-    named = {}
-    for name, tensor in arrays.items():
-        array = tensor.detach().cpu().numpy()
-        if array.dtype.kind == "f":
-            text = base64.b85encode(array.astype("<f2").tobytes()).decode()
-            named[name] = {"shape": list(array.shape), "float16": text}
-        else:
-            named[name] = {"shape": list(array.shape), "int64": array.ravel().tolist()}
-    return json.dumps(named, indent=0) + "\n"
-
-
 def from_text(text: str) -> dict[str, Tensor]:
-    """Undo ``to_text``, float16 as float32."""
+    """Named tensors of JSON: real numbers as float16 in base 85, whole numbers as a list.
+
+    A Flower app bundle carries text alone; ``experiments/pretrain_vit_tiny.py`` wrote it.
+    """
     arrays = {}
     for name, entry in json.loads(text).items():
         if "float16" in entry:
@@ -98,16 +84,8 @@ def copy_into(
 ) -> None:
     """Copy pretrained weights into a network that has no head, whatever head they had.
 
-    Parameters
-    ----------
-    network
-        Its head is an ``nn.Identity``.
-    arrays
-        By name. BatchNorm's step counters, which older files lack, may be missing.
-    head
-        What the names of the head's arrays begin with.
-    kind, source
-        The network and ``model.weights``, for the error.
+    The arrays whose names begin with ``head`` are left out. BatchNorm's step counters, which
+    older files lack, may be missing. ``kind`` of network and ``source`` are for the error.
 
     Raises
     ------

@@ -28,7 +28,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+
+from fairflower.numerics.threads import one_thread
 
 Vectors = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -37,7 +38,7 @@ Clustering = Literal["kmeans", "gmm"]
 Variant = Literal["adapted", "paper", "released"]
 
 #: What FedGCR's variants cluster by, and whose representations.
-_VARIANTS = {
+_VARIANTS: dict[str, tuple[Clustering, str]] = {
     "adapted": ("kmeans", "received"),
     "paper": ("gmm", "trained"),
     "released": ("gmm", "received"),
@@ -51,24 +52,16 @@ _MOST = 10
 
 
 class Clusters(NamedTuple):
-    """Who belongs together.
+    """Who belongs together."""
 
-    Attributes
-    ----------
-    ids : ndarray of shape (K,)
-        The cluster of each client of the cohort.
-    members : dict of int -> int
-        Client -> its cluster in the last round that it took part in.
-    centres : dict of int -> ndarray of shape (d,)
-        Cluster -> mean of its clients' vectors, in the last round that it had any; of
-        those clusters that are somebody's.
-    bic : float
-        See `bic`; the lower, the better.
-    """
-
+    #: The cluster of each client of the cohort, shape (K,).
     ids: Labels
+    #: Client -> its cluster in the last round that it took part in.
     members: dict[int, int]
+    #: Cluster -> mean of its clients' vectors, shape (d,), in the last round that it had any;
+    #: of those clusters that are somebody's.
     centres: dict[int, Vectors]
+    #: See `bic`; the lower, the better.
     bic: float
 
 
@@ -85,24 +78,11 @@ def cluster(
 ) -> Clusters:
     """Cluster clients, and keep the names that clusters had before.
 
-    Parameters
-    ----------
-    h : ndarray of shape (K, d)
-        A vector per client.
-    clients : sequence of K ints
-        Their ids.
-    number : int, optional
-        How many clusters there are; fewer come out where fewer vectors differ. None: as
-        many, up to 10 and half the clients, as have the least `bic`.
-    clustering : {"kmeans", "gmm"}
-        See above.
-    sizes : ndarray of shape (K,), optional
-        How many images each vector is the mean of; default: of as many as any other.
-        A mixture has no use for it.
-    members, centres : dict, optional
-        Of the round before.
-    seed : int
-        Of the starting points.
+    ``h``, shape (K, d), has a vector for each of the K ``clients``. Where fewer of them differ
+    than the ``number`` of clusters, fewer come out; without a number there are as many, up to
+    10 and half the clients, as have the least `bic`. ``sizes``, shape (K,), says how many
+    images each vector is the mean of: by default as many as any other, and a mixture has no
+    use for it. ``members`` and ``centres`` are those of the round before.
     """
     members, centres = dict(members or {}), dict(centres or {})
     weights = _weights(sizes if clustering == "kmeans" else None, len(h))
@@ -116,43 +96,25 @@ def cluster(
 
 
 def choose(
-    variant: str, num_clusters: int | str, clustering: str, representation: str = "variant"
-) -> tuple[Clustering, Literal["received", "trained"]]:
-    """How to cluster, and whose representations: a variant's, where they are not given.
+    variant: Variant,
+    num_clusters: int | Literal["auto"],
+    clustering: Clustering | Literal["variant"],
+    representation: Literal["variant", "received", "trained"] = "variant",
+) -> tuple[Clustering, str]:
+    """How to cluster, and what clients have to measure for it: a variant's, where not given.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument that is unknown, or that the variant has to be given.
+    ``ValueError`` names the argument that the variant has to be given.
     """
-    ways = {
-        "variant": (variant, tuple(_VARIANTS)),
-        "clustering": (clustering, ("variant", "kmeans", "gmm")),
-        "representation": (representation, ("variant", "received", "trained")),
-    }
-    for name, (value, words) in ways.items():
-        if value not in words:
-            *most, last = map(repr, words)
-            raise ValueError(f"{name} = {value!r}: expected {', '.join(most)} or {last}.")
-    if num_clusters == "auto":
-        if variant != "adapted":
-            raise ValueError(
-                f"num_clusters = 'auto': variant = {variant!r} has T' given. Set it to the number "
-                "of the clients' types (the paper: of domains), or choose variant = 'adapted'."
-            )
-    elif not (isinstance(num_clusters, int) and num_clusters >= 1):
+    if num_clusters == "auto" and variant != "adapted":
         raise ValueError(
-            f"num_clusters = {num_clusters!r}: expected a whole number from 1, or 'auto'."
+            f"num_clusters = 'auto': variant = {variant!r} has T' given. Set it to the number "
+            "of the clients' types (the paper: of domains), or choose variant = 'adapted'."
         )
-    own = _VARIANTS[variant]
-    return (  # type: ignore[return-value]
-        own[0] if clustering == "variant" else clustering,
-        own[1] if representation == "variant" else representation,
-    )
-
-
-#: Whose representations -> what clients are asked to measure.
-MEASURED = {"received": "received_representation", "trained": "representation"}
+    own, model = _VARIANTS[variant]
+    if representation != "variant":
+        model = representation
+    measured = "received_representation" if model == "received" else "representation"
+    return own if clustering == "variant" else clustering, measured
 
 
 def describe(h: Vectors, sizes: Vectors, clusters: Clusters) -> dict[str, Vectors | float]:
@@ -199,7 +161,7 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     """
     centred = h - np.average(h, axis=0, weights=weights)
     pull = 1 if weights is None else np.sqrt(weights / weights.mean())[:, None]
-    with threadpool_limits(1, user_api="blas"):  # the bits do not depend on cores
+    with one_thread():  # the bits do not depend on cores
         right = np.linalg.svd(pull * centred, full_matrices=False)[2]
         signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
         coordinates = centred @ (right * signs[:, None])[:axes].T
@@ -237,7 +199,7 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
     while True:
         fitted = GaussianMixture(T, reg_covar=reg, random_state=seed)
         try:
-            with threadpool_limits(1):  # sums must not depend on the cores
+            with one_thread(None):  # sums must not depend on the cores
                 return np.asarray(fitted.fit_predict(x), np.int64)
         except ValueError as error:
             if "covariance" not in str(error) or not np.isfinite(reg):
@@ -250,7 +212,7 @@ def _k_means(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
     from sklearn.cluster import KMeans
 
     x = principal(h, T - 1, weights)
-    with threadpool_limits(1):  # sums must not depend on the cores
+    with one_thread(None):  # sums must not depend on the cores
         found = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=weights)
     return np.asarray(found.labels_, np.int64)
 
@@ -279,7 +241,8 @@ def _named(
     most = len(names) + len(new) if number is None else max(number, len(new))
     unused = (name for name in itertools.count() if name not in centres)
     names += itertools.islice(unused, max(0, most - len(names)))
-    reach = _smallest_distance(means) / 2
+    apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
+    reach = min(apart, default=0) / 2
     # What centres say, all together, is less than what one client says.
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
@@ -295,12 +258,6 @@ def _named(
     rows, columns = linear_sum_assignment(value, maximize=True)
     called = {int(new[i]): names[j] for i, j in zip(rows, columns, strict=True)}
     return np.array([called[int(label)] for label in labels], np.int64)
-
-
-def _smallest_distance(points: Vectors) -> float:
-    """Between any two of them; 0 for a single one."""
-    distances = [np.linalg.norm(a - b) for i, a in enumerate(points) for b in points[:i]]
-    return float(min(distances, default=0))
 
 
 def _spread(h: Vectors, labels: Labels, weights: Vectors) -> float:

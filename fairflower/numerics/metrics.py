@@ -2,10 +2,9 @@
 
 Every function takes one value per domain or per client, ``a_1 .. a_K`` with any
 ``K >= 1`` (a sequence or a 1-d array), and returns one float. Accuracies may be
-fractions or percentages: ``mean``, ``std``, ``worst``, ``best``, ``gap``,
-``worst_fraction`` and ``cvar`` come in the unit of the input and also accept losses;
-``jain``, ``gini``, ``entropy`` and ``kl_to_uniform`` have no unit and need values
-that are not negative.
+fractions or percentages: ``mean``, ``std``, ``worst``, ``best``, ``gap`` and
+``worst_fraction`` come in the unit of the input and also accept losses; ``jain``, ``gini``
+and ``entropy`` have no unit and need values that are not negative.
 
 Three habits keep such numbers honest. Say the level (domains or clients), the unit
 and the ``ddof``: papers differ in all three. Evaluate all clients, not the sampled
@@ -29,6 +28,7 @@ without knowing the clients' types.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,27 +36,13 @@ from numpy.typing import ArrayLike, NDArray
 Vector = NDArray[np.float64]
 
 
-def mean(a: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Plain mean, or ``sum(n_k a_k) / sum(n_k)`` with weights ``n_k``; say which.
-
-    Over domains the papers use the plain mean. ``weights`` are not negative and do
-    not all vanish.
+def mean(a: ArrayLike) -> float:
+    """Plain mean, as the papers have it over domains.
 
     >>> mean([0.9, 0.5])
     0.7
-    >>> round(mean([0.9, 0.5], weights=[300, 100]), 6)
-    0.8
     """
-    values = _values(a)
-    if weights is None:
-        return float(values.mean())
-    share = _not_negative(weights, "weights")
-    if share.shape != values.shape:
-        raise ValueError(f"Got {share.size} weights for {values.size} values.")
-    if not share.any():
-        raise ValueError("All weights are zero; at least one must be positive.")
-    share = share / share.max()
-    return float(values @ (share / share.sum()))
+    return float(_values(a).mean())
 
 
 def std(a: ArrayLike, ddof: int) -> float:
@@ -108,34 +94,19 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     """Mean of the ``floor(fraction K)`` smallest values, and of at least one.
 
     "Worst 10 %" of q-FFL and Ditto. Their figure does not exist for fewer than ten
-    values; here it is then the worst one. See `cvar` for the form without that jump.
+    values; here it is then the worst one.
 
     >>> worst_fraction([0.1, 0.3] + 18 * [0.9])
     0.2
     >>> worst_fraction([0.4, 0.9, 0.8])
     0.4
     """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"Expected a fraction in (0, 1], got {fraction}.")
     values = np.sort(_values(a))
     # The small term undoes the rounding of products such as 0.29 * 100 = 28.999...
-    count = max(1, math.floor(_fraction(fraction) * values.size + 1e-9))
+    count = max(1, math.floor(fraction * values.size + 1e-9))
     return float(values[:count].mean())
-
-
-def cvar(a: ArrayLike, fraction: float = 0.1) -> float:
-    """Mean of the worst ``fraction`` of the values, the last of them counted in part.
-
-    Conditional value at risk of Rockafellar & Uryasev (2000) for low values being
-    bad: of ``m = fraction K`` values the ``floor(m)`` smallest count fully and the
-    next one counts ``m - floor(m)``. Continuous in ``fraction``, the worst value for
-    ``m <= 1`` and the mean for ``fraction = 1``.
-
-    >>> round(cvar([0.2, 0.4, 0.9, 0.9, 0.9], fraction=0.3), 6)  # (0.2 + 0.4/2) / 1.5
-    0.266667
-    """
-    values = np.sort(_values(a))
-    amount = _fraction(fraction) * values.size
-    counted = np.clip(amount - np.arange(values.size), 0.0, 1.0)
-    return float(values @ (counted / counted.sum()))
 
 
 def jain(a: ArrayLike) -> float:
@@ -185,17 +156,6 @@ def entropy(a: ArrayLike) -> float:
     share = share[share > 0]
     # Adding 0.0 turns the -0.0 of a single share into 0.0.
     return float(-(share @ np.log(share))) + 0.0
-
-
-def kl_to_uniform(a: ArrayLike) -> float:
-    """Divergence of the shares from equal shares, ``ln K - H``, in nats, in ``[0, ln K]``.
-
-    0 means all equal. The entropy with its dependence on K taken off.
-
-    >>> kl_to_uniform([0.5, 0.5]), round(kl_to_uniform([1.0, 0.0]), 6)
-    (0.0, 0.693147)
-    """
-    return max(0.0, math.log(_values(a).size) - entropy(a))
 
 
 def summary(a: ArrayLike) -> dict[str, float]:
@@ -252,16 +212,9 @@ def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
     For a pair, how likely a random image of one class has a higher probability of it than
     a random image of the other, averaged over both; 0.5 is chance. AUC of FedISM.
 
-    Parameters
-    ----------
-    labels
-        [N], in ``0 .. C - 1``. A class without a test image is in no pair.
-    probabilities
-        [N, C], rows that sum to 1.
-
-    Returns
-    -------
-    NaN if fewer than two classes have a test image, or a probability is not finite.
+    ``labels``, shape (N,), are in ``0 .. C - 1``; a class without a test image is in no pair.
+    The rows of ``probabilities``, shape (N, C), sum to 1. NaN if fewer than two classes have
+    a test image, or a probability is not finite.
 
     >>> auc_ovo([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.95, 0.05]])
     0.5
@@ -283,15 +236,15 @@ def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
     cluster one is the commonest; which one makes no difference to the share. A cluster for
     every client gives 1, so read it with the number of clusters, or see `adjusted_rand`.
 
-    Parameters
-    ----------
-    types, clusters
-        [K], what each client is and where it was put: numbers or names.
+    ``types`` and ``clusters``, shape (K,), are what each client is and where it was put:
+    numbers or names.
 
     >>> clustering_accuracy(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1])
     0.75
     """
-    joint = _contingency(types, clusters)
+    from sklearn.metrics.cluster import contingency_matrix  # late: it takes a second to import
+
+    joint = contingency_matrix(*_paired(types, clusters))
     return float(joint.max(axis=0).sum() / joint.sum())
 
 
@@ -305,55 +258,39 @@ def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
     >>> round(adjusted_rand(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1]), 4)
     0.5714
     """
-    from sklearn.metrics import adjusted_rand_score  # late: it takes a second to import
+    from sklearn.metrics import adjusted_rand_score  # late, like the above
 
-    _contingency(types, clusters)
-    return float(adjusted_rand_score(np.asarray(types), np.asarray(clusters)))
+    return float(adjusted_rand_score(*_paired(types, clusters)))
 
 
-def _contingency(types: ArrayLike, clusters: ArrayLike) -> NDArray[np.int64]:
-    """Clients of each type in each cluster, [types, clusters]."""
+def _paired(types: ArrayLike, clusters: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     t, c = np.asarray(types), np.asarray(clusters)
     if t.ndim != 1 or t.shape != c.shape:
         raise ValueError(f"Got types in the shape {t.shape} and clusters in {c.shape}.")
     if t.size == 0:
         raise ValueError("Expected at least one of the clients, got none.")
-    (kinds, rows), (groups, columns) = (np.unique(a, return_inverse=True) for a in (t, c))
-    joint = np.zeros((len(kinds), len(groups)), np.int64)
-    np.add.at(joint, (rows, columns), 1)
-    return joint
+    return t, c
 
 
-def _values(a: ArrayLike, name: str = "values") -> Vector:
+def _values(a: ArrayLike) -> Vector:
     values = np.asarray(a, dtype=np.float64)
     if values.ndim != 1:
-        raise ValueError(f"Expected {name} in one dimension, got the shape {values.shape}.")
+        raise ValueError(f"Expected values in one dimension, got the shape {values.shape}.")
     if values.size == 0:
-        raise ValueError(f"Expected at least one of the {name}, got none.")
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if wrong.size:
-        raise ValueError(f"Expected finite {name}, got {values[wrong[0]]} at index {wrong[0]}.")
-    return values
-
-
-def _not_negative(a: ArrayLike, name: str = "values") -> Vector:
-    values = _values(a, name)
-    wrong = np.flatnonzero(values < 0)
-    if wrong.size:
-        raise ValueError(
-            f"Expected {name} that are not negative, got {values[wrong[0]]} at index {wrong[0]}."
-        )
+        raise ValueError("Expected at least one of the values, got none.")
+    _refuse(values, ~np.isfinite(values), "finite values")
     return values
 
 
 def _relative(a: ArrayLike) -> Vector:
     """Values scaled to a maximum of 1, so that squares neither overflow nor vanish."""
-    values = _not_negative(a)
+    values = _values(a)
+    _refuse(values, values < 0, "values that are not negative")
     top = values.max()
     return values / top if top > 0 else np.ones_like(values)
 
 
-def _fraction(fraction: float) -> float:
-    if not 0 < fraction <= 1:
-        raise ValueError(f"Expected a fraction in (0, 1], got {fraction}.")
-    return fraction
+def _refuse(values: Vector, wrong: NDArray[np.bool_], expected: str) -> None:
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise ValueError(f"Expected {expected}, got {values[k]} at index {k}.")

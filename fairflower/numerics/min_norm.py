@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
+
+from fairflower.numerics.threads import one_thread
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -32,27 +33,22 @@ SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 #: A solution with a larger residual is left to the next solver.
 TOLERANCE = 1e-6
 
+#: Eigenvalues of unit vectors' Gram matrices below it are 0 but for rounding.
+RANK = 1e-8
+
 
 class MinNorm(NamedTuple):
-    """Solution of the QP.
+    """Solution of the QP."""
 
-    Attributes
-    ----------
-    weights : ndarray of shape (K,)
-        On the simplex, within the bounds.
-    norm : float
-        ||sum_k w_k v_k||, not squared.
-    residual : float
-        How far from optimal at most: w'Gw exceeds its minimum by no more than
-        ``residual`` times ``scale``, the square norm of the best simple mixture
-        (a client alone as far as the bounds allow, or all alike). Zero at the optimum.
-    solver : str
-        Who solved it, ``"uniform"`` if nobody could.
-    """
-
+    #: Shape (K,), on the simplex, within the bounds.
     weights: Vector
+    #: ||sum_k w_k v_k||, not squared.
     norm: float
+    #: How far from optimal at most: w'Gw exceeds its minimum by no more than ``residual``
+    #: times ``scale``, the square norm of the best simple mixture (a client alone as far as
+    #: the bounds allow, or all alike). Zero at the optimum.
     residual: float
+    #: Who solved it, ``"uniform"`` if nobody could.
     solver: str
 
 
@@ -103,7 +99,7 @@ def min_norm_weights(
     scaled = g / scale
     found = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
     for solver in SOLVERS:
-        with threadpool_limits(1, user_api="blas"):  # the same bits on any number of cores
+        with one_thread():  # the same bits on any number of cores
             weights = _solve(scaled, low, high, solver)
         if weights is None:
             continue
@@ -120,6 +116,54 @@ def min_norm_weights(
         found.solver,
     )
     return found
+
+
+def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
+    """Weights w on the simplex, shape (K,), that minimise w'Aw / 2 + b'w.
+
+    As the sum of w is 1, it is the min-norm QP of A + 1b' + b1' + c 11', with the c that makes
+    this a Gram matrix. A, shape (K, K), is symmetric and positive definite.
+
+    >>> quadratic_weights([[2.0, 0.0], [0.0, 2.0]], [0.0, 1.0]).round(3).tolist()
+    [0.75, 0.25]
+    """
+    A, b = np.asarray(matrix, np.float64), np.asarray(linear, np.float64)
+    b = b - b.mean()
+    c = float(b @ np.linalg.solve(A, b))
+    return min_norm_weights(A + np.add.outer(b, b) + c).weights
+
+
+def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
+    """Coefficients c of the shortest d = sum_k c_k v_k with <d, v_k> = ||d||^2 share_k for all k.
+
+    It is the shortest vector of the affine hull of v_k / share_k: c = G^-1 share, over
+    share' G^-1 share. Where vectors depend on each other so that there is none, c makes d as
+    good as 0; vectors that are 0 have no part in it.
+
+    Parameters
+    ----------
+    gram : array of shape (K, K)
+        Inner products <v_i, v_j>, in double precision.
+    share : array of shape (K,)
+        Not negative, and not 0 for all vectors.
+
+    >>> proportional_descent([[1.0, 0.0], [0.0, 4.0]], [1.0, 1.0]).round(3).tolist()
+    [0.8, 0.2]
+    """
+    g, f = np.asarray(gram, np.float64), np.asarray(share, np.float64)
+    lengths = np.sqrt(g.diagonal())
+    moved = np.flatnonzero(lengths > 0)
+    coefficients = np.zeros(len(g))
+    if not f[moved].any():
+        return coefficients
+    # For unit vectors, in units of the shortest: so no square over- or underflows.
+    ratio = lengths[moved].min() / lengths[moved]
+    target = ratio * f[moved]
+    with one_thread():
+        values, vectors = np.linalg.eigh(cosines(g)[np.ix_(moved, moved)])
+        a = vectors @ ((target @ vectors) / np.maximum(values, RANK))
+    coefficients[moved] = ratio * a / (target @ a)
+    return coefficients
 
 
 def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,27 +7,12 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def project(point: ArrayLike) -> NDArray[np.float64]:
-    """Find the nearest weights: non-negative, summing to 1.
+    """Find the nearest weights, shape (K,): non-negative, summing to 1.
 
     ``max(v - theta, 0)`` with the theta that makes the sum 1; sorting tells which
-    coordinates stay positive (Duchi et al., ICML 2008, Fig. 1).
+    coordinates stay positive (Duchi et al., ICML 2008, Fig. 1). ``ValueError`` is
+    raised for a point that is not a finite vector of at least one number.
 
-    Parameters
-    ----------
-    point : array of shape (K,)
-        Finite.
-
-    Returns
-    -------
-    ndarray of shape (K,)
-
-    Raises
-    ------
-    ValueError
-        If the point is not a finite vector of at least one number.
-
-    Examples
-    --------
     >>> project([0.5, 0.9, -3.0]).round(4).tolist()
     [0.3, 0.7, 0.0]
     """

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairflower.config import (
-    ClientConfig,
-    RunConfig,
-    Scalar,
-    StrategyConfig,
-    argument,
-    identity,
-    kebab,
-    parse_assignment,
-)
-from fairflower.errors import USER_ERRORS, ConfigError
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
+from fairflower.errors import USER_ERRORS, ConfigError, told
+from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_images
 from fairflower.server.folder import runs_home
 
@@ -29,48 +22,20 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from rich.console import Console
 
     from fairflower.report import Run
+    from fairflower.server.telling import OnRound
 
+
+#: A comparison of more is a slip of the pen.
+MOST_SEEDS = 1000
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 
-def parse_strategies(text: str) -> list[StrategyConfig]:
-    """Read ``"fedavg,fedheal:tau=0.4:beta=none"``.
-
-    >>> [s.label for s in parse_strategies("fedavg,fedheal:tau=0.4:beta=none")]
-    ['fedavg', 'fedheal:tau=0.4:beta=none']
-    """
-    return _parse(text, StrategyConfig)
-
-
-def parse_clients(text: str) -> list[ClientConfig]:
-    """Read ``"sgd,fedprox:mu=0.1"``.
-
-    >>> [c.label for c in parse_clients("sgd,fedprox:mu=0.1")]
-    ['sgd', 'fedprox:mu=0.1']
-    """
-    return _parse(text, ClientConfig)
-
-
-def _parse(text: str, kind: type[_Choice]) -> list[_Choice]:
-    choices = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, *assignments = part.split(":")
-        args: dict[str, Scalar | None] = {}
-        for assignment in assignments:
-            key, value = parse_assignment(assignment)
-            args[argument(key)] = None if str(value).lower() == "none" else value
-        choices.append(kind(name.strip(), args))
-    if not choices:
-        raise ConfigError(f"No {kind.TABLE} was named. Example: {kind.name}")
-    return choices
-
-
 def combine(
     flat: Mapping[str, Any],
-    strategies: Sequence[StrategyConfig],
+    strategies: Sequence[StrategyConfig] = (),
     shared: Mapping[str, Any] | None = None,
-    clients: Sequence[ClientConfig] | None = None,
+    clients: Sequence[ClientConfig] = (),
 ) -> list[RunConfig]:
     """Every client with every strategy.
 
@@ -79,24 +44,40 @@ def combine(
     flat : mapping
         Run config keys that all have in common. Its ``strategy.*`` and ``client.*`` arguments
         are those of the methods that it names, and stay with them (`Choice.over`).
-    strategies
-        Aggregation rules. Their own arguments win over all others.
+    strategies, clients
+        Methods, whose own arguments win over all others; by default those that ``flat`` names.
     shared : mapping, optional
         ``strategy.*`` and ``client.*`` arguments for all methods that take them; they win
-        over those of ``flat``.
-    clients : optional
-        Methods of local training; by default the one that ``flat`` names.
-
-    Raises
-    ------
-    ConfigError
-        On a config that cannot be run, or a shared argument that no method takes.
+        over those of ``flat``. One that no method takes is an error.
     """
+    shared = shared or {}
+    flat = {key: value for key, value in flat.items() if key not in shared}
     pairs = product(
-        _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared or {}),
-        _share(strategies, shared or {}),
+        _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
+        _share(strategies or [StrategyConfig(StrategyConfig.of(flat).name)], shared),
     )
     return [RunConfig.from_flat(strategy.over(client.over(flat))) for client, strategy in pairs]
+
+
+def single(
+    flat: Mapping[str, Any],
+    strategy: StrategyConfig | None,
+    client: ClientConfig | None,
+    given: Mapping[str, Any],
+) -> RunConfig:
+    """The config of one run: ``flat``, with methods in place of its own, and ``given`` over all.
+
+    A method that ``flat`` names, too, keeps its arguments there that it does not give itself.
+    """
+    for choice in filter(None, (strategy, client)):
+        flat = choice.over(flat)
+    config = RunConfig.from_flat({**flat, **given})
+    if config.resume:
+        raise ConfigError(
+            f"resume = {config.resume!r}: use --resume (in Python, resume=), which brings its "
+            "settings."
+        )
+    return config
 
 
 def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
@@ -104,7 +85,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     table = f"{choices[0].TABLE}."
     args = {argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)}
     for arg in args:
-        if not any(arg in choice.defaults() for choice in choices):
+        if not any(arg in choice.method.arguments() for choice in choices):
             methods = ", ".join(dict.fromkeys(choice.name for choice in choices))
             raise ConfigError(
                 f"{table}{kebab(arg)} is an argument of none of {methods}. Remove it."
@@ -112,7 +93,8 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     return [
         dataclasses.replace(
             choice,
-            args={a: v for a, v in args.items() if a in choice.defaults()} | dict(choice.args),
+            args={a: v for a, v in args.items() if a in choice.method.arguments()}
+            | dict(choice.args),
         )
         for choice in choices
     ]
@@ -127,9 +109,11 @@ def parse_seeds(text: str) -> list[int]:
     try:
         first, dash, last = text.partition("-")
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
-        seeds = list(numbers)
+        seeds = list(islice(numbers, MOST_SEEDS + 1))
     except ValueError:
         seeds = []
+    if len(seeds) > MOST_SEEDS:
+        raise ConfigError(f"--seeds {text!r}: more than {MOST_SEEDS} seeds. Name fewer.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text!r}: expected different numbers as 0,1,2 or 0-2.")
     return seeds
@@ -139,44 +123,42 @@ def parse_seeds(text: str) -> list[int]:
 class Plan:
     """Runs to be made one after another on the same nodes, with the same data and engine."""
 
-    runs: list[tuple[str, RunConfig]]  # with their labels
+    runs: list[RunConfig]
 
     @classmethod
     def grid(
         cls,
         flat: Mapping[str, Any],
-        strategies: list[StrategyConfig],
-        seeds: list[int],
+        strategies: Sequence[StrategyConfig],
+        seeds: Sequence[int],
         shared: Mapping[str, Any] | None = None,
-        clients: list[ClientConfig] | None = None,
+        clients: Sequence[ClientConfig] = (),
     ) -> Plan:
         """Every client with every strategy and seed, as `combine` has it.
 
-        Uniform averaging is always among the strategies.
-
-        Raises
-        ------
-        ConfigError
-            As of `combine`, or on a method that is named twice.
+        Uniform averaging is always among the strategies, by default FedAvg and the one that
+        ``flat`` names. ``ConfigError`` as of `combine`, and on a method that is named twice.
         """
+        if not strategies:
+            named = StrategyConfig.of(flat).name
+            strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
         if not any(strategy.name == "uniform" for strategy in strategies):
             strategies = [*strategies, StrategyConfig("uniform")]
         runs = []
         for seed in seeds:
-            for config in combine({**flat, "seed": seed}, strategies, shared, clients):
-                label = config.label
-                name = f"{label.replace(':', '-')}-seed{seed}"
-                runs.append((label, dataclasses.replace(config, run_name=name)))
-        labels = [label for label, config in runs if config.seed == seeds[0]]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ConfigError(f"Method {label!r} is named twice; remove one.")
+            configs = combine({**flat, "seed": seed}, strategies, shared, clients)
+            labels = [config.label for config in configs]
+            for label, config in zip(labels, configs, strict=True):
+                if labels.count(label) > 1:
+                    raise ConfigError(f"Method {label!r} is named twice; remove one.")
+                name = f"{file_name(label)}-seed{seed}"
+                runs.append(dataclasses.replace(config, run_name=name))
         return cls(runs)
 
     def summary(self) -> str:
         """Say in words what is run and where to; one line if it is one run.
 
-        >>> plan = Plan.grid({"output-dir": "/out"}, parse_strategies("fedheal:tau=0.4"), [0])
+        >>> plan = Plan.grid({"output-dir": "/out"}, StrategyConfig.parse("fedheal:tau=0.4"), [0])
         >>> print(plan.summary())
         2 runs on uci-digits
           rounds    30
@@ -186,16 +168,16 @@ class Plan:
           to        /out
         Arguments that are not shown are the methods' defaults.
         """
-        configs = [config for _, config in self.runs]
+        runs = self.runs
         facts: dict[str, Iterable[object]] = {
-            "rounds": (config.num_server_rounds for config in configs),
-            "strategy": (config.strategy.label for config in configs),
-            "client": (config.client.label for config in configs),
-            "seed": (config.seed for config in configs),
-            "to": (config.resume or runs_home(config) for config in configs),
+            "rounds": (config.num_server_rounds for config in runs),
+            "strategy": (config.strategy.label for config in runs),
+            "client": (config.client.label for config in runs),
+            "seed": (config.seed for config in runs),
+            "to": (config.resume or runs_home(config) for config in runs),
         }
-        several = len(configs) > 1
-        lines = [f"{len(configs)} run{'s' if several else ''} on {configs[0].data.name}"]
+        several = len(runs) > 1
+        lines = [f"{len(runs)} run{'s' if several else ''} on {runs[0].data.name}"]
         for name, values in facts.items():
             shown = ", ".join(dict.fromkeys(map(str, values)))
             lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
@@ -206,45 +188,35 @@ class Plan:
     def without(self, made: Iterable[Run]) -> Plan:
         """The rest of the plan when runs are not made again that are completed.
 
-        A run is the same if its config is, but for how and where it was executed.
-
-        Raises
-        ------
-        ConfigError
-            If its clients had other images than they would get now.
+        A run is the same if its config is, but for how and where it was executed;
+        ``ConfigError`` if its clients had other images than they would get now.
         """
         made = list(made)
         for run in made:
             check_images(run.path, run.info, run.config)
         there = {(identity(run.config), run.seed) for run in made if run.status == "completed"}
-        return Plan(
-            [
-                (label, config)
-                for label, config in self.runs
-                if (identity(config.to_flat()), config.seed) not in there
-            ]
-        )
+        return Plan([config for config in self.runs if _same(config) not in there])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """The same runs, each in the folder of an unfinished one if there is one.
 
         ``unfinished`` configs have ``resume``; of several for a run the last is taken.
         """
-        folders = {(identity(c.to_flat()), c.seed): c.resume for c in unfinished}
+        folders = {_same(config): config.resume for config in unfinished}
         return Plan(
             [
-                (
-                    label,
-                    dataclasses.replace(
-                        config, resume=folders.get((identity(config.to_flat()), config.seed), "")
-                    ),
-                )
-                for label, config in self.runs
+                dataclasses.replace(config, resume=folders.get(_same(config), ""))
+                for config in self.runs
             ]
         )
 
     def execute(
-        self, grid: Grid, console: Console, stop: threading.Event, folders: list[Path]
+        self,
+        grid: Grid,
+        console: Console,
+        stop: threading.Event,
+        folders: list[Path],
+        on_round: OnRound | None = None,
     ) -> None:
         """Make the runs; ``folders`` gets each run folder as the run ends.
 
@@ -254,19 +226,53 @@ class Plan:
         from fairflower.server.session import Session  # late: as Flower and torch, it is slow
 
         failure: Exception | None = None
-        for number, (label, config) in enumerate(self.runs, 1):
-            title = label
+        for number, config in enumerate(self.runs, 1):
+            title = config.label
             if len(self.runs) > 1:
-                title = f"{label}, seed {config.seed} ({number} of {len(self.runs)})"
-            session = Session(grid, config, console, label=label, title=title, stop=stop)
+                title += f", seed {config.seed} ({number} of {len(self.runs)})"
+            session = Session(grid, config, console, title=title, stop=stop, on_round=on_round)
             try:
                 session.run()
             except USER_ERRORS as error:
                 failure = failure or error
                 if len(self.runs) > 1:
-                    console.print(f"[red]{title} failed:[/] {error}", soft_wrap=True)
+                    console.print(f"[red]{title} failed:[/] {told(error)}", soft_wrap=True)
             finally:
                 if session.folder is not None:
                     folders.append(session.folder.path)
         if failure is not None:
             raise failure
+
+
+def _same(config: RunConfig) -> tuple[frozenset[tuple[str, str]], int]:
+    """What two configs of the same run have in common."""
+    return identity(config.to_flat()), config.seed
+
+
+def at_a_time(flat: Mapping[str, Any], jobs: int | None) -> int | None:
+    """How many runs to make at a time of those asked for; None: as many as are `fitting`.
+
+    One by one, if run config keys choose where clients run and nobody asks for more.
+    ``ConfigError`` for several on a cluster.
+    """
+    if jobs not in (None, 1) and flat.get("ray-address"):
+        raise ConfigError(
+            "--jobs makes runs side by side on this machine; on a cluster they come one after "
+            "another. Leave --jobs or --ray-address out."
+        )
+    chosen = {"engine", "ray-address", "workers"} & flat.keys()
+    return 1 if jobs is None and chosen else jobs
+
+
+def fitting(plan: Plan, runs: int | None = None) -> int:
+    """How many runs to make at a time: as many as fit the cores, if there are so many.
+
+    ``runs`` is how many there will be, by default the plan's. One, if a run uses a GPU: its
+    memory holds few. One run's clients fill the cores, too, but wait for each other every round.
+    """
+    from fairflower.training.device import choose_device  # late: torch is slow to import
+
+    if any(c.client_gpus or choose_device(c.train.device).type != "cpu" for c in plan.runs):
+        return 1
+    room = (os.cpu_count() or 1) // max(config.client_cpus for config in plan.runs)
+    return max(1, room) if (runs or len(plan.runs)) >= room else 1

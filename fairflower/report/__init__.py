@@ -5,17 +5,16 @@
     page = write_report(runs, Path("report"))  # report/index.html, report/figures/*
 
 ``reading`` opens a run folder, and ``summary`` one small file of many runs; ``methods``
-groups runs by everything but the seed, and ``series`` methods into products and sweeps;
-``contrasts`` compares methods by ``measures``, and ``verdicts`` says what that is worth.
-``tables`` hold the numbers and notes; ``pages.content`` puts all of it in order, which a
+groups runs by everything but the seed, and methods into products and sweeps;
+``contrasts`` compares methods by ``measures``, and says what that is worth.
+``tables`` hold the numbers and notes; ``pages`` puts all of it in order, which a
 terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML page.
-``landscape`` and ``sharpness`` look at a run's final model itself.
+``landscape`` looks at a run's final model itself.
 """
 
 from fairflower.errors import RunError
-from fairflower.report.pages.html import write_report
-from fairflower.report.pages.terminal import terminal_table
-from fairflower.report.reading import Run, read_run
+from fairflower.report.pages import terminal_table, write_report
+from fairflower.report.reading import Run, read_run, readable
 from fairflower.report.summary import read_runs, read_summary, write_summary
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "read_summary",
+    "readable",
     "terminal_table",
     "write_report",
     "write_summary",

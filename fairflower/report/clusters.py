@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.numerics import metrics
+from fairflower.numerics.metrics import Vector
 from fairflower.report.methods import Method
-from fairflower.report.reading import Run
+from fairflower.report.reading import WINDOW, Run
 
-Vector = NDArray[np.float64]
 FigureName = Literal["number", "accuracy", "rand"]
 
 #: What strategies record of clusters, by client: its cluster, and its place on a map.
@@ -20,22 +20,12 @@ IDS, MAP = "cluster", ("map_x", "map_y")
 
 
 class Clusters(NamedTuple):
-    """A run's clusters in R rounds, of K clients.
+    """A run's clusters in R rounds, of K clients."""
 
-    Attributes
-    ----------
-    rounds : int array [R]
-    types : str array [K]
-        The clients' domains, in the order of ``run.clients``.
-    ids : float array [R, K]
-        The cluster of each client; NaN in rounds without it.
-    map : float array [R, K, 2]
-        Where each client's representation is on a map of the round; NaN where not known.
-    """
-
-    rounds: NDArray[np.int64]
-    types: NDArray[np.str_]
-    ids: Vector
+    rounds: NDArray[np.int64]  # [R]
+    types: NDArray[np.str_]  # [K], the clients' domains, in the order of ``run.clients``
+    ids: Vector  # [R, K], the cluster of each client; NaN in rounds without it
+    #: [R, K, 2], where each client's representation is on a map of the round, or NaN.
     map: Vector
 
     def figure(self, name: FigureName) -> Vector:
@@ -79,7 +69,7 @@ def clustered(methods: Iterable[Method]) -> list[Method]:
     return [method for method in methods if all(map(clusters, method.runs))]
 
 
-def final(run: Run, name: FigureName, window: int) -> float:
+def final(run: Run, name: FigureName, window: int = WINDOW) -> float:
     """Mean of a figure over the last ``window`` tested rounds; NaN where nothing is known."""
     found = clusters(run)
     if found is None:
@@ -90,8 +80,13 @@ def final(run: Run, name: FigureName, window: int) -> float:
 
 def _vector(value: object, length: int) -> Vector:
     """One number per client; NaN where the value is anything else."""
+    vector = numbers(value)
+    return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
+
+
+def numbers(value: Any) -> Vector | None:
+    """What a strategy recorded as an array, if it is numbers."""
     try:
-        vector = np.asarray(value, dtype=np.float64)
+        return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        vector = np.empty(0)
-    return vector if vector.shape == (length,) else np.full(length, np.nan)
+        return None

@@ -1,55 +1,55 @@
-"""The loss around a trained model, along two random directions (FedISM's Fig. 7)."""
+"""A trained model itself: the loss around it, and its sharpness for each client (FedISM).
+
+The loss is along two random directions (FedISM's Fig. 7); sharpness is FedISM's Table 7, for any
+method.
+"""
 
 from __future__ import annotations
 
 import copy
 import csv
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.config import RunConfig
-from fairflower.data import Augment, Federation, Split, prepare
+from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunError
+from fairflower.models import trainable
+from fairflower.numerics.metrics import Vector
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import check_images
 from fairflower.training.batches import Images
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
+from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Mean cross entropy around a model, on one domain's training or test images.
+    """Mean cross entropy around a model, on the images of all of a domain's clients, as they are.
 
-    Attributes
-    ----------
-    domain, split
-        The images: of all of the domain's clients, as they are, "train" or "test".
-    num_images
-        How many of them.
-    loss
-        [G, G]; ``loss[i, j]`` is at ``y = steps[i]``, ``x = steps[j]`` of the landscape.
+    ``loss[i, j]``, [G, G], is at ``y = steps[i]``, ``x = steps[j]`` of the landscape.
     """
 
     domain: str
-    split: str
+    split: str  # "train" or "test"
     num_images: int
-    loss: NDArray[np.float64]
+    loss: Vector
 
     @property
     def centre(self) -> float:
@@ -60,21 +60,11 @@ class Surface:
 
 @dataclass(frozen=True)
 class Landscape:
-    """A model's surfaces, domain after domain, first of training and then of test images.
+    """A model's surfaces, domain after domain, first of training and then of test images."""
 
-    Attributes
-    ----------
-    label
-        The run's method.
-    steps
-        [G], from -span to span; the model is in the middle, at 0.
-    surfaces
-        All in the same two directions.
-    """
-
-    label: str
-    steps: NDArray[np.float64]
-    surfaces: tuple[Surface, ...]
+    label: str  # the run's method
+    steps: Vector  # [G], from -span to span; the model is in the middle, at 0
+    surfaces: tuple[Surface, ...]  # all in the same two directions
 
     def write_csv(self, path: Path) -> None:
         """Write the columns domain, split, x, y, loss."""
@@ -82,9 +72,9 @@ class Landscape:
             writer = csv.writer(file)
             writer.writerow(["domain", "split", "x", "y", "loss"])
             for surface in self.surfaces:
-                for y, losses in zip(self.steps.tolist(), surface.loss.tolist(), strict=True):
-                    for x, loss in zip(self.steps.tolist(), losses, strict=True):
-                        writer.writerow([surface.domain, surface.split, x, y, loss])
+                points = product(self.steps.tolist(), repeat=2)
+                for (y, x), loss in zip(points, surface.loss.ravel().tolist(), strict=True):
+                    writer.writerow([surface.domain, surface.split, x, y, loss])
 
 
 def landscape(
@@ -167,12 +157,8 @@ def load(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    Raises
-    ------
-    RunError
-        When there is none, or it is not the config's.
-    ConfigError
-        When its clients had other images than they would get now.
+    A `RunError` when there is none, or it is not the config's; a `ConfigError` when its
+    clients had other images than they would get now.
     """
     check_images(run.path, run.info, run.config)
     path = run.path / "model.safetensors"
@@ -192,76 +178,51 @@ def filter_normalised(model: nn.Module, seed: int) -> list[Tensor]:
     A Gaussian draw d for every trainable parameter w, then ``d_i <- ||w_i|| / ||d_i|| d_i``
     for each filter i, a slice of the first dimension: an output channel of a convolution, a
     row of a matrix. Parameters of one dimension, which are biases and norms' scales and
-    shifts, do not move: zero, as in the authors' code (Li et al., NeurIPS 2018).
-
-    Parameters
-    ----------
-    model
-        Where the direction starts.
-    seed
-        Of the draws, which are made on the CPU for every device.
-
-    Returns
-    -------
-    list of Tensor
-        One for each trainable parameter, in its shape and on its device.
+    shifts, do not move: zero, as in the authors' code (Li et al., NeurIPS 2018). Draws are
+    made on the CPU for every device. The tensors are those of the trainable parameters, in
+    their shapes and on their device.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = []
-    for w in _trainable(model):
+    for w in trainable(model).values():
         if w.dim() <= 1:
             direction.append(torch.zeros_like(w))
             continue
         d = torch.randn(w.shape, generator=generator).to(w)
-        lengths = [torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (w.detach(), d)]
-        ratio = lengths[0] / (lengths[1] + 1e-10)
-        direction.append(d * ratio.view(-1, *[1] * (w.dim() - 1)))
+        of_w, of_d = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (w.detach(), d))
+        direction.append(d * (of_w / (of_d + 1e-10)).view(-1, *[1] * (w.dim() - 1)))
     return direction
 
 
 def surfaces(
     model: nn.Module,
     directions: Sequence[Sequence[Tensor]],
-    steps: NDArray[np.float64],
+    steps: Vector,
     data: Sequence[Images],
     *,
     batch_size: int = 500,
     advance: Callable[[], object] = lambda: None,
-) -> NDArray[np.float64]:
-    """Mean cross entropy of ``w + x d + y e`` on several sets of images.
+) -> Vector:
+    """Mean cross entropy of ``w + x d + y e`` on S sets of images, [S, G, G] by set, y and x.
 
-    Parameters
-    ----------
-    model
-        Holds w; it is used as it is, in eval mode or not, and left alone.
-    directions
-        d and e, each a tensor for every trainable parameter.
-    steps
-        [G]: the values of x, and of y.
-    data
-        S sets of images.
-    batch_size
-        Images per forward pass.
-    advance
-        See `landscape`.
-
-    Returns
-    -------
-    ndarray of shape (S, G, G)
-        By set, y and x.
+    ``model`` holds w; it is used as it is, in eval mode or not, and left alone. The
+    ``directions`` d and e have a tensor for every trainable parameter; ``steps``, [G], are the
+    values of x, and of y. ``advance`` is called after every point, from any thread.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     threads = (os.cpu_count() or 1) if on_cpu else 1
-    w = [p.detach() for p in _trainable(model)]
+    w = trainable(model).values()
     free: SimpleQueue[nn.Module] = SimpleQueue()
     for _ in range(threads):
         free.put(copy.deepcopy(model))
 
-    def losses_at(x: float, y: float) -> list[float]:
+    def losses_at(point: tuple[float, float]) -> list[float]:
+        y, x = point
         moved = free.get()
         try:
             with torch.inference_mode():
-                for p, start, d, e in zip(_trainable(moved), w, *directions, strict=True):
+                moving = trainable(moved).values()
+                for p, start, d, e in zip(moving, w, *directions, strict=True):
                     p.copy_(start + x * d + y * e)
                 return [_mean_loss(moved, images, batch_size) for images in data]
         finally:
@@ -269,12 +230,8 @@ def surfaces(
             advance()
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        pending = [pool.submit(losses_at, x, y) for y in steps.tolist() for x in steps.tolist()]
-        try:
-            found = [future.result() for future in pending]
-        except BaseException:  # an interrupt, too, need not wait for the whole grid
-            pool.shutdown(cancel_futures=True)
-            raise
+        # An error or interrupt cancels what has not begun: it need not wait for the whole grid.
+        found = list(pool.map(losses_at, product(steps.tolist(), repeat=2)))
     return np.array(found).T.reshape(len(data), len(steps), len(steps))
 
 
@@ -283,10 +240,6 @@ def _mean_loss(model: nn.Module, images: Images, batch_size: int) -> float:
     for x, y in images.eval_batches(batch_size):
         total += F.cross_entropy(model(x), y, reduction="sum")
     return total.item() / len(images)
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
 
 
 def _images(
@@ -302,4 +255,57 @@ def _images(
     if 0 < number < len(y):
         random = np.random.default_rng(derive_seed(seed, domain, split))
         rows = np.sort(random.choice(len(y), number, replace=False))
-    return Images(Split(x[rows], y[rows]), federation.mean, federation.std, Augment(), device)
+    return Images(Split(x[rows], y[rows]), federation.mean, federation.std, device=device)
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """Sharpness by client, of a run's method and seed."""
+
+    label: str
+    seed: int
+    values: Mapping[str, Vector]  # domain -> its clients' sharpness, [k]
+
+    @property
+    def over_clients(self) -> tuple[float, float]:
+        """Mean and standard deviation (ddof 0) over all clients."""
+        every = np.concatenate(list(self.values.values()))
+        return float(every.mean()), float(every.std())
+
+
+def flatness(
+    run: Run,
+    *,
+    rho: float | None = None,
+    data_dir: str = "",
+    device: str = "auto",
+    advance: Callable[[], object] = lambda: None,
+) -> Flatness:
+    """Measure the final model's sharpness on every client's training images, as they are.
+
+    ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. The radius ``rho``, see
+    `fairflower.clients.sharpness`, is the run's ``measure.rho`` by default; ``advance`` is
+    called after every client.
+    """
+    config, federation, model, chosen = load(run, data_dir, device)
+    radius = config.measure.rho if rho is None else rho
+    values: dict[str, list[float]] = {domain: [] for domain in federation.domains}
+    for client in federation.clients:
+        split = federation.train(client.client_id)
+        images = Images(split, federation.mean, federation.std, device=chosen)
+        values[client.domain].append(sharpness(model, images, rho=radius))
+        advance()
+    found = {domain: np.array(list_) for domain, list_ in values.items()}
+    return Flatness(run.label, int(run.seed), found)
+
+
+def write_csv(measured: Iterable[Flatness], path: Path) -> None:
+    """Write the columns method, seed, domain, place (of the client in its domain), sharpness."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "seed", "domain", "place", "sharpness"])
+        for one in measured:
+            for domain, values in one.values.items():
+                for place, value in enumerate(values.tolist()):
+                    writer.writerow([one.label, one.seed, domain, place, value])

@@ -6,18 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.numerics import metrics
+from fairflower.numerics.metrics import Vector
 from fairflower.report.clusters import clustered
-from fairflower.report.methods import WINDOW, Comparison, Method
+from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import Run
-
-Vector = NDArray[np.float64]
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -47,53 +44,39 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measure:
-    """Figures that are judged together.
+    """Figures that are judged together."""
 
-    Attributes
-    ----------
-    name : str
-        What they are of.
-    figures : tuple of Figure
-    words : (str, str)
-        What a method is that is better by them than another, and what if it is worse.
-    of : tuple of Method
-        The methods that have them.
-    """
-
-    name: str
+    name: str  # what they are of
     figures: tuple[Figure, ...]
+    #: What a method is that is better by them than another, and what if it is worse.
     words: tuple[str, str]
-    of: tuple[Method, ...]
+    of: tuple[Method, ...]  # that have them
 
     def __getitem__(self, title: str) -> Figure:
         """The figure of this title."""
         return next(figure for figure in self.figures if figure.title == title)
 
 
-def measures(comparison: Comparison, window: int = WINDOW) -> list[Measure]:
+def measures(comparison: Comparison) -> list[Measure]:
     """Fairness over domains, and what else the tables show of several methods."""
-    found = [fairness(comparison, window)]
+    found = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in _SCORES:
         of = [m for m in rated if all(score in run.scores for run in m.runs)]
         if of:
-            found.append(_scored(comparison, score, of, window))
+            found.append(_scored(comparison, score, of))
     typed = typed_methods(comparison)
-    return [*found, _over_clients(typed, window)] if typed else found
+    return [*found, _over_clients(typed)] if typed else found
 
 
-def fairness(comparison: Comparison, window: int = WINDOW) -> Measure:
+def fairness(comparison: Comparison) -> Measure:
     """Worst domain and STD, by which methods are fairer, and the average beside them."""
-
-    def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
-        return lambda run: 100 * figure(run.final(window))
-
     return Measure(
         "accuracy over domains",
         (
-            Figure("MIN", over(metrics.worst), 1, "worst domain"),
-            Figure("STD", over(partial(metrics.std, ddof=1)), -1),
-            Figure("AVG", over(metrics.mean), 1, "average", judged=False),
+            Figure("MIN", lambda run: 100 * metrics.worst(run.final()), 1, "worst domain"),
+            Figure("STD", lambda run: 100 * metrics.std(run.final(), ddof=1), -1),
+            Figure("AVG", lambda run: 100 * metrics.mean(run.final()), 1, "average", False),
         ),
         ("fairer", "less fair"),
         comparison.methods,
@@ -126,10 +109,10 @@ def typed_methods(comparison: Comparison) -> list[Method]:
     return [method for method in comparison.methods if several(method)]
 
 
-def of_clients(run: Run, window: int) -> Vector:
+def of_clients(run: Run) -> Vector:
     """Accuracy per client [K]: on its own test data if all clients tested, else its domain's."""
-    own = run.final_clients(window)
-    theirs = run.final(window)[[run.domains.index(client.domain) for client in run.clients]]
+    own = run.by_client.final()
+    theirs = run.final()[[run.domains.index(client.domain) for client in run.clients]]
     return own if np.isfinite(own).all() else theirs[np.isfinite(theirs)]
 
 
@@ -138,13 +121,13 @@ def of_several(figure: Callable[[Vector], float], count: int) -> Callable[[Vecto
     return lambda values: math.nan if len(values) < 2 <= count else figure(values)
 
 
-def _scored(comparison: Comparison, score: str, of: list[Method], window: int) -> Measure:
+def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
     """One of the scores in every group, and over the groups: the mean over the last rounds."""
     title, name = _SCORES[score]
 
     def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
         def value(run: Run) -> float:
-            found = run.final_scores(score, window).mean(axis=0)
+            found = run.final_scores(score).mean(axis=0)
             return 100 * float(figure(found)) if np.isfinite(found).all() else math.nan
 
         return value
@@ -161,19 +144,21 @@ def _scored(comparison: Comparison, score: str, of: list[Method], window: int) -
     return Measure(name, tuple(figures), ("better", "worse"), tuple(of))
 
 
-def _over_clients(of: list[Method], window: int) -> Measure:
+def _over_clients(of: list[Method]) -> Measure:
     """FedGCR's figures over client types and over clients."""
 
-    def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
-        return lambda run: 100 * figure(of_clients(run, window))
+    def spread(values: Vector) -> float:
+        return 100 * metrics.std(values, ddof=0)
 
-    spread = partial(metrics.std, ddof=0)
+    def average(run: Run) -> float:
+        return 100 * metrics.mean(of_clients(run))
+
     return Measure(
         "client types and clients",
         (
-            Figure("Avg over clients", over(metrics.mean), 1, "average over clients"),
-            Figure(f"{SIGMA} type", lambda run: 100 * spread(run.final(window)), -1),
-            Figure(f"{SIGMA} client", over(spread), -1),
+            Figure("Avg over clients", average, 1, "average over clients"),
+            Figure(f"{SIGMA} type", lambda run: spread(run.final()), -1),
+            Figure(f"{SIGMA} client", lambda run: spread(of_clients(run)), -1),
         ),
         ("better", "worse"),
         tuple(of),

@@ -1,4 +1,4 @@
-"""Runs grouped into methods, and methods into what may be compared.
+"""Runs grouped into methods, and methods into what may be compared, products and sweeps.
 
 Runs that differ in nothing but the seed are one *method*; everything said about it is
 a mean and a standard deviation over seeds. Methods are *comparable* when only the
@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from fairflower.config import METHOD_TABLES, ClientConfig, identity
-from fairflower.report.reading import Run
+from fairflower.config import METHOD_TABLES, ClientConfig, StrategyConfig, argument, identity
+from fairflower.numerics.metrics import Vector
+from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
 
 BASELINES = ("fedavg", "uniform")
-
-#: Tested rounds that the papers' tables average (FedHEAL §4.1).
-WINDOW = 5
-
 
 #: Differences below it, in points, are sums in another order.
 _ROUNDING = 1e-9
@@ -68,32 +66,26 @@ class Curve(NamedTuple):
     """A figure over rounds [R]: mean and std over seeds, and whether it is of all domains."""
 
     rounds: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    spread: NDArray[np.float64]
+    mean: Vector
+    spread: Vector
     whole: NDArray[np.bool_]
 
-    def since(self, first: float) -> Curve:
-        """The rounds from ``first`` on."""
-        late = self.rounds >= first
-        return Curve(self.rounds[late], self.mean[late], self.spread[late], self.whole[late])
+    @classmethod
+    def of(cls, rounds: NDArray[np.int64], values: Vector) -> Curve:
+        """The curve of values [seeds, R], of all domains; one seed has no spread."""
+        spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+        return cls(rounds, values.mean(axis=0), spread, np.ones(len(rounds), np.bool_))
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs of one method under one setting, one per seed.
+    """Runs of one method under one setting, one per seed."""
 
-    Attributes
-    ----------
-    name : str
-        The runs' label, with the settings that tell it from a namesake if need be.
-    runs : tuple of Run
-        Ordered by seed; all reached the same round.
-    left_out : tuple of (Run, str)
-        Runs of the method that its figures leave out, and why.
-    """
-
+    #: The runs' label, with the settings that tell it from a namesake if need be.
     name: str
+    #: Ordered by seed; all reach the same round.
     runs: tuple[Run, ...]
+    #: Runs of the method that its figures leave out, and why.
     left_out: tuple[tuple[Run, str], ...] = ()
 
     @property
@@ -116,21 +108,25 @@ class Method:
         """``name`` without the local training."""
         return self.name.removeprefix(f"{self.client}+")
 
-    @property
+    @cached_property
     def setting(self) -> frozenset[tuple[str, str]]:
         """All that must be equal for a comparison: data, model, training, rounds."""
-        return _setting(self.config)
+        return identity(self.config) - self.settings(*METHOD_TABLES)
+
+    def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
+        """Those of some tables of the run config, as in ``"data."``."""
+        return frozenset(item for item in identity(self.config) if item[0].startswith(tables))
 
     @property
     def comparable(self) -> tuple[Any, ...]:
         """Equal for methods whose figures may be compared."""
-        return self.setting, self.runs[0].last_round
+        return self.setting, self.runs[0].reach
 
     def over_seeds(self, figure: Callable[[Run], float]) -> Estimate:
         """The estimate of a figure that each run has."""
         return Estimate.of([figure(run) for run in self.runs])
 
-    def over_rounds(self, figure: Callable[[Run], NDArray[np.float64]]) -> Estimate:
+    def over_rounds(self, figure: Callable[[Run], Vector]) -> Estimate:
         """The estimate of a figure that each run has several times: over seeds and rounds.
 
         Its ``std`` is of the population (ddof 0), as in FedISM's tables.
@@ -139,9 +135,7 @@ class Method:
         return Estimate(float(values.mean()), float(values.std()), len(values))
 
     def over_domains(
-        self,
-        accuracies: Callable[[Run], NDArray[np.float64]],
-        figure: Callable[[NDArray[np.float64]], float],
+        self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
     ) -> Estimate:
         """The estimate of a figure of the domains that every seed was tested on.
 
@@ -150,46 +144,33 @@ class Method:
         values = np.array([accuracies(run) for run in self.runs])
         return Estimate.of([_of_those(row, figure) for row in _in_common(values)])
 
-    def whole(self, window: int) -> bool:
-        """Whether every seed was tested on every domain in each of the last ``window`` rounds."""
-        return all(run.whole(window) for run in self.runs)
+    def whole(self) -> bool:
+        """Whether every seed was tested on every domain in each of the last rounds."""
+        return all(run.whole() for run in self.runs)
 
     def curve(
-        self,
-        figure: Callable[[NDArray[np.float64]], float],
-        domains: Sequence[int] | slice = slice(None),
+        self, figure: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
     ) -> Curve:
         """A figure of the accuracies per domain over rounds, by default of all domains.
 
         Where a domain was not tested, by whatever seed, the figure is of the others; NaN
         if there are none.
         """
-        rounds = self.runs[0].rounds
-        for run in self.runs[1:]:
-            rounds = np.intersect1d(rounds, run.rounds)
+        rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
         found = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
         accuracy = _in_common(np.array(found))
         values = np.array([[_of_those(row, figure) for row in run] for run in accuracy])
-        spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
-        whole = np.isfinite(accuracy[0]).all(axis=1)
-        return Curve(rounds, values.mean(axis=0), spread, whole)
+        return Curve.of(rounds, values)._replace(whole=np.isfinite(accuracy[0]).all(axis=1))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods that were tested on the same domains.
-
-    Attributes
-    ----------
-    domains : tuple of str
-    methods : tuple of Method
-        Baselines first, then in the order of the runs.
-    differing : mapping
-        Setting -> {method name: value} for every setting that is not common to all.
-    """
+    """All methods that were tested on the same domains."""
 
     domains: tuple[str, ...]
+    #: Baselines first, then in the order of the runs.
     methods: tuple[Method, ...]
+    #: Setting -> {method name: value} for every setting that is not common to all.
     differing: Mapping[str, Mapping[str, str]]
 
     @property
@@ -207,9 +188,9 @@ class Comparison:
         runs = (run for method in self.methods for run in method.runs)
         return not all(np.isfinite(run.accuracy).all() for run in runs)
 
-    def span(self, window: int) -> str:
-        """``mean of the last 5 tested rounds (16 to 20)``; no numbers where methods differ."""
-        spans = {method.runs[0].final_rounds(window) for method in self.methods}
+    def span(self, window: int = WINDOW) -> str:
+        """``mean of the last 5 tested rounds (16 to 20)``; no numbers where runs differ."""
+        spans = {run.final_rounds(window) for method in self.methods for run in method.runs}
         if len(spans) > 1:
             return "last round" if window == 1 else f"mean of the last {window} tested rounds"
         (rounds,) = spans
@@ -222,14 +203,13 @@ class Comparison:
 
     def baseline(self, method: Method, name: str) -> Method | None:
         """The FedAvg or Uniform method that ``method`` may be compared with, if any."""
-        client = _table(method.config, "client.")
         found = [
             other
             for other in self.methods
             if other.strategy == name
             and other is not method
             and other.comparable == method.comparable
-            and _table(other.config, "client.") == client
+            and other.settings("client.") == method.settings("client.")
         ]
         return min(found, key=lambda other: other.name != name, default=None)
 
@@ -246,45 +226,38 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
     return comparisons
 
 
-def paired(method: Method, baseline: Method, figure: Callable[[Run], float]) -> Estimate:
-    """The estimate of ``figure(method) - figure(baseline)`` over the seeds that both have."""
-    others = {run.seed: run for run in baseline.runs}
-    return Estimate.of(
-        [figure(run) - figure(others[run.seed]) for run in method.runs if run.seed in others]
-    )
-
-
 def method_names(runs: Sequence[Run]) -> list[str]:
     """The method of each run: its label, with the settings that tell it from a namesake."""
-    groups = _groups(runs)
-    names = dict(zip(groups, _names(list(groups.values())), strict=True))
-    return [names[run.label, identity(run.config)] for run in runs]
+    names = {id(run): name for name, group in _groups(runs) for run in group}
+    return [names[id(run)] for run in runs]
 
 
-def _groups(runs: Sequence[Run]) -> dict[tuple[str, frozenset[tuple[str, str]]], list[Run]]:
+def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs by their methods' names: labels, with the settings that tell one from a namesake."""
     groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.label, identity(run.config)), []).append(run)
-    return groups
+    named = []
+    for (label, settings), members in groups.items():
+        namesakes = [other for name, other in groups if name == label]
+        own = sorted(settings - frozenset.intersection(*namesakes))
+        detail = f" ({', '.join(f'{key}={value}' for key, value in own)})" if own else ""
+        named.append((label + detail, members))
+    return named
 
 
-def _methods(runs: Sequence[Run]) -> list[Method]:
-    groups = _groups(runs)
-    members = [_one_per_seed(group) for group in groups.values()]
-    names = _names([kept for kept, _ in members])
-    methods = [
-        Method(name, kept, left_out) for name, (kept, left_out) in zip(names, members, strict=True)
-    ]
+def _methods(runs: Iterable[Run]) -> list[Method]:
+    methods = [Method(name, *_one_per_seed(group)) for name, group in _groups(runs)]
     rank = {name: place for place, name in enumerate(BASELINES)}
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
 
 
-def _in_common(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _in_common(values: Vector) -> Vector:
     """Values [seeds, ..., D] without what some seed lacks, NaN in its place."""
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
 
 
-def _of_those(values: NDArray[np.float64], figure: Callable[[NDArray[np.float64]], float]) -> float:
+def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
     """A figure of those values that there are."""
     there = values[np.isfinite(values)]
     return figure(there) if there.size else math.nan
@@ -295,14 +268,14 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
 
     Runs that lack tests of a domain are kept only where all of them do.
     """
-    furthest = max(run.last_round for run in runs)
-    some_whole = any(run.whole(WINDOW) for run in runs if run.last_round == furthest)
+    furthest = max(run.reach for run in runs)
+    some_whole = any(run.whole() for run in runs if run.reach == furthest)
     kept: dict[Any, Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda run: str(run.info.get("started", "")), reverse=True):
-        if run.last_round < furthest:
+        if run.reach < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
-        elif some_whole and not run.whole(WINDOW):
+        elif some_whole and not run.whole():
             lacks = untested(run.domains, run.rounds, run.accuracy)
             left_out.append((run, f"{lacks}, other runs of the method lack no domain"))
         elif run.seed in kept:
@@ -310,22 +283,6 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
         else:
             kept[run.seed] = run
     return tuple(kept[seed] for seed in sorted(kept)), tuple(left_out)
-
-
-def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Labels, with the settings that tell one from its namesakes."""
-    labels = [group[0].label for group in groups]
-    names = []
-    for label, group in zip(labels, groups, strict=True):
-        namesakes = [
-            identity(other[0].config)
-            for name, other in zip(labels, groups, strict=True)
-            if name == label
-        ]
-        own = dict(identity(group[0].config) - frozenset.intersection(*namesakes))
-        detail = ", ".join(f"{key}={value}" for key, value in sorted(own.items()))
-        names.append(f"{label} ({detail})" if len(namesakes) > 1 and detail else label)
-    return names
 
 
 def _differing(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
@@ -338,9 +295,84 @@ def _differing(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
     }
 
 
-def _setting(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    return frozenset(item for item in identity(config) if not item[0].startswith(METHOD_TABLES))
+#: Fewer values make no curve.
+_FEWEST = 3
 
 
-def _table(config: Mapping[str, Any], prefix: str) -> frozenset[tuple[str, str]]:
-    return frozenset(item for item in identity(config) if item[0].startswith(prefix))
+class Sweep(NamedTuple):
+    """Methods in ascending order of the run config key's value.
+
+    ``others`` have a value of it that is no number, as in ``num_clusters=auto``: value ->
+    method.
+    """
+
+    key: str
+    values: Vector
+    methods: tuple[Method, ...]
+    others: Mapping[str, Method]
+
+
+def products(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
+    """Client -> strategy -> method, for each comparable set that is a product; largest first."""
+    sets: dict[Any, list[Method]] = {}
+    for method in comparison.methods:
+        sets.setdefault(method.comparable, []).append(method)
+    found = []
+    for members in sorted(sets.values(), key=len, reverse=True):
+        grid: dict[str, dict[str, Method]] = {}
+        for method in members:
+            grid.setdefault(method.client, {})[method.aggregation] = method
+        strategies = {strategy for row in grid.values() for strategy in row}
+        if len(grid) > 1 and len(strategies) > 1:
+            found.append(grid)
+    return found
+
+
+def by_client(comparison: Comparison) -> dict[str, dict[str, Method]]:
+    """The largest of `products`; empty if there is none."""
+    return next(iter(products(comparison)), {})
+
+
+def sweeps(comparison: Comparison) -> list[Sweep]:
+    """Every method argument of which there are three values or more, all else equal.
+
+    A method that was not tested on every domain throughout is compared with none, and left out.
+    """
+    keys = {
+        key
+        for method in comparison.methods
+        for key, _ in identity(method.config)
+        if key.startswith(("strategy.", "client.")) and not key.endswith(".name")
+    }
+    found = []
+    for key in sorted(keys):
+        groups: dict[Any, dict[Any, Method]] = {}
+        for method in comparison.methods:
+            value = _value(method, key)
+            rest = frozenset(item for item in identity(method.config) if item[0] != key)
+            if value is not None and method.whole():
+                groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
+        for members in groups.values():
+            values = sorted(value for value in members if isinstance(value, float))
+            if len(values) >= _FEWEST:
+                others = {value: m for value, m in members.items() if isinstance(value, str)}
+                methods = tuple(members[value] for value in values)
+                found.append(Sweep(key, np.array(values), methods, others))
+    return found
+
+
+def _value(method: Method, key: str) -> float | str | None:
+    """The method's value of an argument, also if it was left to the method; a number if it is one.
+
+    None where the method has no such argument.
+    """
+    table, _, leaf = key.partition(".")
+    value: Any = dict(identity(method.config)).get(key)
+    for kind in (ClientConfig, StrategyConfig):
+        if value is None and table == kind.TABLE:
+            value = kind.of(method.config).defaults().get(argument(leaf))
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value if isinstance(value, str) else None
+    return number if math.isfinite(number) else None

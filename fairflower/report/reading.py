@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
-from fairflower.errors import RunError
+from fairflower.errors import ConfigError, RunError
+from fairflower.server.figures import WINDOW as WINDOW
+from fairflower.server.folder import LEVELS
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -22,59 +25,71 @@ HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 SCORES = ("balanced_accuracy", "auc")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run folder, read.
+@dataclass(frozen=True, kw_only=True)
+class Tests:
+    """Accuracies of K domains or clients in R tested rounds."""
 
-    Attributes
-    ----------
-    path : Path
-        The folder.
-    label : str
-        Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
-    status : str
-        ``"completed"``, ``"stopped"``, ``"failed"`` or ``"running"`` (also left by a
-        process that was killed).
-    domains : tuple of str
-        Domain names, D of them.
-    clients : tuple of ClientInfo
-        Every client of the federation.
-    config : mapping
-        The resolved run config with dotted keys.
-    rounds : int array [R]
-        Rounds whose global model was tested, on one domain at least; 0 is before training.
-    accuracy : float array [R, D]
-        Test accuracy as a fraction, one row for each of ``rounds``; NaN where a domain was
-        not tested, its sites being away. With ``evaluate.by = "clients"`` the mean of the
-        domain's clients by test images.
-    client_rounds, client_accuracy : int array [S], float array [S, K]
-        The same by client, in the order of ``clients``; NaN where one did not test.
-        S is 0 when clients tested nothing.
-    personal_rounds, personal_accuracy : int array [P], float array [P, D]
-        Accuracy of the clients' personal models, by domain, the mean of its clients by
-        test images; NaN like ``accuracy``. P is 0 where there are none.
-    scores : mapping of str -> float array [R, D]
-        Those of `SCORES` that were measured, like ``accuracy``; NaN in a round without.
-    diagnostics : tuple of mappings
-        What the strategy recorded, and who was left out, one mapping a round.
-    info : mapping
-        All of ``run.json``.
+    #: [R], in ascending order; 0 is before training.
+    rounds: NDArray[np.int64]
+    #: [R, K], fractions, one row for each of ``rounds``; NaN where one was not tested.
+    accuracy: NDArray[np.float64]
+
+    def last(self, window: int = WINDOW) -> NDArray[np.intp]:
+        """Places of the last ``window`` rounds; of round 0 only if there is no other."""
+        trained = np.flatnonzero(self.rounds > 0)
+        return (trained if trained.size else np.arange(self.rounds.size))[-window:]
+
+    def final(self, window: int = WINDOW) -> NDArray[np.float64]:
+        """Accuracy [K], the mean over those of the `last` rounds that have it; NaN without any."""
+        values = self.accuracy[self.last(window)]
+        counts = np.isfinite(values).sum(axis=0)
+        return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
+
+    def final_rounds(self, window: int = WINDOW) -> tuple[int, ...]:
+        """The rounds that `final` averages."""
+        return tuple(self.rounds[self.last(window)].tolist())
+
+    def whole(self, window: int = WINDOW) -> bool:
+        """Whether all were tested in each of the rounds that `final` averages.
+
+        Else `final` lacks a domain, or its means are over different rounds, and what is said
+        of all domains can be compared with no other run's.
+        """
+        return bool(np.isfinite(self.accuracy[self.last(window)]).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Tests):
+    """One run folder, read: the tests of its global model by domain, and all around them.
+
+    With ``evaluate.test = false`` these are on images for validation.
+    With ``evaluate.by = "clients"`` a domain's accuracy is the mean of its clients' by test
+    images; it is NaN where its sites were away. Every round is of one domain at least.
     """
 
+    #: The folder.
     path: Path
+    #: Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
     label: str
+    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"`` or ``"running"`` (also left by
+    #: a process that was killed).
     status: str
+    #: Domain names, D of them.
     domains: tuple[str, ...]
+    #: Every client of the federation.
     clients: tuple[ClientInfo, ...]
+    #: The resolved run config with dotted keys.
     config: Mapping[str, Any]
-    rounds: NDArray[np.int64]
-    accuracy: NDArray[np.float64]
-    client_rounds: NDArray[np.int64]
-    client_accuracy: NDArray[np.float64]
-    personal_rounds: NDArray[np.int64]
-    personal_accuracy: NDArray[np.float64]
+    #: The same by client, in the order of ``clients``; no rounds when clients tested nothing.
+    by_client: Tests
+    #: Of the clients' personal models, by domain, the mean of its clients by test images; no
+    #: rounds where there are none.
+    personal: Tests
+    #: Those of `SCORES` that were measured, [R, D] like ``accuracy``; NaN in a round without.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    #: What the strategy recorded, and who was left out, one mapping a round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
+    #: All of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,6 +103,16 @@ class Run:
         return int(self.rounds[-1])
 
     @property
+    def reach(self) -> int:
+        """The last tested round; of a run that its own settings ended early, the last planned.
+
+        Runs are compared that reach equally far.
+        """
+        planned = int(self.config.get("num-server-rounds", 0))
+        early = self.status == "completed" and int(self.info.get("rounds") or planned) < planned
+        return planned if early else self.last_round
+
+    @property
     def progress(self) -> str:
         """For example ``"stopped after round 7 of 20"``."""
         done = max(self.last_round, int(self.info.get("rounds") or 0))
@@ -95,45 +120,9 @@ class Run:
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
         return f"{self.status} after round {done} of {planned}{tested}"
 
-    def final(self, window: int) -> NDArray[np.float64]:
-        """Accuracy per domain [D], the mean over the last ``window`` tested rounds.
-
-        Round 0 does not count unless it is the only one. A domain's mean is over those of
-        the rounds in which it was tested; NaN if it was in none.
-        """
-        return _mean(self.accuracy[_last(self.rounds, window)])
-
-    def whole(self, window: int) -> bool:
-        """Whether every domain was tested in each of the rounds that `final` averages.
-
-        Else `final` lacks a domain, or its means are over different rounds, and what is said
-        of all domains can be compared with no other run's.
-        """
-        return bool(np.isfinite(self.accuracy[_last(self.rounds, window)]).all())
-
-    def final_scores(self, score: str, window: int) -> NDArray[np.float64]:
-        """One of ``scores`` in each of those rounds, [rounds, D], not averaged."""
-        return self.scores[score][_last(self.rounds, window)]
-
-    def final_rounds(self, window: int) -> tuple[int, ...]:
-        """The rounds that `final` averages."""
-        return tuple(self.rounds[_last(self.rounds, window)].tolist())
-
-    def final_personal(self, window: int) -> NDArray[np.float64]:
-        """Accuracy of personal models per domain [D], like `final`; NaN without any."""
-        if not self.personal_rounds.size:
-            return np.full(len(self.domains), np.nan)
-        return _mean(self.personal_accuracy[_last(self.personal_rounds, window)])
-
-    def whole_personal(self, window: int) -> bool:
-        """Whether `final_personal` has every domain in each round, like `whole`."""
-        return bool(np.isfinite(self.personal_accuracy[_last(self.personal_rounds, window)]).all())
-
-    def final_clients(self, window: int) -> NDArray[np.float64]:
-        """Accuracy per client [K], like `final`; NaN for a client that never tested."""
-        if not self.client_rounds.size:
-            return np.full(len(self.clients), np.nan)
-        return _mean(self.client_accuracy[_last(self.client_rounds, window)])
+    def final_scores(self, score: str) -> NDArray[np.float64]:
+        """One of ``scores`` in each of the `last` rounds, [rounds, D], not averaged."""
+        return self.scores[score][self.last()]
 
 
 def read_run(path: str | Path) -> Run:
@@ -160,11 +149,11 @@ def read_run(path: str | Path) -> Run:
     config = RunConfig().concise() | read_toml(path / "config.toml")
     history, finished = _read_history(path / "history.csv")
     names = [str(c.client_id) for c in clients]
-    by_client = history["client", "accuracy"]
-    client_rounds = np.array(sorted(by_client), dtype=np.int64)
-    rounds, accuracy = _tested(history["domain", "accuracy"], domains, finished)
-    personal_rounds, personal = _tested(history["domain", "personal_accuracy"], domains, finished)
-    scores = {score: history["domain", score] for score in SCORES if history["domain", score]}
+    # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
+    of_domains, of_clients = LEVELS["test" if config["evaluate.test"] else "validation"]
+    tested = _tested(history[of_domains, "accuracy"], domains, finished)
+    rounds = tested.rounds
+    scores = {score: history[of_domains, score] for score in SCORES if history[of_domains, score]}
 
     status = str(info["status"])
     if not rounds.size or (status != "completed" and not rounds[-1]):
@@ -178,50 +167,44 @@ def read_run(path: str | Path) -> Run:
         clients=clients,
         config=config,
         rounds=rounds,
-        accuracy=accuracy,
-        client_rounds=client_rounds,
-        client_accuracy=_matrix(by_client, names, client_rounds),
-        personal_rounds=personal_rounds,
-        personal_accuracy=personal,
+        accuracy=tested.accuracy,
+        by_client=_all_tests(history[of_clients, "accuracy"], names),
+        personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
         diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
 
 
-def _last(rounds: NDArray[np.int64], window: int) -> NDArray[np.intp]:
-    trained = np.flatnonzero(rounds > 0)
-    return (trained if trained.size else np.arange(rounds.size))[-window:]
-
-
-def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over rounds [R, K], for each column over those that have it; NaN without any."""
-    there = np.isfinite(values)
-    if there.all():
-        return np.asarray(values.mean(axis=0))
-    counts = there.sum(axis=0)
-    return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
+def readable(path: Path) -> list[Run]:
+    """The runs below a folder that can be reported on; none where there is no folder."""
+    runs = []
+    for info in path.rglob("run.json"):
+        with suppress(RunError, ConfigError):
+            runs.append(read_run(info.parent))
+    return runs
 
 
 # --- files -------------------------------------------------------------------------------
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text; a `RunError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"Cannot read {path}: {error}.") from error
 
 
-def _whole_lines(path: Path) -> list[str]:
+def whole_lines(path: Path) -> list[str]:
     """Lines without a last one that is still being written."""
-    lines = _text(path).splitlines(keepends=True)
+    lines = read_text(path).splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
 
 def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[ClientInfo, ...]]:
     try:
-        info = json.loads(_text(path))
+        info = json.loads(read_text(path))
         domains = tuple(str(domain) for domain in info["domains"])
         clients = tuple(
             ClientInfo(
@@ -254,15 +237,17 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
 
     And the rounds that were written to their end, which is what is said of the whole run.
     """
-    reader = csv.reader(_whole_lines(path))
+    reader = csv.reader(whole_lines(path))
     header = next(reader, [])
     if header != HISTORY_COLUMNS:
         raise RunError(
             f"{path} has the columns {','.join(header)!r}; expected {','.join(HISTORY_COLUMNS)!r}."
         )
-    of_domains = ("accuracy", "personal_accuracy", *SCORES)
-    wanted = [("client", "accuracy"), *(("domain", metric) for metric in of_domains)]
-    history: dict[tuple[str, str], _History] = {key: {} for key in wanted}
+    metrics = ("accuracy", "personal_accuracy", *SCORES)
+    history: dict[tuple[str, str], _History] = {}
+    for of_domains, of_clients in LEVELS.values():
+        history[of_clients, "accuracy"] = {}
+        history |= {(of_domains, metric): {} for metric in metrics}
     finished: set[int] = set()
     for row in reader:
         try:
@@ -274,7 +259,7 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
             index, value = int(number), float(text)
         except ValueError as error:
             raise RunError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
-        unmeasured = np.isnan(value) and (level, metric) != ("domain", "accuracy")
+        unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
         if not (unmeasured or 0 <= value <= 1):
             raise RunError(
                 f"{path}, line {reader.line_num}: {metric} {text} of {level} {name}; "
@@ -292,15 +277,17 @@ def _matrix(
     return np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
 
 
-def _tested(
-    history: _History, domains: Sequence[str], finished: Set[int]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Rounds with a value of some domain; one that may still be written needs all of them."""
+def _all_tests(history: _History, names: Sequence[str]) -> Tests:
     rounds = np.array(sorted(history), dtype=np.int64)
-    values = _matrix(history, domains, rounds)
-    there = np.isfinite(values)
-    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(rounds, list(finished)))
-    return rounds[kept], values[kept]
+    return Tests(rounds=rounds, accuracy=_matrix(history, names, rounds))
+
+
+def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> Tests:
+    """Rounds with a value of some domain; one that may still be written needs all of them."""
+    found = _all_tests(history, domains)
+    there = np.isfinite(found.accuracy)
+    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(found.rounds, list(finished)))
+    return Tests(rounds=found.rounds[kept], accuracy=found.accuracy[kept])
 
 
 def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
@@ -308,7 +295,7 @@ def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
     if not path.is_file():
         return ()
     records: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(_whole_lines(path), start=1):
+    for number, line in enumerate(whole_lines(path), start=1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:

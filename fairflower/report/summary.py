@@ -25,10 +25,8 @@ from fairflower.data import ClientInfo
 from fairflower.errors import RunError
 from fairflower.report.clusters import IDS, clusters
 from fairflower.report.measures import rated
-from fairflower.report.methods import WINDOW
-from fairflower.report.reading import SCORES, Run, read_run
-from fairflower.report.tables.machines import sessions
-from fairflower.report.tables.notes import run_notes
+from fairflower.report.reading import SCORES, WINDOW, Run, Tests, read_run
+from fairflower.report.tables.notes import run_notes, sessions
 
 #: Decimals of the fractions; the tables show four.
 _DIGITS = 8
@@ -108,7 +106,7 @@ def read_runs(path: str | Path) -> list[Run]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    last = np.isin(run.rounds, run.final_rounds(WINDOW))
+    last = np.isin(run.rounds, run.final_rounds())
     # By domain, so that it need not be said whose clients they are.
     order = sorted(range(len(run.clients)), key=lambda k: run.domains.index(run.clients[k].domain))
     counts = [sum(client.domain == domain for client in run.clients) for domain in run.domains]
@@ -125,12 +123,12 @@ def _row(run: Run) -> dict[str, Any]:
     if rated(run):
         for score, values in run.scores.items():
             row |= _by_domain(run.domains, score, values[last])
-    if run.personal_rounds.size:
+    if run.personal.rounds.size:
         late = slice(-WINDOW, None)
-        row["personal rounds"] = _listed(run.personal_rounds[late])
-        row |= _by_domain(run.domains, "personal_accuracy", run.personal_accuracy[late])
+        row["personal rounds"] = _listed(run.personal.rounds[late])
+        row |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
     row["clients"] = _listed(counts)
-    tested = run.final_clients(WINDOW)[order]
+    tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
         row["client accuracy"] = _fractions(tested)
     found = clusters(run)
@@ -171,7 +169,8 @@ def _run(row: Mapping[str, str]) -> Run:
         if text and (key in known or key.startswith(METHOD_TABLES))
     ]
     personal = np.array(row.get("personal rounds", "").split(), dtype=np.int64)
-    tested = row.get("client accuracy") or ""
+    tested = np.array((row.get("client accuracy") or "").split(), dtype=np.float64)
+    by_client = tested.reshape(min(1, tested.size), len(owners))
     return Run(
         path=Path(row["run"]),
         label=row["method"],
@@ -181,14 +180,10 @@ def _run(row: Mapping[str, str]) -> Run:
         config=known | dict(settings) | {"seed": int(row["seed"])},
         rounds=rounds,
         accuracy=_matrix(table["accuracy"], domains, rounds),
-        client_rounds=rounds[-1:] if tested else rounds[:0],
-        client_accuracy=(
-            _matrix({"": tested}, [""], np.zeros(len(owners))).T
-            if tested
-            else np.empty((0, len(owners)))
+        by_client=Tests(rounds=rounds[-1:][: len(by_client)], accuracy=by_client),
+        personal=Tests(
+            rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
         ),
-        personal_rounds=personal,
-        personal_accuracy=_matrix(table["personal_accuracy"], domains, personal),
         scores={s: _matrix(table[s], domains, rounds) for s in SCORES if table[s]},
         diagnostics=tuple(_clusters(row.get("cluster") or "", rounds)),
         info=_info(row),

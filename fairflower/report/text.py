@@ -48,15 +48,6 @@ def spread(std: float, n: int, digits: int = 2) -> str:
     return f"± {number(std, digits)}" if n > 1 else ""
 
 
-def plural(count: int, noun: str) -> str:
-    """A count and its noun.
-
-    >>> plural(1, "run"), plural(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def listed(parts: Sequence[str]) -> str:
     """Join with commas and an "and".
 

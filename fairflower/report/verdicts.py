@@ -1,4 +1,4 @@
-"""Honest sentences: what the differences between methods are worth.
+"""Methods against others: differences paired by seed, and honest sentences on their worth.
 
 A difference counts when the 95 % Student-t interval of the differences paired by seed
 excludes zero, with at least three seeds. A method is *fairer* than a baseline when its
@@ -7,22 +7,187 @@ worst domain is higher or its STD lower by that rule, and neither is worse by it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
 
-from fairflower.report.contrasts import (
-    FURTHER,
-    TITLES,
-    Block,
-    Contrast,
-    against_baselines,
-    against_plain,
-    by_strategy,
-    counts,
+import numpy as np
+
+from fairflower.registry import PLAIN
+from fairflower.report.measures import Measure, fairness, measures
+from fairflower.report.methods import (
+    BASELINES,
+    FEWEST_SEEDS,
+    Comparison,
+    Estimate,
+    Method,
+    products,
+    sweeps,
 )
-from fairflower.report.measures import fairness, measures
-from fairflower.report.methods import BASELINES, FEWEST_SEEDS, WINDOW, Comparison, Estimate, Method
-from fairflower.report.text import number, spread
+from fairflower.report.reading import Run
+from fairflower.report.text import listed, number, spread
+
+#: What is said of differences that nobody can judge.
+TOO_FEW = f"too few seeds to tell ({FEWEST_SEEDS} needed)"
+
+TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A method minus another by a measure, in percentage points: an estimate for each figure."""
+
+    measure: Measure
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def n(self) -> int:
+        """Seeds that both have."""
+        return self.estimates[0].n
+
+    def estimate(self, title: str) -> Estimate:
+        """That of one figure."""
+        titles = [figure.title for figure in self.measure.figures]
+        return self.estimates[titles.index(title)]
+
+    @property
+    def judgement(self) -> tuple[str, str]:
+        """What the method is, and the word before what it is that in comparison with.
+
+        For example ``("fairer (STD)", "than")``.
+        """
+        if self.n < FEWEST_SEEDS:
+            return TOO_FEW, "against"
+        signs = {
+            figure.name: figure.better * estimate.sign
+            for figure, estimate in zip(self.measure.figures, self.estimates, strict=True)
+            if figure.judged
+        }
+        better = ", ".join(name for name, sign in signs.items() if sign > 0)
+        worse = ", ".join(name for name, sign in signs.items() if sign < 0)
+        if better and worse:
+            return f"mixed ({better} better; {worse} worse)", "beside"
+        if better or worse:
+            return f"{self.measure.words[not better]} ({better or worse})", "than"
+        return "not distinguishable", "from"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The contrasts of several methods, by their names, with one other."""
+
+    heading: str
+    other: str
+    contrasts: Mapping[str, Contrast]
+
+
+def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None:
+    """The paired differences, or None where the two have no seed in common.
+
+    Runs that were not tested on every domain throughout do not count.
+    """
+
+    def counts(run: Run) -> bool:
+        return run.whole() and all(np.isfinite(f.value(run)) for f in measure.figures)
+
+    if not {method.name, other.name} <= {one.name for one in measure.of}:
+        return None
+    theirs = {run.seed: run for run in other.runs if counts(run)}
+    pairs = [(r, theirs[r.seed]) for r in method.runs if counts(r) and r.seed in theirs]
+    if not pairs:
+        return None
+    values = [[f.value(mine) - f.value(its) for mine, its in pairs] for f in measure.figures]
+    return Contrast(measure, tuple(map(Estimate.of, values)))
+
+
+def against_baselines(
+    comparison: Comparison, method: Method, measure: Measure
+) -> dict[str, Contrast]:
+    """Against FedAvg and Uniform with the same clients, where they are there."""
+    others = {
+        TITLES[name]: comparison.baseline(method, name) if method.strategy != name else None
+        for name in BASELINES
+    }
+    found = {n: contrast(method, other, measure) for n, other in others.items() if other}
+    return {name: one for name, one in found.items() if one}
+
+
+def by_strategy(comparison: Comparison, measure: Measure) -> list[Block]:
+    """For each strategy of a product, with every local training, against the baselines."""
+    found: dict[tuple[str, str], dict[str, Contrast]] = {}
+    for grid in products(comparison):
+        for client, row in grid.items():
+            for strategy, method in row.items():
+                for name, one in against_baselines(comparison, method, measure).items():
+                    found.setdefault((strategy, name), {})[client] = one
+    return [Block(*names, contrasts) for names, contrasts in found.items()]
+
+
+#: A heading, the name of one method, and by name methods each with that to compare it with.
+Pairs = tuple[str, str, dict[str, tuple[Method, Method]]]
+Against = Callable[[Comparison, Measure], list[Block]]
+
+
+def _blocks(against: Callable[[Comparison], Iterator[Pairs]]) -> Against:
+    """The contrasts of those pairs that can be compared."""
+
+    @wraps(against)
+    def blocks(comparison: Comparison, measure: Measure) -> list[Block]:
+        found = []
+        for heading, other, pairs in against(comparison):
+            contrasts = {name: contrast(*pair, measure) for name, pair in pairs.items()}
+            there = {name: one for name, one in contrasts.items() if one}
+            found += [Block(heading, other, there)] if there else []
+        return found
+
+    return blocks
+
+
+@_blocks
+def against_plain(comparison: Comparison) -> Iterator[Pairs]:
+    """Every local training against plain local training, under the same strategy."""
+    for grid in products(comparison):
+        plain = next((client for client in grid if client in PLAIN), "")
+        under = grid.get(plain, {})
+        for client, row in grid.items():
+            if client != plain:
+                yield client, plain, {n: (m, under[n]) for n, m in row.items() if n in under}
+
+
+@_blocks
+def against_other_models(comparison: Comparison) -> Iterator[Pairs]:
+    """Every method against plain FedAvg of another model, all other settings being equal."""
+
+    def rest(method: Method) -> object:
+        return method.setting - method.settings("model."), method.runs[0].reach
+
+    for base in comparison.methods:
+        if base.strategy == "fedavg" and base.client in PLAIN:
+            model = base.config.get("model.name")
+            others = [m for m in comparison.methods if m.config.get("model.name") != model]
+            pairs = {m.name: (m, base) for m in others if rest(m) == rest(base)}
+            yield f"FedAvg of {model}", base.name, pairs
+
+
+@_blocks
+def against_first_values(comparison: Comparison) -> Iterator[Pairs]:
+    """Every value of a swept argument against the lowest one, and those that are no number."""
+    for sweep in sweeps(comparison):
+        base, *methods = [*sweep.methods, *sweep.others.values()]
+        yield sweep.key, base.name, {method.name: (method, base) for method in methods}
+
+
+#: Comparisons beside that with the baselines: a title, and who is compared with whom.
+FURTHER: tuple[tuple[str, Against], ...] = (
+    ("Local training against plain local training", against_plain),
+    ("Models against each other", against_other_models),
+    ("Values of one argument against its lowest", against_first_values),
+)
+
+
+def counts(contrasts: Iterable[Contrast]) -> str:
+    """Their numbers of seeds: ``3``, or ``2 and 3``; empty without any."""
+    return listed(sorted({str(one.n) for one in contrasts}, key=int))
 
 
 @dataclass(frozen=True)
@@ -51,28 +216,42 @@ def verdicts(comparison: Comparison) -> list[Section]:
     found = measures(comparison)
     sections = [Section("", [verdict(comparison, method) for method in comparison.methods])]
     for measure in found[1:]:
-        against = {m.name: against_baselines(comparison, m, measure) for m in measure.of}
-        said = [Verdict(name, *sentence(one)) for name, one in against.items() if one]
+        compared = {m.name: against_baselines(comparison, m, measure) for m in measure.of}
+        said = [Verdict(name, *sentence(one)) for name, one in compared.items() if one]
         sections.append(Section(f"Against the baselines, {measure.name}", said))
     for title, blocks_of in (("Strategies by local training", by_strategy), *FURTHER):
+        whole = blocks_of in (by_strategy, against_plain)  # too many for a sentence each
         for measure in found:
-            blocks = blocks_of(comparison, measure, WINDOW)
-            whole = blocks_of in (by_strategy, against_plain)  # too many for a sentence each
+            blocks = blocks_of(comparison, measure)
             said = [v for block in blocks for v in (_on_all if whole else _on_each)(block)]
             sections.append(Section(f"{title}, {measure.name}", said))
-    return [section for section in sections if section.verdicts]
+    return [
+        replace(section, verdicts=_summed_up(section.verdicts))
+        for section in sections
+        if section.verdicts
+    ]
+
+
+def _summed_up(said: Sequence[Verdict]) -> Sequence[Verdict]:
+    """One sentence for all methods of which there are too few seeds to tell anything."""
+    few = [verdict for verdict in said if verdict.conclusion.startswith(TOO_FEW)]
+    if len(few) < 2:
+        return said
+    names = listed([verdict.name for verdict in few])
+    together = Verdict(names, "", f"{TOO_FEW}; the tables have the differences")
+    return [together, *(verdict for verdict in said if verdict not in few)]
 
 
 def verdict(comparison: Comparison, method: Method) -> Verdict:
     """The sentence on one method's fairness, on the mean of the last five tested rounds."""
     against = against_baselines(comparison, method, fairness(comparison))
-    if not (against or method.whole(WINDOW)):
+    if not (against or method.whole()):
         return Verdict(method.name, "", "not compared, as not every domain was tested throughout")
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         others = (comparison.baseline(method, name) for name in BASELINES)
-        whole = all(other is None or other.whole(WINDOW) for other in others)
+        whole = all(other is None or other.whole() for other in others)
         tested = "" if whole else ", tested on every domain throughout,"
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(one.estimate('MIN'))} points against {n}" for n, one in against.items()]
@@ -102,7 +281,7 @@ def rule(comparison: Comparison) -> str:
     """What the words of the verdicts mean; empty where nothing was compared."""
     found = measures(comparison)
     by_baselines = any(against_baselines(comparison, m, found[0]) for m in comparison.methods)
-    if not by_baselines and not any(a(comparison, found[0], WINDOW) for _, a in FURTHER):
+    if not by_baselines and not any(a(comparison, found[0]) for _, a in FURTHER):
         return ""
     better = "" if len(found) == 1 else " Better or worse: by the figures in brackets."
     return (

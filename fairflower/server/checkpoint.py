@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import RunConfig, check_key, execution, keys, read_toml
+from fairflower.config import RunConfig, check_key, execution, keys, methods_of, read_toml
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays, DamagedFile, read_arrays, write_arrays
 from fairflower.server.folder import read_facts
@@ -50,19 +50,15 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
         "seconds": checkpoint.seconds,
         "sizes": dict(checkpoint.sizes),
     }
-    write_arrays(_folder(run) / f"round-{checkpoint.server_round:06}.safetensors", arrays, facts)
+    path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
+    write_arrays(path, arrays, facts)
     prune(run, keep)
 
 
 def load(run: Path) -> Checkpoint | None:
     """The newest checkpoint of a run folder; None if none was ever written.
 
-    One that is damaged is passed over with a warning.
-
-    Raises
-    ------
-    ConfigError
-        If all are damaged.
+    One that is damaged is passed over with a warning; ``ConfigError`` if all are.
     """
     problems = []
     for path in _paths(run):
@@ -89,19 +85,15 @@ def load(run: Path) -> Checkpoint | None:
 def prune(run: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints, and what a killed run left half-written."""
     kept = set(_paths(run)[:keep])
-    if (folder := _folder(run)).is_dir():
-        for path in set(folder.iterdir()) - kept:
-            path.unlink(missing_ok=True)
+    for path in set((run / "checkpoints").glob("*")) - kept:
+        path.unlink(missing_ok=True)
 
 
 def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """The config by which a run folder's run goes on, with the keys that the user gave beside.
 
-    Raises
-    ------
-    ConfigError
-        If the folder is none, its run is completed, its clients would get other images, or
-        a key is given that would make it another run.
+    ``ConfigError`` if the folder is none, its run is completed, its clients would get other
+    images, or a key is given that would make it another run.
     """
     run = run.expanduser().absolute()
     facts = read_facts(run)
@@ -109,7 +101,7 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     own = keys() | read_toml(run / "config.toml")
     check_images(run, facts, own)
     for key, value in given.items():
-        check_key(key)
+        check_key(key, methods_of(own))
         if key not in CHANGEABLE and value != own.get(key):
             raise ConfigError(
                 f"{key} = {value!r} was given, but {run} goes on by its own settings ({key} = "
@@ -118,6 +110,11 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
     config = RunConfig.from_flat(own | changed | {"resume": str(run)})
     done = int(facts["rounds"])
+    if facts["status"] == "completed" and facts.get("ended_early"):
+        raise ConfigError(
+            f"{run} is completed: it ended after round {done}, {facts['ended_early']}. Start "
+            "another run, with a larger stop.patience, or 0."
+        )
     if config.num_server_rounds < done:
         raise ConfigError(
             f"num-server-rounds = {config.num_server_rounds}: {run} has {done} rounds already."
@@ -165,13 +162,9 @@ def unfinished(folder: Path) -> Iterator[RunConfig]:
     yield from (config for _, config in sorted(found, key=lambda pair: pair[0]))
 
 
-def _folder(run: Path) -> Path:
-    return run / "checkpoints"
-
-
 def _paths(run: Path) -> list[Path]:
     """The checkpoints of a run folder, the newest first."""
-    return sorted(_folder(run).glob("round-*.safetensors"), reverse=True)
+    return sorted(run.glob("checkpoints/round-*.safetensors"), reverse=True)
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Augment, Federation, Split
 from fairflower.files import Arrays
+from fairflower.models import copy_arrays, trainable
 from fairflower.numerics import metrics
 from fairflower.training.batches import Images
 from fairflower.training.build import build_model
@@ -36,7 +37,7 @@ class Evaluator:
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
-        self._tests: dict[str, list[Images]] = {}
+        self._tests: dict[tuple[str, str], list[Images]] = {}
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -44,7 +45,7 @@ class Evaluator:
     @property
     def num_parameters(self) -> int:
         """Trainable parameters of the model."""
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return sum(p.numel() for p in trainable(self.model).values())
 
     @property
     def buffers(self) -> list[str]:
@@ -54,13 +55,12 @@ class Evaluator:
 
     def arrays(self) -> Arrays:
         """The model's travelling arrays by name; before any ``__call__`` the initial ones."""
-        return {
-            name: tensor.to("cpu", copy=True).numpy()
-            for name, tensor in self.model.travelling().items()
-        }
+        return copy_arrays(self.model)
 
-    def __call__(self, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, dict[str, float]]:
-        """Test ``arrays`` on every domain.
+    def __call__(
+        self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test"
+    ) -> dict[str, dict[str, float]]:
+        """Test ``arrays`` on every domain's images of a split, ``"test"`` or ``"validation"``.
 
         Returns
         -------
@@ -70,7 +70,9 @@ class Evaluator:
         self.model.load_travelling({name: torch.tensor(a) for name, a in arrays.items()})
         self.model.eval()
         pending = {
-            domain: [self._pool.submit(self._test, images) for images in self._chunks(domain)]
+            domain: [
+                self._pool.submit(self._test, images) for images in self._chunks(domain, split)
+            ]
             for domain in self.federation.domains
         }
         results = {}
@@ -86,17 +88,17 @@ class Evaluator:
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
         return results
 
-    def _chunks(self, domain: str) -> list[Images]:
-        """A domain's test set in pieces of one batch, normalised only when tested."""
-        if domain not in self._tests:
+    def _chunks(self, domain: str, split: str) -> list[Images]:
+        """A domain's images of a split in pieces of one batch, normalised only when tested."""
+        if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
-            x, y = data.test(domain)
+            x, y = data.test(domain, split)
             pieces = [Split(x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
-            self._tests[domain] = [
+            self._tests[domain, split] = [
                 Images(piece, data.mean, data.std, Augment(), self.device, self.model)
                 for piece in pieces
             ]
-        return self._tests[domain]
+        return self._tests[domain, split]
 
     def _test(
         self, images: Images

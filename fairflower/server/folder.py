@@ -7,8 +7,10 @@ import fcntl
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,12 @@ from safetensors.numpy import save
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
-from fairflower.paths import home
-from fairflower.server.machine import machine, versions
+from fairflower.machine import machine, versions
+from fairflower.paths import file_name, home
+from fairflower.server.figures import History
+
+#: Levels of the history, of domains and of clients, by the images that these were tested on.
+LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
 #: Files that a run appends to.
 GROWING = ("history.csv", "diagnostics.jsonl")
@@ -32,18 +38,22 @@ def runs_home(config: RunConfig) -> Path:
     return Path(config.output_dir).expanduser().absolute() if config.output_dir else home() / "runs"
 
 
+def check_place(folder: Path) -> None:
+    """Make a folder for run folders if need be; ``OSError`` if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 class RunFolder:
     """Writes one run's folder, line by line, so that a killed run keeps its rounds.
 
     Files: ``config.toml`` (resolved, readable by ``--config``), ``run.json``
     (status, versions, machine, clients), ``history.csv`` (columns round, level,
-    name, metric, value), ``diagnostics.jsonl`` (one object per round, and one more for a
+    name, metric, value; `LEVELS`), ``diagnostics.jsonl`` (one object per round, and one more for a
     test from which replies were dropped), ``model.safetensors`` (the final model),
     ``log.txt``, and ``checkpoints`` (`fairflower.server.checkpoint`). Only one process at a time
-    can write it.
-
-    Made by `create` or `reopen`; ``facts`` are those of ``run.json``, ``seconds`` the wall time
-    of the run's earlier sessions.
+    can write it, from `create` or `reopen` to `finish`.
     """
 
     def __init__(
@@ -52,6 +62,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._facts = dict(facts)
+        self.figures = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
 
     @classmethod
@@ -75,10 +86,10 @@ class RunFolder:
             **_here(config),
             **facts,
         }
-        folder = cls(path, _lock(path), begun)
+        folder = cls(path, hold(path), begun)
         (path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         folder._write_facts()
-        folder._start_history()
+        folder._rewind({})
         return folder
 
     @classmethod
@@ -95,19 +106,16 @@ class RunFolder:
         """Open the folder of an earlier session as it was after a round, to go on from there.
 
         ``config`` takes the place of the folder's own, and ``sizes`` and ``seconds`` are what
-        those of the folder were then; by default the run begins anew.
-
-        Raises
-        ------
-        ConfigError
-            If it is no run folder, another process writes to it, the facts are others,
-            or files are missing what they held.
+        those of the folder were then; by default the run begins anew. ``ConfigError`` if it is
+        no run folder, another process writes to it, the facts are others, or files are missing
+        what they held.
         """
-        lock = _lock(path)
+        lock = hold(path)
         try:
             folder = cls(path, lock, {**facts, **read_facts(path)}, seconds)
             folder._compare(facts)
             folder._rewind(sizes or {})
+            folder.figures.read(path / "history.csv")
             _replace(path / "config.toml", config.to_toml().encode())
         except BaseException:
             os.close(lock)
@@ -136,6 +144,10 @@ class RunFolder:
             sync(path)
         return {path.name: path.stat().st_size for path in found}
 
+    def fact(self, name: str) -> Any:
+        """What ``run.json`` says under a name; None if nothing."""
+        return self._facts.get(name)
+
     def note(self, name: str, value: Any) -> None:
         """Put another fact into ``run.json``, if it is news."""
         if self._facts.get(name) != value:
@@ -146,6 +158,7 @@ class RunFolder:
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:
         """Append metrics of a domain, a client, or (name "") the run as a whole."""
+        self.figures.add(server_round, level, name, values)
         with self._open("history.csv") as file:
             writer = csv.writer(file)
             for metric, value in values.items():
@@ -170,7 +183,7 @@ class RunFolder:
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
         line |= {name: np.asarray(value).tolist() for name, value in values.items()}
         if dropped:
-            line["dropped"] = {str(client): reason for client, reason in dropped.items()}
+            line["dropped"] = dict(dropped)
         self._add_diagnostics(line)
         self._facts["rounds"] = server_round
         self._write_facts()
@@ -178,8 +191,7 @@ class RunFolder:
     def dropped_in_test(self, server_round: int, dropped: Mapping[int, str]) -> None:
         """Append whose replies to a round's test were left out, and why, if any were."""
         if dropped:
-            reasons = {str(client): reason for client, reason in dropped.items()}
-            self._add_diagnostics({"round": server_round, "dropped_in_test": reasons})
+            self._add_diagnostics({"round": server_round, "dropped_in_test": dict(dropped)})
 
     def model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, replacing an earlier one at once."""
@@ -187,25 +199,21 @@ class RunFolder:
         _replace(self.path / "model.safetensors", save(dense))
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Write how the run ended: completed, stopped or failed."""
+        """Write how the run ended: completed, pruned, stopped or failed."""
         self._facts |= {
             "status": status,
             "error": error,
             "finished": _now(),
             "seconds": self.seconds,
         }
-        self._write_facts()
-        os.close(self._lock)
+        try:
+            self._write_facts()
+        finally:
+            os.close(self._lock)
 
     def _compare(self, facts: Mapping[str, Any]) -> None:
         for name, value in json.loads(json.dumps(facts)).items():
             if name != "run_id" and self._facts.get(name) != value:
-                if name == "nodes":
-                    raise ConfigError(
-                        f"{self.path} cannot go on: sites that share a domain came back as other "
-                        "nodes, and nothing else tells which is which. Start their SuperNodes "
-                        "with the keys that they had, or start another run."
-                    )
                 raise ConfigError(
                     f"{self.path} was begun with other data: its {name} are not what they were. "
                     "Bring them back (data.dir, or the same sites and no others), or start "
@@ -220,11 +228,8 @@ class RunFolder:
             if path.exists():
                 os.truncate(path, size)
         if not sizes:
-            self._start_history()
-
-    def _start_history(self) -> None:
-        with self._open("history.csv") as file:
-            csv.writer(file).writerow(["round", "level", "name", "metric", "value"])
+            with self._open("history.csv") as file:
+                csv.writer(file).writerow(["round", "level", "name", "metric", "value"])
 
     def _add_diagnostics(self, line: Mapping[str, Any]) -> None:
         with self._open("diagnostics.jsonl") as file:
@@ -250,22 +255,19 @@ def _command() -> str:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """A run folder's ``run.json``.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """A run folder's ``run.json``; ``ConfigError`` if there is none."""
     try:
-        facts: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        return json.loads((path / "run.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a run folder: its run.json: {error}.") from error
-    return facts
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} is not a run folder: its run.json: {reason}.") from error
 
 
-def _lock(path: Path) -> int:
-    """Hold a folder until this process ends, or closes the descriptor."""
+def hold(path: Path) -> int:
+    """Keep other processes from a folder until this one ends, or closes the descriptor.
+
+    ``ConfigError`` if another process holds it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -282,19 +284,17 @@ def _lock(path: Path) -> int:
 
 def _name(config: RunConfig, label: str) -> str:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    method = label.replace(":", "-").replace("=", "")
-    return f"{stamp}-{method}-{config.data.name}-seed{config.seed}"
+    method = file_name(label).replace("=", "")
+    return f"{stamp}-{method}-{file_name(config.data.name)}-seed{config.seed}"
 
 
 def _new_folder(parent: Path, name: str) -> Path:
     """A folder that did not exist before: no run ever writes over another."""
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         path = parent / f"{name}{suffix}"
-        try:
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
+            return path
     raise FileExistsError(f"{parent / name} and 998 more of that name exist; choose another name.")
 
 

@@ -39,12 +39,8 @@ Answers = dict[int, Answer]
 class Inquiry:
     """Asks every node once who it is.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds to wait for an answer, and for nodes that are not there yet.
-    settings : ConfigRecord, optional
-        The run config, for clients to prepare their data by and describe them.
+    It waits ``timeout`` seconds for an answer, and for nodes that are not there yet. With
+    ``settings``, a run config, clients prepare their data by it and describe them.
     """
 
     #: Seconds until it is said for the first time who is missing.
@@ -89,6 +85,7 @@ class Inquiry:
                 self.answers[node] = _read(reply)
             except ValueError as problem:
                 self.problems[node] = str(problem)
+                logger.warning("Node %d cannot take part: %s", node, problem)
         quiet = set(fresh) - {*self.answers, *self.problems}
         self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
         self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}

@@ -18,8 +18,7 @@ from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
 from fairflower.server.evaluation import Evaluator
 from fairflower.server.folder import read_facts
-from fairflower.server.rejoin import call_resumed_roll
-from fairflower.server.roll import Roll, call_the_roll, check_size
+from fairflower.server.roll import Roll, call_resumed_roll, call_the_roll, check_size
 from fairflower.strategies import FairStrategy
 
 
@@ -40,9 +39,14 @@ class Meeting:
         """Tell the strategy at which node each client is."""
         federation = self.federation
         sizes = {client.client_id: client.num_examples for client in federation.clients}
-        tests = dict(zip(federation.domains, federation.test_sizes, strict=True))
-        most_tested = {client.client_id: tests[client.domain] for client in federation.clients}
-        self.strategy.enroll(nodes, self.config.seed, sizes, most_tested)
+        self.strategy.enroll(nodes, self.config.seed, sizes, self.most_tested("test"))
+
+    def most_tested(self, split: str) -> dict[int, int]:
+        """Give the most images of a split that each client can have: all of its domain."""
+        federation = self.federation
+        sizes = federation.test_sizes if split == "test" else federation.validation_sizes
+        of_domain = dict(zip(federation.domains, sizes, strict=True))
+        return {client.client_id: of_domain[client.domain] for client in federation.clients}
 
     def settings(self) -> dict[str, Any]:
         """Give what every message carries: the run config and, for sites, what they all have."""
@@ -59,9 +63,11 @@ class Meeting:
             "num_parameters": self.evaluator.num_parameters,
             "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
             "num_classes": federation.num_classes,
+            "classes": list(federation.classes),
             "shape": list(federation.shape),
             "domains": list(federation.domains),
             "sources": list(federation.sources),
+            "test_sizes": list(federation.test_sizes),
             "images": federation.fingerprint,
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.roll.known_by_node(),
@@ -75,10 +81,7 @@ class Meeting:
 def meet(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> Meeting:
     """Call the roll, and make what a run needs; ``resume`` is the folder of one that goes on.
 
-    Raises
-    ------
-    ConfigError, DataError
-        If the run cannot begin.
+    ``ConfigError`` or ``DataError`` if the run cannot begin.
     """
     federation, roll = _call(grid, config, resume, stop)
     num_clients = len(federation.clients)
@@ -107,6 +110,11 @@ def _call(
     if roll.sites:
         _check_undivided(config.data)
     assert roll.federation is not None
+    if config.data.validation_fraction and not roll.federation.validation_sizes:
+        raise ConfigError(
+            f"data.validation-fraction = {config.data.validation_fraction:g}: not all clients keep "
+            "images out of training. Start their SuperNodes with this version of fairflower."
+        )
     return roll.federation, roll
 
 
@@ -145,8 +153,7 @@ def _check_round(config: RunConfig, num_clients: int) -> None:
 
 
 def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
-    strategy: Any = config.strategy.method
-    made: FairStrategy = strategy(
+    return config.strategy.method(  # type: ignore[no-any-return]
         **config.strategy.args,
         fraction_train=config.fraction_train,
         min_train_nodes=1,
@@ -160,4 +167,3 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         clip_update_norm=config.bound.clip_update_norm or None,
         clip_update_median=config.bound.clip_update_median or None,
     )
-    return made

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,12 +34,14 @@ class RunProgress:
         self._begin = time.monotonic()
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
-        self._live: Live | None = None
+        self._live: Live | _Cell | None = None
 
     def start(self, folder: Path) -> None:
         """Name the run folder and begin."""
         self.console.print(f"[bold]{self.title}[/] → {folder}", soft_wrap=True, highlight=False)
-        if self.console.is_terminal:
+        if self.console.is_jupyter:
+            self._live = _Cell(self._view())
+        elif self.console.is_terminal:
             self._live = Live(
                 self._view(), console=self.console, refresh_per_second=4, transient=True
             )
@@ -87,8 +91,38 @@ class RunProgress:
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
 
+class _Cell:
+    """What a notebook shows and replaces; rich's own ``Live`` needs ipywidgets there."""
+
+    def __init__(self, view: RenderableType) -> None:
+        from IPython.display import display
+
+        self._handle: Any = display(_html(view), display_id=True)  # type: ignore[no-untyped-call]
+
+    def update(self, view: RenderableType) -> None:
+        self._handle.update(_html(view))
+
+    def stop(self) -> None:
+        self.update("")
+
+
+def _html(view: RenderableType) -> Any:
+    from IPython.display import HTML
+
+    console = Console(
+        file=io.StringIO(), width=110, record=True, force_jupyter=False, force_terminal=True
+    )
+    console.print(view)
+    pre = '<pre style="line-height: normal">{code}</pre>'
+    page = console.export_html(inline_styles=True, code_format=pre)
+    return HTML(page)  # type: ignore[no-untyped-call]
+
+
 def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Progress:
-    """A progress bar that counts ``unit`` and says how much time is left."""
+    """A progress bar that counts ``unit`` and says how much time is left.
+
+    In a notebook it is not shown by itself, which would need ipywidgets.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -98,6 +132,7 @@ def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Pro
         TextColumn("left"),
         console=console,
         transient=transient,
+        disable=console.is_jupyter,
     )
 
 

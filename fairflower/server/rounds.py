@@ -6,22 +6,28 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fairflower.arrays import arrays_of
+from fairflower.arrays import arrays_of, record_of
+from fairflower.errors import StopRun
+from fairflower.flower import copied
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.folder import RunFolder
+from fairflower.server.figures import Figures, settled
+from fairflower.server.folder import LEVELS, RunFolder
 from fairflower.server.meeting import Meeting
 from fairflower.server.progress import RunProgress
-from fairflower.server.rejoin import NodeTracker
+from fairflower.server.roll import NodeTracker
 from fairflower.server.transport import send_and_receive
 
 logger = logging.getLogger("flwr").getChild("fairflower")
+
+#: Times the cross entropy of guessing, beyond which a model has learnt nothing but certainty.
+DIVERGED = 10
 
 #: What clients may report of their tests: the global model's, and their own model's.
 _ACCURACIES = ("accuracy", "personal_accuracy")
@@ -38,6 +44,7 @@ class Rounds:
         self.config, self.strategy = meeting.config, meeting.strategy
         self.federation = meeting.federation
         self.nodes = meeting.roll.nodes
+        self._loss = 0.0  # of the last test, on the domain where it is largest
         self._settings = {**meeting.settings(), "run-id": run_id}
         self._tracker = NodeTracker(
             grid, meeting.roll, self.config.round_timeout, stop, self.settings()
@@ -47,26 +54,70 @@ class Rounds:
         """Give what every message carries: a new record each time, as strategies add to it."""
         return ConfigRecord(dict(self._settings))
 
-    def run(self, saved: Checkpoint | None, progress: RunProgress) -> None:
-        """Make all rounds, or those that are left after a checkpoint."""
+    def run(
+        self,
+        saved: Checkpoint | None,
+        progress: RunProgress,
+        tell: Callable[[int, Figures], bool] = lambda server_round, figures: False,
+    ) -> None:
+        """Make all rounds, or those that are left after a checkpoint.
+
+        ``tell`` gets every round's figures, as they are in the folder by then; where it returns
+        True, ``StopRun`` is raised when all of that round is kept; what it raises comes before.
+        """
         model = saved.model if saved else self.meeting.evaluator.arrays()
-        arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+        arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
             self._evaluate(last, arrays)  # it was no last round when it was trained
+        if saved and saved.server_round < last and self._settled():
+            return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
-                if server_round % self.config.evaluate.every == 0 or server_round == last:
+                ending = server_round == last or self._settled()
+                if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
+                    ending = ending or self._settled()
             self.folder.history(server_round, "run", "", seconds)
-            if every and (server_round % every == 0 or server_round == last):
-                self._save(server_round, arrays)
             progress.round(server_round, accuracies)
+            # Before it is saved, so that who goes on asks again.
+            stopped = tell(server_round, self.folder.figures.of(server_round))
+            if every and (server_round % every == 0 or ending or stopped):
+                self._save(server_round, arrays)
+            if ending:
+                self._warn_if_diverged()
+                return
+            if stopped:
+                raise StopRun
+
+    def _settled(self) -> bool:
+        """Whether ``stop.patience`` rounds brought no lower loss; note it if so."""
+        stop, figures = self.config.stop, self.folder.figures
+        validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
+        kind = "validation" if validated else "training"
+        losses = figures.validation_losses if validated else figures.train_losses
+        best = settled(losses, stop.patience, stop.min_delta) if stop.patience else 0
+        if best:
+            reason = f"no {kind} loss below {losses[best]:.6g}, that of round {best}"
+            self.folder.note("ended_early", f"{reason}, in {stop.patience} rounds (stop.patience)")
+        return best > 0
+
+    def _warn_if_diverged(self) -> None:
+        """Say that a model that is completed is far worse than none."""
+        guessing = math.log(self.federation.num_classes)
+        diverged = self._loss > DIVERGED * guessing > 0
+        self.folder.note("diverged", self._loss if diverged else None)
+        if diverged:
+            logger.warning(
+                "The model's loss in its tests is %.3g, and that of guessing %.3g: training "
+                "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
+                *(self._loss, guessing),
+            )
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         now = Checkpoint(
@@ -84,8 +135,13 @@ class Rounds:
     ) -> ArrayRecord:
         strategy, folder = self.strategy, self.folder
         with _timed(seconds, "train_seconds"):
-            self._find_nodes()
+            nodes = self._tracker.locate(self.nodes)
+            if nodes != self.nodes:  # SuperNodes came back under other ids
+                self.nodes = nodes
+                self.meeting.enroll(nodes)
             settings = self.settings()
+            train, num_rounds = self.config.train, self.config.num_server_rounds
+            settings["train.lr"] = train.lr_in(server_round, num_rounds)
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = self._exchange(messages)
         before = dict(strategy.merged_rounds)
@@ -101,13 +157,6 @@ class Rounds:
         )
         self._check_memories(before)
         return merged
-
-    def _find_nodes(self) -> None:
-        """Follow clients whose SuperNodes came back under other ids."""
-        nodes = self._tracker.locate(self.nodes)
-        if nodes != self.nodes:
-            self.nodes = nodes
-            self.meeting.enroll(nodes)
 
     def _check_memories(self, merged: Mapping[int, int]) -> None:
         """Name the clients that have lost what they kept when they were last ``merged``."""
@@ -125,27 +174,43 @@ class Rounds:
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Each domain's accuracy on its test images or, where none are tested, for validation."""
+        found: dict[str, float] = {}
+        self._loss = 0.0
+        for split in ("test", "validation"):
+            if self.config.evaluates(split):
+                accuracies = self._evaluate_on(split, server_round, arrays)
+                found = found or accuracies
+        return found
+
+    def _evaluate_on(self, split: str, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Each domain's accuracy, as the server or the clients find it; NaN without any."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         if by in ("clients", "both") and server_round > 0:
-            results = self._ask_clients(server_round, arrays)
+            results = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
             # What clients alone can measure stays.
-            tested = self.meeting.evaluator(arrays_of(arrays))
+            tested = self.meeting.evaluator(arrays_of(arrays), split)
+            self._loss = max(self._loss, *(values["loss"] for values in tested.values()))
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
+        level, _ = LEVELS[split]
         for domain, values in results.items():
-            self.folder.history(server_round, "domain", domain, values)
+            self.folder.history(server_round, level, domain, values)
         # A domain may have gone untested, its sites being away.
         untested = {"accuracy": math.nan}
         return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
 
-    def _ask_clients(self, server_round: int, arrays: ArrayRecord) -> dict[str, dict[str, float]]:
-        """The clients' own results; a domain's accuracies are their means by test images."""
+    def _ask_clients(
+        self, split: str, server_round: int, arrays: ArrayRecord
+    ) -> dict[str, dict[str, float]]:
+        """The clients' own results; a domain's accuracies are their means by images tested on."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = self.settings()
+        settings["split"] = split
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
-        answers = strategy.evaluations(server_round, self._exchange(messages))
+        most = self.meeting.most_tested(split)
+        answers = strategy.evaluations(server_round, self._exchange(messages), most)
         folder.dropped_in_test(server_round, strategy.dropped)
         accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in domains}
@@ -154,7 +219,7 @@ class Rounds:
             domain = self.federation.clients[client].domain
             found = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
             loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
-            folder.history(server_round, "client", str(client), {**found, "loss": loss})
+            folder.history(server_round, LEVELS[split][1], str(client), {**found, "loss": loss})
             for name, value in found.items():
                 sums[domain][name] += value * n
             tested[domain] += n
@@ -171,7 +236,7 @@ class Rounds:
         for message in messages:
             client = clients[message.metadata.dst_node_id]
             # The messages of a round share their content.
-            config = ConfigRecord({**message.content.config_records["config"], "client-id": client})
+            config = copied(message.content.config_records["config"], {"client-id": client})
             message.content = RecordDict({**message.content, "config": config})
         return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr.serverapp import Grid
 from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import resolve
-from fairflower.errors import ConfigError, Stopped
+from fairflower.errors import ConfigError, Pruned, Stopped, StopRun, WriteError, told
+from fairflower.machine import about_precision
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
@@ -25,6 +26,10 @@ from fairflower.server.folder import RunFolder
 from fairflower.server.meeting import Meeting, meet
 from fairflower.server.progress import RunProgress
 from fairflower.server.rounds import Rounds
+from fairflower.server.telling import OnRound, Telling
+from fairflower.trackers import check_tracker
+
+logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class Session:
@@ -32,16 +37,16 @@ class Session:
 
     Parameters
     ----------
-    grid : Grid
-        Flower's link to the nodes, of whatever engine.
     config : RunConfig
         What to run; with ``resume``, by `fairflower.server.checkpoint.continued`.
-    console : Console
-        Where progress is shown.
-    label, title : str
-        The method's name in reports, and on the screen; default ``strategy.name``.
+    title : str
+        The run's name on the screen; default: the method's in reports.
     stop : threading.Event
         Set it to end the run early, with a readable run folder.
+    on_round : callable, optional
+        Called after every round of training with its number and figures
+        (`fairflower.server.figures`). Where it returns True or raises ``StopRun``, the run is
+        stopped there, and can be resumed; where it raises ``Pruned``, it is ended for good.
 
     Attributes
     ----------
@@ -55,59 +60,87 @@ class Session:
         config: RunConfig,
         console: Console,
         *,
-        label: str = "",
         title: str = "",
         stop: threading.Event | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
+        check_tracker(config.track)
         self.grid = grid
         # Clients get this config with every message: where files are must not
         # depend on the folder or the environment that a worker runs in.
-        # Clients that have the data to themselves also know where.
-        data = config.data if config.evaluate.by == "clients" else resolve(config.data)
+        # Clients that have the data to themselves also know where, and so do the nodes of
+        # a cluster unless they were told.
+        known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
+        data = config.data if known else resolve(config.data)
         self.config = replace(config, data=data, model=config.model.resolve(), resume="")
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
-        self.label = label or config.label
-        self.title = title or self.label
+        self.title = title or config.label
         self.stop = stop or threading.Event()
+        self.on_round = on_round
         self.folder: RunFolder | None = None
 
     def run(self) -> Path:
-        """Train, and return the run folder.
+        """Train, and return the run folder, also where ``on_round`` stops the run.
 
         Raises
         ------
         ConfigError, DataError
             If the run cannot begin.
+        WriteError
+            If the disk is full, or the run folder can no longer be written.
         RoundFailed
             If too few clients sent a usable update.
         Stopped
             If ``stop`` was set.
         """
-        meeting = self.meet()
-        folder, saved = self._open(meeting)
-        self.folder = folder
+        with self.console.status("Meeting the clients"):
+            meeting = self.meet()
+        self.folder, saved = self._open(meeting)
+        folder = self.folder
         run_id = saved.run_id if saved else folder.run_id
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
+        telling = Telling(folder, self.config, self.on_round)
         with _logged(folder):
+            if note := about_precision(self.config.train.precision, meeting.evaluator.device):
+                logger.warning(note)
             progress.start(folder.path)
             try:
-                Rounds(self.grid, meeting, folder, run_id, self.stop).run(saved, progress)
+                telling.begin(saved.server_round if saved else -1)
+                rounds = Rounds(self.grid, meeting, folder, run_id, self.stop)
+                rounds.run(saved, progress, telling.round)
+            except StopRun:
+                folder.finish("stopped")
+            except Pruned as reason:
+                self._close(folder, run_id, "pruned", str(reason))
             except (Stopped, KeyboardInterrupt, SystemExit):  # the last is `flwr stop`
                 folder.finish("stopped")
                 raise
+            except OSError as error:
+                with suppress(OSError):  # of a full disk; it then stays "running"
+                    folder.finish("failed", told(error))
+                raise WriteError(
+                    f"{told(error)} What was done is in the run folder, and goes on with: "
+                    f"fairflower run --resume {shlex.quote(str(folder.path))}"
+                ) from error
             except BaseException as error:
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             else:
-                # The last checkpoint stays: num-server-rounds can be raised later.
-                checkpoint.prune(folder.path, keep=1)
-                shutil.rmtree(client_states() / run_id, ignore_errors=True)
-                folder.finish("completed")
+                self._close(folder, run_id, "completed")
             finally:
+                telling.end()
                 progress.stop()
                 self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
         return folder.path
+
+    def _close(
+        self, folder: RunFolder, run_id: str, status: str, reason: str | None = None
+    ) -> None:
+        # The last checkpoint stays: num-server-rounds can be raised later.
+        checkpoint.prune(folder.path, keep=1)
+        shutil.rmtree(client_states() / run_id, ignore_errors=True)
+        folder.finish(status, reason)
 
     def meet(self) -> Meeting:
         """Wait for the clients; say who they are and what they are to do."""
@@ -118,7 +151,7 @@ class Session:
         # By its id, clients that serve several runs tell what they keep for this one.
         facts = {"run_id": uuid.uuid4().hex, **meeting.facts()}
         if self.resume is None:
-            return RunFolder.create(self.config, self.label, facts), None
+            return RunFolder.create(self.config, self.config.label, facts), None
         saved = checkpoint.load(self.resume)
         if saved is None:
             return RunFolder.reopen(self.resume, self.config, facts), None
@@ -126,12 +159,14 @@ class Session:
             meeting.strategy.load_state_dict(saved.state)
         except ValueError as error:
             raise ConfigError(f"{self.resume} cannot go on: {error}") from error
-        place: dict[str, Any] = {
-            "server_round": saved.server_round,
-            "sizes": saved.sizes,
-            "seconds": saved.seconds,
-        }
-        folder = RunFolder.reopen(self.resume, self.config, facts, **place)
+        folder = RunFolder.reopen(
+            self.resume,
+            self.config,
+            facts,
+            server_round=saved.server_round,
+            sizes=saved.sizes,
+            seconds=saved.seconds,
+        )
         folder.model(saved.model)
         return folder, saved
 
@@ -139,7 +174,7 @@ class Session:
 @contextmanager
 def _logged(folder: RunFolder) -> Iterator[None]:
     """Copy Flower's log, and fairflower's, into the run folder."""
-    handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
+    handler = _LogFile(folder.path / "log.txt", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("flwr")
     root.addHandler(handler)
@@ -147,4 +182,12 @@ def _logged(folder: RunFolder) -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk ends in silence: the run itself will say what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Print no traceback."""

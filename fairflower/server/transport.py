@@ -18,12 +18,9 @@ def send_and_receive(
 ) -> list[Message]:
     """Push messages and poll for their replies, until all are there or time is up.
 
-    Flower's own method polls ten times a second and cannot be interrupted.
-
-    Raises
-    ------
-    Stopped
-        As soon as ``stop`` is set.
+    Flower's own method polls ten times a second and cannot be interrupted: this one raises
+    ``Stopped`` as soon as ``stop`` is set. A grid that waits for replies itself
+    (`fairflower.engines.ray`) is asked again at once.
     """
     messages = list(messages)
     waiting = set()
@@ -37,6 +34,7 @@ def send_and_receive(
     while waiting:
         if stop.is_set():
             raise Stopped
+        asked = time.monotonic()
         pulled = grid.pull_messages(waiting)
         # A grid may also hand out what comes late, to messages that nobody waits for.
         arrived = [m for m in pulled if m.metadata.reply_to_message_id in waiting]
@@ -47,6 +45,6 @@ def send_and_receive(
         elif time.monotonic() > deadline:
             break
         else:
-            stop.wait(pause)
+            stop.wait(pause - (time.monotonic() - asked))
             pause = min(2 * pause, 0.1)
     return replies

@@ -10,19 +10,27 @@ from fairflower.aggregation.strategy import FairStrategy
 from fairflower.errors import RoundFailed
 from fairflower.numerics.min_norm import MinNorm, min_norm_weights
 from fairflower.registry import STRATEGIES
+from fairflower.strategies.aaggff import AAggFF
+from fairflower.strategies.adafed import AdaFed
 from fairflower.strategies.afl import AFL
 from fairflower.strategies.fairfed import FairFed
 from fairflower.strategies.fedavg import FedAvg, Uniform
 from fairflower.strategies.fedce import FedCE
+from fairflower.strategies.fedeba import FedEBAPlus
 from fairflower.strategies.fedequilibria import FedEquilibria
 from fairflower.strategies.fedfv import FedFV
 from fairflower.strategies.fedga import FedGA
 from fairflower.strategies.fedgcr import FedGCR
 from fairflower.strategies.fedheal import FedHEAL
 from fairflower.strategies.fedism import FedISM
+from fairflower.strategies.fedlf import FedLF
+from fairflower.strategies.fedmdfg import FedMDFG
 from fairflower.strategies.fedmgda import FedMGDAPlus
+from fairflower.strategies.fednova import FedNova
 from fairflower.strategies.pa3fed import PA3Fed
+from fairflower.strategies.propfair import PropFair
 from fairflower.strategies.qffl import QFFL
+from fairflower.strategies.superquantile import Superquantile
 from fairflower.strategies.term import TERM
 
 __all__ = [
@@ -30,21 +38,29 @@ __all__ = [
     "QFFL",
     "STRATEGIES",
     "TERM",
+    "AAggFF",
+    "AdaFed",
     "Cohort",
     "FairFed",
     "FairStrategy",
     "FedAvg",
     "FedCE",
+    "FedEBAPlus",
     "FedEquilibria",
     "FedFV",
     "FedGA",
     "FedGCR",
     "FedHEAL",
     "FedISM",
+    "FedLF",
+    "FedMDFG",
     "FedMGDAPlus",
+    "FedNova",
     "MinNorm",
     "PA3Fed",
+    "PropFair",
     "RoundFailed",
+    "Superquantile",
     "Uniform",
     "min_norm_weights",
 ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.carried_weights import hold, shares
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.numerics.simplex import project
 
 
@@ -48,7 +48,10 @@ class AFL(FairStrategy):
     STATE: ClassVar[tuple[str, ...]] = ("lambdas",)
 
     def __init__(
-        self, *, lr: Annotated[float, Range(0)] = 0.01, **options: Unpack[Options]
+        self,
+        *,
+        lr: Annotated[float, Range(0), Search(0.001, 1, log=True)] = 0.01,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.lr = lr

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.carried_weights import hold, shares
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 
 class FairFed(FairStrategy):
@@ -51,7 +51,7 @@ class FairFed(FairStrategy):
     def __init__(
         self,
         *,
-        beta: Annotated[float, Range(0)] = 0.1,
+        beta: Annotated[float, Range(0), Search(0.01, 10, log=True)] = 0.1,
         metric: str = "received_accuracy",
         **options: Unpack[Options],
     ) -> None:

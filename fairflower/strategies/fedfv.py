@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import ceil, sqrt
+from math import ceil
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.directions import recall, remember, stretched
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines
 
 Vector = NDArray[np.float64]
@@ -70,7 +70,7 @@ class FedFV(FairStrategy):
         self,
         *,
         alpha: Annotated[float, Range(0, 1)] = 0.1,
-        tau: Annotated[int, Range(0)] = 1,
+        tau: Annotated[int, Range(0), Search(0, 10)] = 1,
         variant: Literal["paper", "released"] = "paper",
         **options: Unpack[Options],
     ) -> None:
@@ -81,16 +81,20 @@ class FedFV(FairStrategy):
         self.memory: dict[int, Arrays] = {}  # client -> its Delta then
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, ages = self._recall(cohort)
+        now = cohort.server_round
+        self.seen = {k: r for k, r in self.seen.items() if now - r <= self.oldest}
+        self.memory = {k: self.memory[k] for k in self.seen}
+        everyone, ages = recall(cohort, self.seen, self.memory, self.oldest)
+        if self.oldest > 0:
+            remember(cohort, self.seen, self.memory)
         gram = everyone.gram()
         ours = np.arange(len(everyone)) < len(cohort)
         equal = np.where(ours, 1 / len(cohort), 0.0)
         c = self._mitigate(gram, cohort.metrics["received_loss"])
-        if cohort.server_round > self.oldest:
+        if now > self.oldest:
             for age in range(self.oldest, self.oldest - self.tau, -1):
                 c = _reconcile(c, gram, ages == age)
-        before, after = float(equal @ gram @ equal), float(c @ gram @ c)
-        c = c * sqrt(before / after) if after > 0 else np.zeros_like(c)
+        c = stretched(c, gram, equal)
         self.diagnostics.update(
             weights=equal[ours], coefficients=c[ours], conflict=cosines(gram[np.ix_(ours, ours)])
         )
@@ -111,25 +115,6 @@ class FedFV(FairStrategy):
                     ghat[j] -= inner / gram[j, j]
             total += ghat
         return total / len(losses)
-
-    def _recall(self, cohort: Cohort) -> tuple[Cohort, NDArray[np.int64]]:
-        """The cohort and, behind it, absent clients not forgotten; how long ago each was seen."""
-        now, present = cohort.server_round, set(cohort.client_ids)
-        self.seen = {k: r for k, r in self.seen.items() if now - r <= self.oldest}
-        self.memory = {k: self.memory[k] for k in self.seen}
-        absent = [k for k in sorted(self.memory) if k not in present]
-        ages = np.array([0] * len(cohort) + [now - self.seen[k] for k in absent])
-        received = cohort.received
-        recalled = [
-            {n: a + self.memory[k][n] if n in self.memory[k] else a for n, a in received.items()}
-            for k in absent
-        ]
-        everyone = replace(cohort, returned=(*cohort.returned, *recalled))
-        if self.oldest > 0:
-            for k, client in enumerate(cohort.client_ids):
-                moved = {n: cohort.returned[k][n] - received[n] for n in cohort.parameters}
-                self.seen[client], self.memory[client] = now, moved
-        return everyone, ages
 
 
 def _reconcile(c: Vector, gram: Matrix, some: NDArray[np.bool_]) -> Vector:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.carried_weights import hold, shares
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 
 class FedGA(FairStrategy):
@@ -54,7 +54,7 @@ class FedGA(FairStrategy):
     def __init__(
         self,
         *,
-        step: Annotated[float, Range(0)] = 0.05,
+        step: Annotated[float, Range(0), Search(0.005, 0.5, log=True)] = 0.05,
         rounds: Annotated[int | None, Range(1)] = None,
         **options: Unpack[Options],
     ) -> None:

@@ -7,22 +7,16 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.aggregation.clusters import Clustered
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
-from fairflower.numerics.clustering import (
-    MEASURED,
-    Clustering,
-    Variant,
-    choose,
-    cluster,
-    describe,
-)
+from fairflower.arguments import Range, Search
+from fairflower.numerics.clustering import Clustering, Variant, choose
 
 Values = NDArray[np.float64]
 
 
-class FedGCR(FairStrategy):
+class FedGCR(Clustered, FairStrategy):
     """Find the clients' types, and favour clients and types with a large loss.
 
     Every client k of K sends a representation h_k, balanced over its classes (Eq. 4).
@@ -96,7 +90,6 @@ class FedGCR(FairStrategy):
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
-    STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
     #: Powers of a negative loss are no weights.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 
@@ -104,7 +97,7 @@ class FedGCR(FairStrategy):
         self,
         *,
         num_clusters: Annotated[int | Literal["auto"], Range(1)] = "auto",
-        q: Annotated[float, Range(0)] = 1.0,
+        q: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 1.0,
         delta: Annotated[float, Range(0, 1)] = 0.5,
         gamma: Annotated[float | None, Range(0, 1)] = None,
         clustering: Clustering | Literal["variant"] = "variant",
@@ -112,43 +105,26 @@ class FedGCR(FairStrategy):
         variant: Variant = "adapted",
         **options: Unpack[Options],
     ) -> None:
-        self.clustering, self.representation = choose(
-            variant, num_clusters, clustering, representation
-        )
+        self.clustering, h = choose(variant, num_clusters, clustering, representation)
         super().__init__(**options)
         self.num_clusters, self.q, self.delta, self.variant = num_clusters, q, delta, variant
         if gamma is None:
             gamma = 0.9 if variant == "released" else 0.5
         self.gamma = gamma
-        h = MEASURED[self.representation]
         if variant == "released":
             self.needs = (h, "received_loss")
         else:
             self.needs, self.reads = (h,), ("train_loss",)
-        self.members: dict[int, int] = {}  # client -> its cluster when it was last here
-        self.centres: dict[int, Values] = {}  # cluster -> mean representation, H
+        self.members, self.centres = {}, {}
 
     def weigh(self, cohort: Cohort) -> Values:
-        h = np.array([arrays["h"] for arrays in cohort.measured[self.needs[0]]], np.float64)
-        clusters = cluster(
-            h,
-            cohort.client_ids,
-            None if isinstance(self.num_clusters, str) else self.num_clusters,
-            clustering=self.clustering,
-            sizes=cohort.num_examples,
-            members=self.members,
-            centres=self.centres,
-            seed=self.seed,
-        )
-        self.members, self.centres = clusters.members, clusters.centres
-        self.clusters = clusters
+        self.clusters, told = self.find_clusters(cohort)
         loss = self._losses(cohort)
         beta = self._beta(cohort.server_round)
         omega = cohort.sample_weights
         shares = omega if self.variant == "released" else np.ones(len(cohort))
-        cluster_loss = cluster_means(loss, clusters.ids, shares)
-        self.diagnostics |= {"loss": loss, "cluster_loss": cluster_loss, "beta": beta}
-        self.diagnostics |= describe(h, cohort.num_examples, clusters)
+        cluster_loss = cluster_means(loss, self.clusters.ids, shares)
+        self.diagnostics |= {"loss": loss, "cluster_loss": cluster_loss, "beta": beta, **told}
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
     def _losses(self, cohort: Cohort) -> Values:

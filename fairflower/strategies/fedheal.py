@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Block, Cohort, Floats, squared_norm
+from fairflower.aggregation.cohort import Arrays, Block, Cohort, Floats, squares, summed
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range
 
@@ -44,6 +44,7 @@ class FedHEAL(FairStrategy):
     Needs nothing from the clients but weights and ``num-examples``. Signs are
     counted per client over its own participations, as integers, so shares are
     exact under partial participation; a client's first round keeps everything.
+    With ``tau=0`` and ``beta=0`` the paper's variant is FedAvg.
 
     Parameters
     ----------
@@ -60,20 +61,11 @@ class FedHEAL(FairStrategy):
         equal and are carried on un-normalised; the shares d_m / sum_j d_j count
         absent clients with their last distance; BatchNorm statistics are masked
         like parameters (``"paper"``: averaged by p, never masked).
-
-    With ``tau=0`` and ``beta=0`` the paper's variant is FedAvg.
     """
 
     paper: ClassVar[str] = "Chen, Huang, Ye, CVPR 2024"
     keeps_agreement = False  # a coordinate without a steady sign stands still
-    STATE: ClassVar[tuple[str, ...]] = (
-        "rounds",
-        "rises",
-        "p",
-        "dp",
-        "examples",
-        "distance",
-    )
+    STATE: ClassVar[tuple[str, ...]] = ("rounds", "rises", "p", "dp", "examples", "distance")
 
     def __init__(
         self,
@@ -105,7 +97,6 @@ class FedHEAL(FairStrategy):
     def _harmonize(self, cohort: Cohort) -> tuple[list[Masks], NDArray[np.float64]]:
         """FPHL: the masks [c >= tau] of the K clients, and their distances d, shape (K,)."""
         names = cohort.floats if self.variant == "released" else cohort.parameters
-        squares = np.zeros((len(cohort), len(names)))
         kept: list[Masks] = [{} for _ in cohort.client_ids]
         needed = [0] * len(cohort)
         if self.tau is not None:
@@ -113,18 +104,30 @@ class FedHEAL(FairStrategy):
                 needed[k] = self._needed(client, self.tau)
                 self._open_table(client, cohort, names)
                 kept[k] = {name: np.empty(cohort.received[name].size, bool) for name in names}
-        for block in cohort.blocks(names):
+
+        def harmonize(block: Block) -> tuple[str, NDArray[np.float64]]:
+            update, sums = np.empty_like(block.received), []
             for k, client in enumerate(cohort.client_ids):
-                update = block.update(k)
+                block.update(k, out=update)
                 if self.tau is not None:
-                    update *= self._keep(client, block, update, needed[k], _at(kept[k], block))
-                squares[k, names.index(block.name)] += squared_norm(update)
+                    mask = kept[k][block.name][block.part]
+                    self._keep(client, block, update, needed[k], mask)
+                    update *= mask
+                sums.append(squares(update))
+            return block.name, np.array(sums)
+
+        parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
+        for name, sums in cohort.each(names, harmonize):
+            parts[name].append(sums)
+        d = np.zeros((len(cohort), len(names)))
+        for i, name in enumerate(names):
+            d[:, i] = summed(parts[name], len(cohort))
+        d = d[:, [name not in cohort.buffers for name in names]]
         for client in cohort.client_ids:
             self.rounds[client] = self.rounds.get(client, 0) + 1
-        squares = squares[:, [name not in cohort.buffers for name in names]]
         if self.variant == "released":
-            return kept, np.sqrt(squares).sum(axis=1)
-        return kept, squares.sum(axis=1)
+            return kept, np.sqrt(d).sum(axis=1)
+        return kept, d.sum(axis=1)
 
     def _needed(self, client: int, tau: float) -> int:
         """In how many of its earlier rounds a sign must have been the same to be kept."""
@@ -137,18 +140,18 @@ class FedHEAL(FairStrategy):
             return max(ceil(share * (t + 1)) - 1, 0)  # one of the t + 1 is this round itself
         return ceil(share * t)  # c >= tau
 
-    def _keep(
-        self, client: int, block: Block, update: Floats, needed: int, out: Mask | None
-    ) -> Mask:
-        """[c >= tau] against the earlier rounds; then this round enters the table."""
+    def _keep(self, client: int, block: Block, update: Floats, needed: int, out: Mask) -> None:
+        """Write [c >= tau] against the earlier rounds; then this round enters the table."""
         t = self.rounds.get(client, 0)
         # The released code groups zeros with the decreases.
-        rising = update > 0 if self.variant == "released" else update >= 0
-        falling = ~rising
+        compare = np.greater if self.variant == "released" else np.greater_equal
+        rising = compare(update, 0, out=out).view(np.uint8)
         rises = self.rises[client][block.name][block.part]
-        kept = np.bitwise_or(rising & (rises >= needed), falling & (rises <= t - needed), out=out)
-        rises += rising.view(np.uint8)
-        return kept
+        # A rise is kept if rises >= needed, a fall if rises <= t - needed. Integers without a
+        # sign are beyond t where a difference is negative, so one comparison does for both.
+        left = rises - rising * rises.dtype.type(needed)
+        rises += rising
+        np.less_equal(left, t - needed, out=out)
 
     def _open_table(self, client: int, cohort: Cohort, names: list[str]) -> None:
         """Make room for one more round in the client's table of sign counts."""

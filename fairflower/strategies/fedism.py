@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 #: The least sharpness that counts (released code): a step uphill may, rarely, lead down.
 FLOOR = 1e-10
@@ -57,7 +57,7 @@ class FedISM(FairStrategy):
     def __init__(
         self,
         *,
-        q: Annotated[float, Range(0)] = 2.0,
+        q: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 2.0,
         beta: Annotated[float, Range(0, 1)] = 0.5,
         variant: Literal["paper", "released"] = "paper",
         **options: Unpack[Options],

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
@@ -48,7 +48,7 @@ class FedMGDAPlus(FairStrategy):
         self,
         *,
         epsilon: Annotated[float, Range(0, 1)] = 0.1,
-        eta: Annotated[float, Range(high=inf, above=0)] = 1.0,
+        eta: Annotated[float, Range(high=inf, above=0), Search(0.25, 4, log=True)] = 1.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)

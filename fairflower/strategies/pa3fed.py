@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 #: Of a loss, as a multiple of what it was; sums of larger ones could overflow.
 LARGEST_CHANGE = 1e12
@@ -54,7 +54,7 @@ class PA3Fed(FairStrategy):
     def __init__(
         self,
         *,
-        delta: Annotated[float, Range(0, inf)] = 0.001,
+        delta: Annotated[float, Range(0, inf), Search(0.0001, 0.1, log=True)] = 0.001,
         beta: Annotated[float, Range(0, 1)] = 0.3,
         **options: Unpack[Options],
     ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 #: Added to losses (the authors' code): F^(q-1) stays finite.
 TINY = 1e-10
@@ -72,7 +72,7 @@ class QFFL(FairStrategy):
     def __init__(
         self,
         *,
-        q: Annotated[float, Range(0, inf)] = 1.0,
+        q: Annotated[float, Range(0, inf), Search(0.001, 15, log=True)] = 1.0,
         lr: Annotated[float | None, Range(above=0)] = None,
         rule: Literal["qfedavg", "weights"] = "qfedavg",
         **options: Unpack[Options],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 
 
 class TERM(FairStrategy):
@@ -42,7 +42,12 @@ class TERM(FairStrategy):
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
     needs = ("received_loss",)
 
-    def __init__(self, *, t: Annotated[float, Range()] = 0.1, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        *,
+        t: Annotated[float, Range(), Search(0.01, 10, log=True)] = 0.1,
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(**options)
         self.t = t
 

@@ -1,19 +1,58 @@
-"""Trainers behind Flower's message API."""
+"""A client's part in a round, behind Flower's message API and for others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.training.round import evaluate_round, train_round
-from fairflower.training.trainer import Trainer
+from fairflower.training.measurements import train_and_measure
+from fairflower.training.memory import load_state, save_state
+from fairflower.training.modes import flushed_denormals
+from fairflower.training.trainer import Arrays, Trainer, server_round
 
 if TYPE_CHECKING:
     from flwr.clientapp.typing import Mod
+
+
+def train_round(
+    trainer: Trainer, context: Context, config: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Arrays]]:
+    """Take up what the client kept, train and measure, and keep what it wants to.
+
+    Returns
+    -------
+    metrics : dict
+        ``client-id``, ``train_loss``, what was measured and, of a client that keeps
+        something, ``state-round``: the round from which it had it.
+    arrays : dict
+        What goes back beside the model: measured arrays, and the trainer's ``returns``.
+    """
+    found = load_state(trainer, context, config, before=server_round(config))
+    with flushed_denormals():
+        numbers, measured = train_and_measure(trainer, config)
+    save_state(trainer, context, config)
+    metrics = {"client-id": trainer.client_id, **numbers}
+    if trainer.state:
+        metrics["state-round"] = found
+    return metrics, measured | trainer.returns
+
+
+def evaluate_round(
+    trainer: Trainer, context: Context, config: Mapping[str, Any]
+) -> dict[str, float]:
+    """Test the received model, with what the client kept up to this round.
+
+    Returns ``client-id``, ``eval_loss``, ``accuracy``, and what the method adds.
+    """
+    before = server_round(config) + 1 if "server-round" in config else math.inf
+    load_state(trainer, context, config, before)
+    with flushed_denormals():
+        return {"client-id": trainer.client_id, **trainer.test()}
 
 
 def make_client_app(

@@ -8,7 +8,7 @@ a batch at a time: torchvision's ``RandomCrop``, ``RandomHorizontalFlip``,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -37,8 +37,16 @@ class ClientData:
     std: tuple[float, ...]
     num_classes: int
     augment: Augment = field(default_factory=Augment)
+    #: Images kept out of training, to choose hyper-parameters by.
+    validation: Split | None = None
     #: What frozen first stages make of these images, kept for later rounds.
     first_stages: FirstStages = field(default_factory=dict, repr=False, compare=False)
+
+    def to_validate(self) -> ClientData:
+        """The same with the images for validation in place of those to test on."""
+        if self.validation is None:
+            raise ValueError("There are no images for validation: data.validation-fraction is 0.")
+        return replace(self, test=self.validation)
 
 
 class Images:
@@ -97,6 +105,14 @@ class Images:
         """Count the images."""
         return len(self._y)
 
+    def epochs(
+        self, count: int, batch_size: int, seed: int
+    ) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+        """``epoch_batches`` of several epochs; a second time with this seed they are the same."""
+        draws = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            yield self.epoch_batches(batch_size, draws)
+
     def epoch_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,15 +161,11 @@ class Images:
         key = id(self._split.x)
         model, seen = self.first_stages.get(key, (None, x))
         if model is not self.model or seen.device != x.device:
-            parts = range(0, len(self), _FIRST_STAGE_BATCH)
+            size = _FIRST_STAGE_BATCH
+            parts = [slice(i, i + size) for i in range(0, len(self), size)]
             # Inference tensors could not be trained on later.
             with torch.inference_mode(False), torch.no_grad():
-                seen = torch.cat(
-                    [
-                        self.model.first_stage(self._originals(slice(i, i + _FIRST_STAGE_BATCH)))
-                        for i in parts
-                    ]
-                )
+                seen = torch.cat([self.model.first_stage(self._originals(part)) for part in parts])
             self.first_stages[key] = (self.model, seen)
         return remember(x, seen[rows])
 

@@ -10,10 +10,8 @@ from torch import nn
 
 from fairflower import models
 from fairflower.arguments import taken
-from fairflower.config import ClientConfig, ModelConfig, TrainConfig, unknown
+from fairflower.config import ClientConfig, ModelConfig, TrainConfig
 from fairflower.data import Federation
-from fairflower.errors import ConfigError
-from fairflower.registry import CLIENTS
 from fairflower.training.batches import ClientData
 from fairflower.training.trainer import Trainer
 
@@ -28,7 +26,7 @@ def build_model(
     model = models.build(
         config.name, federation.num_classes, federation.shape, seed, config.weights
     )
-    CLIENTS[client.name].adapt(model, federation, **{**client.defaults(), **client.args})
+    client.method.adapt(model, federation, **{**client.defaults(), **client.args})
     return model
 
 
@@ -43,23 +41,13 @@ def build_trainer(
     device: str | torch.device = "cpu",
     arguments: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Make the trainer that ``client.name`` names.
+    """Make the trainer that ``client.name`` names; ``ConfigError`` if it or an argument is unknown.
 
     Of the method's ``arguments`` it gets those that are not its exchanges' alone. See
     `Trainer` for the others.
-
-    Raises
-    ------
-    ConfigError
-        On an unknown name or argument.
     """
-    if name not in CLIENTS:
-        raise ConfigError(unknown("client", name, CLIENTS))
-    trainer: type[Trainer] = CLIENTS[name]
-    arguments = arguments or {}
-    for argument in arguments:
-        if argument not in trainer.declared():
-            raise ConfigError(unknown(f"argument of {name}", argument, trainer.declared()))
-    ClientConfig(name, arguments).check()
-    own = {k: v for k, v in arguments.items() if k in taken(trainer)}
+    chosen = ClientConfig(name, arguments or {})
+    chosen.check()
+    trainer: type[Trainer] = chosen.method
+    own = {k: v for k, v in chosen.args.items() if k in taken(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **own)

@@ -40,7 +40,7 @@ def choose_device(name: str = "auto", client_gpus: float | None = None) -> torch
         if (device.index or 0) >= count:
             raise ConfigError(
                 f"train.device = {name!r}: this process sees {count} CUDA device(s). Use "
-                "train.device = 'auto', or grant clients a GPU (client-gpus on the ray engine)."
+                "train.device = 'auto', or grant clients a GPU (client-gpus, on Ray)."
             )
     return device
 

@@ -11,29 +11,27 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fairflower.models import Classifier
-from fairflower.training.modes import evaluating
-from fairflower.training.trainer import Arrays, Trainer
+from fairflower.training.gradients import Batches, batches_of
+from fairflower.training.modes import evaluating, widened
+from fairflower.training.trainer import Trainer
 
 
 class FeatureTrainer(Trainer):
     """Local training whose loss sees a network's features z [B, d] beside its logits.
 
-    Raises
-    ------
-    TypeError
-        When the model is no `fairflower.models.Classifier`, which tells the two apart.
+    The model has to be a `fairflower.models.Classifier`, which tells the two apart, or it
+    is a ``TypeError``.
     """
 
     model: Classifier
 
     def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
-        classifier = require_classifier(model, type(self).__name__)
-        super().__init__(classifier, *args, **options)
-        self._extractor = _Features(classifier)
+        super().__init__(require_classifier(model, type(self).__name__), *args, **options)
+        self._extractor = _Features(self.model)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, d] and logits [B, classes] of one pass through the network."""
-        z = self.model.features(x)
+        z = widened(self.model.features(x))
         return z, self.model.head(z)
 
     def frozen_features(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -45,7 +43,7 @@ class FeatureTrainer(Trainer):
         lent = {f"model.{name}": tensor for name, tensor in arrays.items()}
         with torch.no_grad(), evaluating(self.model):
             z: Tensor = functional_call(self._extractor, lent, (x,))
-        return z
+        return widened(z)
 
 
 class PrototypeTrainer(FeatureTrainer):
@@ -53,36 +51,50 @@ class PrototypeTrainer(FeatureTrainer):
 
     Afterwards the client returns its class means: of the trained network's features,
     in eval mode, of the training images as they are, with the number of images.
-
-    Attributes
-    ----------
-    prototypes
-        The server's, [C, d]; None before anybody has returned any.
-    known
-        Which classes have one, bool [C].
     """
 
+    #: The server's, [C, d]; None before anybody has returned any.
     prototypes: Tensor | None
+    #: Which classes have one, bool [C].
     known: Tensor
 
     def begin(self, server_round: int) -> None:
         """Read the prototypes."""
-        arrays = self.shared.get("prototypes")
+        arrays = self.to_device(self.shared.get("prototypes", {}))
         self.prototypes = None
         if arrays and arrays["count"].any():
-            self.prototypes = torch.tensor(arrays["mean"], device=self.device)
-            self.known = torch.tensor(arrays["count"] > 0, device=self.device)
+            self.prototypes, self.known = arrays["mean"], arrays["count"] > 0
 
     def end(self, server_round: int) -> None:
-        """Return the class means."""
-        self.returns["prototypes"] = self.class_means()
-
-    def class_means(self) -> Arrays:
-        """``mean`` [C, d], zero for an absent class, and ``count`` [C] of images."""
+        """Return ``mean`` [C, d], zero for an absent class, and ``count`` [C] of images."""
         with evaluating(self.model):
             total, count = class_sums(self, self.model.features)
         mean = total / count.clamp(min=1)[:, None]
-        return {"mean": mean.float().cpu().numpy(), "count": count.long().cpu().numpy()}
+        arrays = {"mean": mean.float(), "count": count.long()}
+        self.returns["prototypes"] = {name: array.cpu().numpy() for name, array in arrays.items()}
+
+
+@torch.no_grad()
+def mean_representation(
+    model: nn.Module, data: Batches, represent: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Mean of what tells a client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
+
+    Taken before training it is ``received_representation``, and after it ``representation``.
+    ``represent`` gives features [B, d] of inputs; by default a `Classifier`'s own. The model is
+    in eval mode for it and is left as it was found. ``model``, ``data`` and errors are those of
+    `fairflower.training.gradients.mean_gradient`.
+    """
+    represent = represent or require_classifier(model, "A representation").represent
+    with evaluating(model):
+        parts = [(represent(x).double(), y) for x, y in batches_of(model, data)]
+    if not parts:
+        raise ValueError("There are no samples to represent. Give at least one.")
+    features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    members = F.one_hot(labels).double()
+    held = members.sum(0) > 0
+    means = (members.T @ features)[held] / members.sum(0)[held, None]
+    return {"h": means.mean(0).float()}
 
 
 def class_sums(trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

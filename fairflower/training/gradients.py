@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,12 @@ from fairflower.models import trainable
 from fairflower.training.batches import Images
 from fairflower.training.modes import evaluating
 
-Batches = Images | Iterable[tuple[Tensor, Tensor]]
+#: A client's images; or batches (x [B, ...], y int64 [B]), as dicts by the names below, too.
+Batches = Images | Iterable[Sequence[Tensor] | Mapping[str, Any]]
+
+#: What data sets on the Hugging Face Hub, and so Flower's tutorials, call x and y.
+INPUTS = ("img", "image", "x", "pixel_values", "features")
+LABELS = ("label", "labels", "y", "fine_label")
 
 #: Images per forward pass over `Images`: as many as training takes, so memory is alike.
 _BATCH_SIZE = 64
@@ -32,7 +38,8 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
         Gives logits [B, classes].
     data
         A client's images, taken as they are, without augmentation; or any batches
-        (x [B, ...], y int64 [B]), such as a DataLoader's.
+        (x [B, ...], y int64 [B]), such as a DataLoader's, also as dicts
+        ``{"img": x, "label": y}``; a generator of them will do.
 
     Returns
     -------
@@ -44,9 +51,28 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     ------
     ValueError
         When there are no samples.
+    TypeError
+        When a batch is none of these.
     """
     with evaluating(model):
         return _loss_and_gradient(model, data)[1]
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, data: Batches) -> float:
+    """Mean cross entropy over a data set: ``received_loss`` before training.
+
+    After training it is ``trained_loss``. The model is in eval mode for it and is left as it
+    was found. Parameters and errors are those of `mean_gradient`.
+    """
+    total, n = _zero(model), 0
+    with evaluating(model):
+        for x, y in batches_of(model, data):
+            total += F.cross_entropy(model(x), y, reduction="sum")
+            n += len(y)
+    if n == 0:
+        raise ValueError("There are no samples to take a loss on. Give at least one.")
+    return total.item() / n
 
 
 @torch.enable_grad()
@@ -76,6 +102,8 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     ValueError
         When there are no samples.
     """
+    if isinstance(data, Iterator):
+        data = list(data)  # which is gone through twice
     with evaluating(model):
         loss, gradient = _loss_and_gradient(model, data)
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
@@ -111,8 +139,23 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Deal batches on the model's device."""
     device = next(model.parameters()).device
-    for x, y in data.eval_batches(_BATCH_SIZE) if isinstance(data, Images) else data:
+    for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Images) else data:
+        x, y = _pair(batch)
         yield x.to(device), y.to(device)
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a batch; ``TypeError`` if they are not to be found."""
+    found = batch
+    if isinstance(batch, Mapping):
+        found = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
+    if isinstance(found, Sequence) and len(found) == 2 and all(map(torch.is_tensor, found)):
+        return found[0], found[1]
+    held = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+    raise TypeError(
+        f"A batch is {held}: expected tensors (x, y), or a dict of them under one of "
+        f"{', '.join(INPUTS)} and one of {', '.join(LABELS)}."
+    )
 
 
 def _zero(model: nn.Module) -> Tensor:

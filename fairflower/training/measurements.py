@@ -1,19 +1,13 @@
 """Measurements on a client that a strategy can ask for, whatever the method of training.
 
-A strategy that needs more than a trained model puts names into the config that it
-sends: ``config["measure"] = "fisher,received_loss"``, one text, because Flower's
-configs hold single values only. Every trainer then measures them on its training
-images as they are, in eval mode. Training is not touched: the trained model is the
-same to the last bit, measured or not. `MEASUREMENTS` says what there is.
+A strategy that needs more than a trained model puts names of `MEASUREMENTS` into the
+config that it sends: ``config["measure"] = "fisher,received_loss"``, one text, because
+Flower's configs hold single values only. Every trainer then measures them on its
+training images as they are, in eval mode. The trained model is the same to the last bit,
+measured or not.
 
 Arrays are an ArrayRecord of the measurement's name, float32, one array per trainable
-parameter under the parameter's name (`fairflower.training.gradients`). A representation
-is one array ``h``, as long as the model makes it.
-
-The received model without a client's part is theta_-k = (theta - c theta_k) / (1 - c),
-where theta_k is the model that the client trained in the round before, and keeps for
-it, and c is its ``coefficient`` in the received model, which the server tells it in the
-config. Where it is told none, or has kept nothing, it is the received model itself.
+parameter under its name. A representation is one array ``h``, as long as the model makes it.
 """
 
 from __future__ import annotations
@@ -38,25 +32,17 @@ from fairflower.training.trainer import NDArray, Trainer, server_round
 
 @dataclass(frozen=True)
 class Measurement:
-    """Something to measure on a client.
+    """Something to measure on a client."""
 
-    Attributes
-    ----------
-    model
-        Which one: the ``received`` model, before training, or the ``trained`` one.
-    compute
-        Measures the trainer's model, which is in eval mode, and leaves it as it is.
-        A float goes into the reply's metrics, named tensors become an ArrayRecord.
-        Random draws from torch's global generator are reproducible.
-    what
-        The same in words, for tables.
-    keeps
-        Whether the client has to keep its trained model for the next round's.
-    """
-
+    #: On which model: before training, or after it.
     model: Literal["received", "trained"]
+    #: Measures the trainer's model, which is in eval mode, and leaves it as it is. A float
+    #: goes into the reply's metrics, named tensors become an ArrayRecord. Random draws from
+    #: torch's global generator are reproducible.
     compute: Callable[[Trainer], float | Mapping[str, Tensor]]
+    #: The same in words, for tables.
     what: str
+    #: Whether the client has to keep its trained model for the next round's.
     keeps: bool = False
 
 
@@ -78,7 +64,12 @@ def balanced_accuracy(trainer: Trainer) -> float:
 
 
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
-    """Measure the received model without the client's part in it."""
+    """Measure the received model without the client's part in it.
+
+    That is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that the
+    client trained in the round before, and c its ``coefficient`` in the received one, as
+    the server tells it. Where one of them is not known, it is the received model itself.
+    """
 
     def measure_the_rest(trainer: Trainer) -> float:
         c, own = float(trainer.round_config.get("coefficient", 0)), trainer.state.get(KEPT)
@@ -108,12 +99,8 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Mean of what tells the client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
 
     ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)``, over the C classes that the
-    client has, so that it does not show how often it has them.
-
-    Raises
-    ------
-    TypeError
-        When the model is no `fairflower.models.Classifier`.
+    client has, so that it does not show how often it has them. A model that is no
+    `fairflower.models.Classifier` is a ``TypeError``.
     """
     model = require_classifier(trainer.model, "A representation")
     total, count = class_sums(trainer, model.represent)
@@ -148,6 +135,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         lambda t: mean_gradient(t.model, t.train_images),
         "gradient of the mean cross entropy",
     ),
+    "steps": Measurement("trained", lambda t: float(t.steps), "optimiser steps of the round"),
     "trained_loss": Measurement(
         "trained", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
     ),
@@ -170,14 +158,6 @@ def train_and_measure(
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
     """Train on the received model, and measure what the config asks for on the way.
 
-    Parameters
-    ----------
-    trainer
-        Holds the received model.
-    config
-        ``server-round``, and perhaps ``measure``: comma-separated names. Measurements
-        find it in ``trainer.round_config``.
-
     Returns
     -------
     metrics : dict
@@ -190,7 +170,7 @@ def train_and_measure(
     ConfigError
         Before anything is trained, on a name that is not in `MEASUREMENTS`.
     """
-    names = requested(config)
+    names, now = requested(config), server_round(config)
     trainer.round_config = config
     arrays: dict[str, dict[str, NDArray]] = {}
 
@@ -198,7 +178,7 @@ def train_and_measure(
         numbers = {}
         for name in names:
             if MEASUREMENTS[name].model == model:
-                seed = trainer.derive_seed(server_round(config), name)
+                seed = trainer.derive_seed(now, name)
                 with reproducible(seed, trainer.device), evaluating(trainer.model):
                     value = MEASUREMENTS[name].compute(trainer)
                 if isinstance(value, Mapping):
@@ -208,7 +188,7 @@ def train_and_measure(
         return numbers
 
     metrics = measure("received")
-    metrics |= trainer.train(server_round(config))
+    metrics |= trainer.train(now)
     metrics |= measure("trained")
     if any(MEASUREMENTS[name].keeps for name in names):
         trainer.state[KEPT] = trainer.send()

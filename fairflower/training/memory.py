@@ -56,22 +56,21 @@ def load_state(
     folder = _folder(trainer, config)
     if folder is not None:  # without a copy of the round before there is no way back
         before = min(before, _last_merged(config) + 1)
-    rounds = {kept for kept in _rounds(folder) if kept < before} if folder else set()
+    files = {kept: path for kept, path in _files(folder).items() if kept < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     at_hand = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
     # A round that ended after a later one, for whose reply nobody waited, is in the
     # context, and the later one on the disk.
-    if max(rounds, default=0) <= at_hand < before:
+    if max(files, default=0) <= at_hand < before:
         trainer.state = {
             name.removeprefix(_PREFIX): arrays_of(record)
             for name, record in context.state.array_records.items()
             if name.startswith(_PREFIX)
         }
         return at_hand
-    for kept in sorted(rounds, reverse=True):
-        assert folder is not None
+    for kept in sorted(files, reverse=True):
         try:
-            arrays, _ = read_arrays(_path(folder, kept))
+            arrays, _ = read_arrays(files[kept])
         except (DamagedFile, FileNotFoundError):
             continue  # the server notices, and names the client
         for path, array in arrays.items():
@@ -93,11 +92,12 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     if folder is None or not trainer.state:
         return
     flat = {f"{name}/{leaf}": a for name, kept in trainer.state.items() for leaf, a in kept.items()}
-    write_arrays(_path(folder, now), flat, {"round": now, "client": trainer.client_id})
+    facts = {"round": now, "client": trainer.client_id}
+    write_arrays(folder / f"round-{now:06}.safetensors", flat, facts)
     every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
-    rounds = _rounds(folder)
-    for kept in rounds - rounds_to_keep(rounds, now, every, keep, _last_merged(config)):
-        _path(folder, kept).unlink(missing_ok=True)
+    files = _files(folder)
+    for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged(config)):
+        files[kept].unlink(missing_ok=True)
     _forget_old_runs(folder.parent)
 
 
@@ -144,12 +144,10 @@ def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
     return client_states() / run_id / str(trainer.client_id)
 
 
-def _path(folder: Path, kept: int) -> Path:
-    return folder / f"round-{kept:06}.safetensors"
-
-
-def _rounds(folder: Path) -> set[int]:
-    return {int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.safetensors")}
+def _files(folder: Path | None) -> dict[int, Path]:
+    """The states in a folder, by the round that each was kept in."""
+    paths = folder.glob("round-*.safetensors") if folder else ()
+    return {int(path.stem.removeprefix("round-")): path for path in paths}
 
 
 def _forget_old_runs(mine: Path) -> None:

@@ -40,17 +40,8 @@ def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: flo
     optimiser, let batch norm count twice, give w back by subtraction, which rounds, and
     take GSAM's radius from a schedule.
 
-    Parameters
-    ----------
-    model
-        Its parameters hold g; afterwards they hold the result, and w to the last bit.
-        Parameters without a gradient are left alone.
-    loss
-        Computes the batch's loss anew.
-    rho
-        Radius of the neighbourhood. FedISM (IJCAI 2024): 0.05, constant.
-    alpha
-        FedISM: 0.1.
+    Parameters without a gradient are left alone, and w is the same to the last bit. FedISM
+    (IJCAI 2024) has rho = 0.05, constant, and alpha = 0.1.
     """
     moved = [p for p in model.parameters() if p.grad is not None]
     w = [p.detach().clone() for p in moved]

@@ -6,28 +6,85 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflower.arguments import Declared
+from fairflower.arguments import Argument, Declared
 from fairflower.config import TrainConfig
 from fairflower.data import Split
+from fairflower.errors import ConfigError
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Images
-from fairflower.training.method import TrainingMethod
-from fairflower.training.modes import reproducible, running_statistics
+from fairflower.training.modes import reproducible, running_statistics, widened
 from fairflower.training.optim import build_optimizer, sharpen
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, NDArray]
 
 
-class Trainer(TrainingMethod, Declared):
+class Method(Declared):
+    """What a method of local training says of itself, beside its arguments."""
+
+    #: Where the method comes from, for ``fairflower list``.
+    paper: ClassVar[str] = ""
+    #: What has to travel beside the model: subclasses of `Exchange`.
+    exchanges: ClassVar[tuple[type[Any], ...]] = ()
+    #: The only ``train.optimizer`` that it is defined for; empty: any.
+    optimizer: ClassVar[str] = ""
+    #: The only models that it trains; empty: any.
+    models: ClassVar[tuple[str, ...]] = ()
+    #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".
+    sharpness: ClassVar[str | None] = None
+
+    @classmethod
+    def declared(cls) -> dict[str, Argument]:
+        """The method's own arguments, and those of its exchanges that say what they allow."""
+        own = super().declared()
+        for exchange in cls.exchanges:
+            for name, argument in exchange.declared().items():
+                if argument.bounded:
+                    own.setdefault(name, argument)
+        return own
+
+    @classmethod
+    def make_exchanges(cls, arguments: Mapping[str, Any]) -> list[Any]:
+        """Make the method's exchanges, each with those of its arguments that it takes, too."""
+        return [exchange.made_with(arguments) for exchange in cls.exchanges]
+
+    @classmethod
+    def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
+        """Change a network before anybody uses it, clients or server; by default not at all."""
+
+    @classmethod
+    def check_model(cls, model: str) -> None:
+        """Raise ``ConfigError`` for a model that it does not train, with those that it does."""
+        if cls.models and model not in cls.models:
+            raise ConfigError(
+                f"model.name = {model!r}: {cls.__name__} trains {' or '.join(cls.models)}. "
+                "Set one of them, or choose another client.name."
+            )
+
+    @classmethod
+    def check_steps(cls, settings: TrainConfig) -> None:
+        """Raise ``ConfigError`` for an optimiser, or a kind of step, that it is not defined for."""
+        if cls.optimizer not in ("", settings.optimizer):
+            raise ConfigError(
+                f"train.optimizer = {settings.optimizer!r}: {cls.__name__} is defined for "
+                f"{cls.optimizer!r} alone. Set it, or choose another client.name."
+            )
+        if cls.sharpness is not None and settings.sharpness != "none":
+            raise ConfigError(
+                f"train.sharpness = {settings.sharpness!r}: {cls.__name__} has sharpness-aware "
+                "steps of its own. Remove it, or choose another client.name."
+            )
+
+
+class Trainer(Method, Declared):
     """One client's local training; a method is a subclass that varies a step of it.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. What comes
@@ -48,7 +105,9 @@ class Trainer(TrainingMethod, Declared):
     data
         The client's images.
     settings
-        Epochs, batch size, learning rate, momentum and weight decay.
+        Epochs, batch size, learning rate, momentum, weight decay and precision. Whatever
+        that is, the model's arrays, the optimiser's and those of ``send`` are float32, and so
+        is all that is computed outside of a step.
     client_id
         The partition id; sent with every reply as ``client-id``.
     seed
@@ -117,7 +176,8 @@ class Trainer(TrainingMethod, Declared):
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy of logits [B, classes], adjusted if ``train`` says so."""
+        """Mean cross entropy of logits [B, classes], adjusted if ``train`` says so, in float32."""
+        logits = widened(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
         return F.cross_entropy(logits, y)
@@ -140,15 +200,22 @@ class Trainer(TrainingMethod, Declared):
     def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
         """Take one optimiser step on a batch; return the batch's mean loss before it."""
         optimizer.zero_grad()
-        loss = self.loss(x, y)
+        loss = self.objective(x, y)
         loss.backward()  # type: ignore[no-untyped-call]
         rule = self.sharpness or self.settings.sharpness
         if rule != "none":
             alpha = self.settings.alpha if rule == "gsam" else 0.0
-            sharpen(self.model, lambda: self.loss(x, y), self.settings.rho, alpha)
+            sharpen(self.model, lambda: self.objective(x, y), self.settings.rho, alpha)
         self.adjust_gradients()
         optimizer.step()
         return loss.detach()
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        """``loss`` as a step computes it: under autocast, if ``train.precision`` says so."""
+        if self.settings.precision == "float32":
+            return self.loss(x, y)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return widened(self.loss(x, y))
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -202,13 +269,7 @@ class Trainer(TrainingMethod, Declared):
     # --- a round -----------------------------------------------------------------------
 
     def receive(self, arrays: Mapping[str, NDArray]) -> None:
-        """Copy named arrays into the model.
-
-        Raises
-        ------
-        ValueError
-            When the arrays are not exactly the model's: their names, shapes and dtypes.
-        """
+        """Copy named arrays into the model; ``ValueError`` if they are not exactly its own."""
         set_arrays(self.model, arrays, str(self))
 
     def train(self, server_round: int) -> dict[str, float]:
@@ -241,12 +302,12 @@ class Trainer(TrainingMethod, Declared):
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
             return self.measure(self.train_images)[0]
-        draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
+        seed = self.derive_seed(server_round, "batches")
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.train()
         optimizer = self.make_optimizer()
-        for epoch in range(1, epochs + 1):
-            for x, y in self.train_images.epoch_batches(batch_size, draws):
+        for epoch, batches in enumerate(self.train_images.epochs(epochs, batch_size, seed), 1):
+            for x, y in batches:
                 with running_statistics(self.model) if len(y) == 1 else nullcontext():
                     total += self.step(optimizer, x, y) * len(y)
                 self.steps += 1
@@ -261,11 +322,6 @@ class Trainer(TrainingMethod, Declared):
     def snapshot(self) -> dict[str, Tensor]:
         """Copy the model's arrays on the device, by name."""
         return {name: tensor.detach().clone() for name, tensor in travelling(self.model).items()}
-
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Put the model back to a ``snapshot``."""
-        for name, tensor in travelling(self.model).items():
-            tensor.copy_(snapshot[name])
 
     def send(self) -> Arrays:
         """Copy the model's arrays, by name."""

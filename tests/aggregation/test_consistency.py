@@ -12,7 +12,7 @@ from scipy.stats import binom
 from fairflower.aggregation.consistency import BINS, UpdateConsistency, histogram
 from fairflower.config import RunConfig
 from fairflower.report import read_run
-from fairflower.report.figures.consistency import windows
+from fairflower.report.figures.diagnostics import windows
 from fairflower.strategies import FedAvg
 
 
@@ -70,6 +70,7 @@ def test_random_signs_give_the_binomial():
     np.testing.assert_allclose(histogram(n / 10, binom.pmf(n, 10, 0.5)), by_hand(signs), atol=0.005)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_observed_shows_it_in_its_report(tmp_path: Path):
     from rich.console import Console
 
@@ -93,7 +94,7 @@ def test_a_run_that_is_observed_shows_it_in_its_report(tmp_path: Path):
     import threading
 
     folders: list[Path] = []
-    plan = Plan([("fedavg", config)])
+    plan = Plan([config])
     console = Console(quiet=True)
     launch(lambda grid: plan.execute(grid, console, threading.Event(), folders), config, 4)
     run = read_run(folders[0])

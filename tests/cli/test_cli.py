@@ -23,7 +23,7 @@ from fairflower.cli import compare, run
 from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
-from fairflower.plans.plan import Plan, parse_seeds, parse_strategies
+from fairflower.plans.plan import Plan, fitting, parse_seeds
 from fairflower.report import read_run
 from fairflower.server.progress import RunProgress
 from fairflower.strategies import STRATEGIES
@@ -47,7 +47,9 @@ def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
     output = call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=fedheal:tau=0.4")
     (folder,) = tmp_path.iterdir()
     assert output.count(str(folder)) >= 2
-    assert "round   1/1" in output
+    steps = ("Loading Flower and PyTorch ...", "Preparing uci-digits ...", "Starting the engine")
+    places = [output.index(step) for step in (*steps, "round   1/1")]
+    assert places == sorted(places)
     assert "AVG" in output
     assert "fairflower report" in output
     facts = json.loads((folder / "run.json").read_text())
@@ -81,6 +83,7 @@ def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
     assert "not a run folder" in call("run", f"--resume={tmp_path}", expect=2)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_adds_uniform_and_writes_one_report(tmp_path):
     output = call(
         "compare", *QUICK, "--strategies=fedavg,fedheal:beta=none", "--seeds=0-1",
@@ -98,6 +101,7 @@ def test_compare_adds_uniform_and_writes_one_report(tmp_path):
     assert (tmp_path / "second/index.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_goes_on_after_a_failed_run_and_says_so(tmp_path):
     output = call(
         "compare", *QUICK, "--strategies=fedavg", "--seeds=0", f"--output-dir={tmp_path}",
@@ -183,7 +187,7 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
     runs: list[tuple[str, StrategyConfig, ClientConfig]] = []
 
     def execute(plan: Plan, *_: object) -> None:
-        runs.extend((label, config.strategy, config.client) for label, config in plan.runs)
+        runs.extend((config.label, config.strategy, config.client) for config in plan.runs)
         raise typer.Exit
 
     for command in (run, compare):
@@ -217,7 +221,7 @@ def test_a_strategy_takes_the_arguments_of_a_config_that_is_its_own(given, label
     assert [label for label, _, _ in planned] == labels
     # The label says all that is not a default.
     for label, strategy, _ in planned:
-        (named,) = parse_strategies(label)
+        (named,) = StrategyConfig.parse(label)
         assert {**strategy.defaults(), **strategy.args} == {**named.defaults(), **named.args}
 
 
@@ -283,6 +287,7 @@ def test_what_a_config_does_not_go_with_is_refused(given, message, own, planned)
     assert not planned
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_path):
     folder = tmp_path / "out"
     strategies = "fedequilibria,fedequilibria:scale=none"
@@ -315,9 +320,9 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
 
 
 def test_shared_arguments_go_to_the_strategies_that_take_them():
-    strategies = parse_strategies("fedavg,fedheal,fedheal:tau=0.1")
+    strategies = StrategyConfig.parse("fedavg,fedheal,fedheal:tau=0.1")
     plan = Plan.grid({}, strategies, [0], {"strategy.tau": 0.4})
-    assert [(label, run.strategy.args) for label, run in plan.runs] == [
+    assert [(run.label, run.strategy.args) for run in plan.runs] == [
         ("fedavg", {}),
         ("fedheal:tau=0.4", {"tau": 0.4}),
         ("fedheal:tau=0.1", {"tau": 0.1}),
@@ -328,7 +333,7 @@ def test_shared_arguments_go_to_the_strategies_that_take_them():
 def test_seeds_and_strategies_round_trip():
     assert parse_seeds("2-4") == [2, 3, 4]
     strategy = StrategyConfig("fedheal", {"tau": None, "variant": "released"})
-    assert parse_strategies(strategy.label) == [strategy]
+    assert StrategyConfig.parse(strategy.label) == [strategy]
     for text in ("", "1,1", "x", "3-1"):
         with pytest.raises(ConfigError):
             parse_seeds(text)
@@ -383,6 +388,7 @@ def test_on_a_terminal_the_last_round_remains():
     assert "mnist  90.0  svhn  60.0" in text.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     where = ["--seeds=0", f"--output-dir={tmp_path}", *QUICK]
     call("compare", "--strategies=fedavg", *where)
@@ -403,29 +409,77 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     assert "already" not in call(*both, "--set=train.lr=0.01")
 
 
-def test_runs_side_by_side_end_in_the_same_bits(tmp_path):
-    what = ["--strategies=fedavg", "--clients=sgd,fedprox:mu=0.5", "--seeds=0,1", *QUICK]
-    for jobs in (1, 2):
-        call("compare", *what, f"--jobs={jobs}", f"--output-dir={tmp_path / str(jobs)}")
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_path):
+    sound, torn = "fedprox:mu=0.5", "fedprox:mu=1e+30"
+    what = ["--strategies=fedavg", "--seeds=0,1", *QUICK, "--set=train.local-epochs=3"]
+    call("compare", *what, f"--clients={sound}", f"--output-dir={tmp_path / '1'}")
+    both = f"--clients={sound},{torn}"
+    output = call("compare", *what, both, "--jobs=2", f"--output-dir={tmp_path / '2'}", expect=1)
     models = {p.parent.name: p.read_bytes() for p in tmp_path.glob("1/runs/*/model.safetensors")}
-    assert len(models) == 8
+    assert len(models) == 4
     assert "fedprox-mu=0.5+fedavg-seed1" in models
     for name, model in models.items():
         assert (tmp_path / "2" / "runs" / name / "model.safetensors").read_bytes() == model
-
-
-def test_a_run_that_fails_beside_others_is_named(tmp_path):
-    where = ["--seeds=0", f"--output-dir={tmp_path}", "--jobs=2", *QUICK]
-    output = call(
-        "compare",
-        "--strategies=fedavg",
-        *where,
-        "--set=train.lr=1e30",
-        "--set=train.local-epochs=3",
-        expect=1,
-    )
-    assert "fedavg, seed 0 failed:" in output
+    assert output.count("failed:") == 4
+    assert f"{torn}+fedavg, seed 0 failed:" in output
+    assert f"{sound}+fedavg, seed 0 failed:" not in output
     assert "Lower train.lr" in output
+
+
+@pytest.mark.parametrize(
+    ("settings", "runs", "jobs"),
+    [
+        ({}, 4, 4),
+        ({}, 5, 4),
+        ({}, 3, 1),  # the cores are better filled by each run's clients
+        ({"client-cpus": 2}, 3, 2),
+        ({"client-cpus": 8}, 3, 1),
+        ({"client-gpus": 0.5}, 5, 1),
+    ],
+)
+def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    plan = Plan.grid(
+        {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
+    )
+    assert len(plan.runs) == runs
+    assert fitting(plan) == jobs
+
+
+@pytest.mark.parametrize(
+    ("given", "jobs"),
+    [
+        ([], 2),
+        (["--jobs=auto"], 2),
+        (["--jobs=3"], 3),
+        (["--workers=1"], 1),
+        (["--engine=ray"], 1),
+        (["--ray-address=auto"], 1),
+    ],
+)
+def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    asked = []
+    monkeypatch.setattr(
+        compare,
+        "execute",
+        lambda plan, console, folders, jobs: asked.append(jobs or fitting(plan)),
+    )
+    call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
+    assert asked == [jobs]
+
+
+def test_runs_side_by_side_are_not_for_a_cluster():
+    message = call("compare", "--jobs=2", "--ray-address=auto", expect=2)
+    assert "Leave --jobs or --ray-address out" in " ".join(message.split())
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])
+def test_a_number_of_jobs_that_is_none_is_refused(jobs, tmp_path):
+    output = call("compare", f"--jobs={jobs}", f"--output-dir={tmp_path}", expect=2)
+    assert "expected auto, or a whole number from 1" in " ".join(output.split())
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from rounds import Rounds, unpack
 from toys import SETTINGS, exchanges, federate, same, tiny, trainer
 
 from fairflower import models
+from fairflower.aggregation import clusters
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.exchanges import Centres, centres
+from fairflower.exchanges import Centres
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
 from fairflower.training.measurements import representation, train_and_measure
@@ -195,7 +196,7 @@ def test_the_exchange_clusters_as_it_is_told(monkeypatch):
         asked.append(clustering)
         return cluster(*args, clustering=clustering, **options)
 
-    monkeypatch.setattr(centres, "cluster", spy)
+    monkeypatch.setattr(clusters, "cluster", spy)
     for arguments in ({}, {"clustering": "gmm"}, {"variant": "released"}):
         exchange = Centres(num_clusters=2, **arguments)
         rounds = Rounds(FedAvg(min_clients=1, exchanges=[exchange]), MODEL, range(4))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain import batch_normed, split
 from runs import config, history, run
@@ -95,7 +95,6 @@ def test_the_zero_frequency_alone_is_the_mean_colour() -> None:
     np.testing.assert_allclose(after - after.mean((2, 3), keepdims=True), deviation, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.tuples(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12)))
 def test_afterwards_every_image_has_the_common_amplitude(
     seed: int, shape: tuple[int, int, int]

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import correlate
 from scipy.stats import norm
@@ -29,7 +29,6 @@ def spoilt(images: np.ndarray, rows: np.ndarray, **changes: object) -> np.ndarra
 # --- who holds an image does not matter --------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(KINDS), st.permutations(range(8)), st.integers(1, 8))
 def test_an_image_is_corrupted_the_same_way_whoever_holds_it(
     kind: str, order: list[int], held: int

@@ -19,16 +19,14 @@ from datasets import (
     Value,
     concatenate_datasets,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, prepare, resolve
 from fairflower.data.class_folders import ClassFolders, _digest
-from fairflower.data.domainnet import DomainNet
-from fairflower.data.office_caltech import OfficeCaltech
-from fairflower.data.pacs import PACS
+from fairflower.data.objects import PACS, DomainNet, OfficeCaltech
 from fairflower.data.partition import DomainPartitioner, with_every_value
 from fairflower.errors import DataError
 
@@ -118,7 +116,6 @@ def assert_same(one: Federation, other: Federation) -> None:
 # --- every class on every client --------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),

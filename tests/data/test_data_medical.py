@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, Federation, prepare, rsna_ich
+from fairflower.data import Augment, Federation, medical, prepare
 from fairflower.data.client_groups import groups
-from fairflower.data.ham10000 import CLASSES, HAM10000
-from fairflower.data.isic2019 import ISIC2019
-from fairflower.data.rsna_ich import RSNAICH
+from fairflower.data.medical import CLASSES, HAM10000, ISIC2019, RSNAICH
 from fairflower.errors import DataError
 
 IMAGENET = (0.485, 0.456, 0.406)
@@ -218,7 +217,7 @@ def test_ich_takes_as_many_slices_as_the_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ich(tmp_path, singles(20))
-    monkeypatch.setattr(rsna_ich, "SLICES", 60)
+    monkeypatch.setattr(medical, "SLICES", 60)
     chosen = [RSNAICH(ich(tmp_path, seed=seed)).records(tmp_path) for seed in (0, 1)]
     assert chosen[0] == chosen[1]
     assert len(set(chosen[0])) == 60
@@ -334,6 +333,14 @@ def test_real_ham_is_shared_as_in_fedism(ham_dir: str) -> None:
     assert 0.15 < difference.std() < 0.18
 
 
+@cache
+def mean_colours(ham_dir: str) -> np.ndarray:
+    """Of every image to train on, shape (N, 3)."""
+    data = HAM10000(ham(ham_dir))
+    rows = np.arange(len(data.labels("ham10000", "train")))
+    return data.images("ham10000", "train", rows).mean(axis=(1, 2))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_real_ham_is_corrupted_regardless_of_where_it_comes_from(ham_dir: str, seed: int) -> None:
     """Clean and corrupted nevi have the same colour: means of 4,299 and of 1,075 images.
@@ -343,13 +350,9 @@ def test_real_ham_is_corrupted_regardless_of_where_it_comes_from(ham_dir: str, s
     """
     data = HAM10000(ham(ham_dir, clients_per_domain=5, corrupted_clients=1, seed=seed))
     labels = data.labels("ham10000", "train")
-    clean, bad = groups(data, {"ham10000": labels})
-    colours = [
-        data.images("ham10000", "train", part.rows[labels[part.rows] == CLASSES.index("nv")])
-        .astype(float)
-        .mean(axis=(1, 2))
-        for part in (clean, bad)
-    ]
+    nevi = labels == CLASSES.index("nv")
+    colour = mean_colours(ham_dir)
+    colours = [colour[part.rows[nevi[part.rows]]] for part in groups(data, {"ham10000": labels})]
     assert [len(own) for own in colours] == [4299, 1075]
     difference = colours[1].mean(axis=0) - colours[0].mean(axis=0)
     assert (np.abs(difference) < 4 * 0.034 * np.concatenate(colours).std(axis=0)).all()

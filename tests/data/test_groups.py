@@ -16,7 +16,7 @@ from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.client_groups import groups, series_ratio
 from fairflower.data.corruptions import corrupt
-from fairflower.data.npz_folder import NpzFolder
+from fairflower.data.own_folder import NpzFolder
 from fairflower.data.partition import DomainPartitioner
 from fairflower.errors import DataError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fairflower.config import RunConfig, read_toml
-from fairflower.data.cache import SPLITS, Rows, _test_rows, _train_rows, make_data_set
+from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set
 from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import groups
 from fairflower.data.data_set import DataSet
@@ -71,6 +71,8 @@ SPLIT: dict[str, dict[str, tuple[Counts, Counts]]] = {
         "ham10000": ((267, 419, 862, 82, 895, 5374, 104), (60, 95, 237, 33, 218, 1331, 38))
     },
 }
+
+SPLITS = ("train", "test")
 
 
 class Counted:

@@ -28,8 +28,7 @@ from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
 from fairflower.server.checkpoint import continued
 from fairflower.server.inquiry import Inquiry
-from fairflower.server.rejoin import NodeTracker
-from fairflower.server.roll import call_the_roll
+from fairflower.server.roll import NodeTracker, call_the_roll
 from fairflower.server.session import Session
 
 SMALL = {"num-server-rounds": 2, "train.local-epochs": 1, "data.name": "npz"}
@@ -175,7 +174,7 @@ def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def reported(folder: Path, out: Path) -> str:
-    """The tables of `fairflower report`, which has to write its page and figures, too."""
+    """The tables of `fairflower report`, which has to write its page and name figures, too."""
     result = CliRunner().invoke(cli, ["report", str(folder), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert (out / "index.html").stat().st_size > 10_000
@@ -192,6 +191,7 @@ def mean_row(tables: str) -> list[str]:
 AWAY = {"evaluate.by": "clients", "round-timeout": 0.3, "num-server-rounds": 3}
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_site_that_stops_answering_leaves_the_others_numbers(
     folders: list[Path], tmp_path: Path, terminal: bool
@@ -225,6 +225,7 @@ def test_a_site_that_stops_answering_leaves_the_others_numbers(
     assert last[7] == f"{100 * min(tested[3].values()):.2f}†"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -468,6 +469,17 @@ def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
     assert "Node 1001 is left out: it had no part" in caplog.text
     assert "Client 1 (a) is not back" in caplog.text
     assert read_run(first).diagnostics[-1]["client_ids"] == [0, 2]
+
+
+def test_a_site_that_cannot_open_its_folder_is_named_at_once(
+    folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [{"domain": "mnist", "data-dir": folders[0]}, {"domain": "usps", "data-dir": "/gone"}]
+    settings = {"evaluate.by": "clients", "sites": 2, "round-timeout": 0.3}
+    with pytest.raises(ConfigError, match=r"1 of 2 clients answered"):
+        run(tmp_path, grid(nodes), **settings)
+    why = "Node 1001 cannot take part: site 'usps': data.dir = '/gone': there is no folder /gone."
+    assert [line for line in caplog.messages if "usps" in line] == [why]
 
 
 def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(

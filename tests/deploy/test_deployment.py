@@ -29,8 +29,7 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
-from fairflower.deploy.process import Process
-from fairflower.deploy.trial import LINK, Trial
+from fairflower.deploy.trial import LINK, Process, Trial
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import TrialError
 from fairflower.report import Run, read_run, terminal_table
@@ -413,7 +412,7 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_pat
     assert model.read_bytes() == expected.read_bytes()
     np.testing.assert_array_equal(runs[0].accuracy, same.accuracy)
     for run in runs:  # one site in each domain, in the order of both
-        np.testing.assert_array_equal(run.accuracy[-1], run.client_accuracy[-1])
+        np.testing.assert_array_equal(run.accuracy[-1], run.by_client.accuracy[-1])
 
     rounds = runs[1].diagnostics
     others = [client for client in range(len(DOMAINS)) if client != NUMBER]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import time
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command import call
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
-from processes import ROOT, SCRIPTS, TIMEOUT, environment, free_port, run, started
+from flwr_run import Flower, superlink
+from processes import ROOT, SCRIPTS, environment, run
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
@@ -41,37 +37,6 @@ RUN_FOLDER = {
 }
 
 
-class Flower:
-    """``flwr`` in a copy of the app, against a SuperLink of its own."""
-
-    def __init__(self, app: Path, home: Path) -> None:
-        self.app = app
-        self.home = home
-        self.port = free_port()
-        self.env = environment(
-            home,
-            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(self.port),
-        )
-
-    def __call__(self, *arguments: str) -> str:
-        return run([FLWR, *arguments], env=self.env, cwd=self.app)
-
-    def run(self, settings: dict[str, str], supernodes: int) -> dict[str, Any]:
-        """Make a run; its row in ``flwr ls`` once it has finished."""
-        pairs = " ".join(f"{key}={value}" for key, value in settings.items())
-        federation = f"num-supernodes={supernodes} client-resources-num-cpus=1"
-        options = ["--run-config", pairs, "--federation-config", federation]
-        run_id = json.loads(self("run", ".", "--format", "json", *options))["run-id"]
-        deadline = time.monotonic() + TIMEOUT
-        while time.monotonic() < deadline:
-            (row,) = json.loads(self("ls", "--run-id", run_id, "--format", "json"))["runs"]
-            if row["status"].startswith("finished"):
-                return row
-            time.sleep(1)
-        raise AssertionError(f"still {row['status']}:\n{self('log', run_id, '--show')}")
-
-
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a clone of the repository holds of the app, elsewhere."""
@@ -89,30 +54,17 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def flower(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
-    """A SuperLink where ``flwr run`` looks for its local one, which it would start itself."""
-    flower = Flower(app, tmp_path_factory.mktemp("flower"))
-    log = flower.home / "superlink.log"
-    database = flower.home / "state.db"
-    command = [SCRIPTS / "flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
-    command += ["--port", str(flower.port), "--database", database]
-    with (
-        log.open("w") as output,
-        started(command, env=flower.env, stdout=output, stderr=subprocess.STDOUT) as process,
-    ):
-        deadline = time.monotonic() + TIMEOUT
-        while not answers(flower.port):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+    with superlink(app, tmp_path_factory.mktemp("flower")) as flower:
         yield flower
 
 
-def answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+def inline(settings: dict[str, str]) -> None:
+    """The same run in this process; on Ray it is in tests/engines."""
+    call("run", "--engine=inline", *(f"--set={key}={value}" for key, value in settings.items()))
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
 
 
 SALT = {
@@ -124,48 +76,39 @@ SALT = {
     "data.dirichlet-alpha": "1.0",
 }
 METHODS: list[tuple[dict[str, str], int]] = [
-    ({}, 4),
     ({"strategy.name": "'fedism'", **SALT}, 8),
     ({"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "nodes"), METHODS, ids=["fedheal", "fedism", "scaffold"])
-def test_every_engine_ends_in_the_same_bits(
+@pytest.mark.parametrize(("method", "nodes"), METHODS, ids=["fedism", "scaffold"])
+def test_flwr_run_ends_in_the_bits_of_one_process(
     method: dict[str, str], nodes: int, flower: Flower, tmp_path: Path
 ):
     settings = SETTINGS | method | {"output-dir": f"'{tmp_path}'"}
     row = flower.run(settings | {"run-name": "'flwr'"}, supernodes=nodes)
     assert row["status"] == "finished:completed", row
-    for engine in ("ray", "inline"):
-        pairs = settings | {"run-name": f"'{engine}'", "engine": f"'{engine}'"}
-        options = [f"--set={key}={value}" for key, value in pairs.items()]
-        run([SCRIPTS / "fairflower", "run", *options], env=flower.env)
+    inline(settings | {"run-name": "'inline'"})
 
     assert {path.name for path in (tmp_path / "flwr").iterdir()} == RUN_FOLDER
-    results = {name: read_run(tmp_path / name) for name in ("flwr", "ray", "inline")}
-    models = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in results}
-    for name, result in results.items():
+    flwr, same = (read_run(tmp_path / name) for name in ("flwr", "inline"))
+    for result in (flwr, same):
         assert result.status == "completed"
         assert result.rounds.tolist() == [0, 1, 2]
-        assert models[name] == models["flwr"], name
-        assert result.accuracy.tolist() == results["flwr"].accuracy.tolist(), name
+    assert model(flwr.path) == model(same.path)
+    assert flwr.accuracy.tolist() == same.accuracy.tolist()
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_flwr_run(flower: Flower, tmp_path: Path):
     where = {"output-dir": f"'{tmp_path}'"}
     for name, rounds in (("begun", "2"), ("whole", "3")):
-        pairs = SETTINGS | where | {"run-name": name, "engine": "inline"}
-        pairs |= {"num-server-rounds": rounds}
-        options = [f"--set={key}={value}" for key, value in pairs.items()]
-        run([SCRIPTS / "fairflower", "run", *options], env=flower.env)
+        inline(SETTINGS | where | {"run-name": f"'{name}'", "num-server-rounds": rounds})
     begun, whole = tmp_path / "begun", tmp_path / "whole"
     row = flower.run({"resume": f"'{begun}'", "num-server-rounds": "3"}, supernodes=4)
     assert row["status"] == "finished:completed", row
-    models = [(path / "model.safetensors").read_bytes() for path in (begun, whole)]
-    assert models[0] == models[1]
+    assert model(begun) == model(whole)
     assert read_run(begun).rounds.tolist() == [0, 1, 2, 3]
 
 

@@ -1,8 +1,10 @@
-"""The wheel in another project's environment, and a strategy in that project's own app."""
+"""The wheel in another project's environment: a strategy in its app, and its parts in ours."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr_run import superlink
 from processes import ROOT, environment, run
 
 pytestmark = pytest.mark.slow
@@ -262,3 +265,55 @@ def test_the_installed_command_runs_and_reports(foreign: Path, tmp_path: Path):
     page = runs / "report" / "index.html"
     run([foreign / "fairflower", "report", runs, "--out", page.parent], env=env, cwd=tmp_path)
     assert "</html>" in page.read_text(encoding="utf-8")
+
+
+# --- a package with a strategy, a client, a model and a data set of its own ------------------
+
+RULE = "loss-power:power=2.0"
+PARTS = ["--model=mlp:hidden=16", "--data=stripes"]
+SHORT = [*PARTS, "--rounds=1", "--epochs=1", "--set=data.clients-per-domain=1"]
+
+
+@pytest.fixture(scope="module")
+def example(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example, installed in the foreign environment."""
+    folder = tmp_path_factory.mktemp("example") / "my-method"
+    copied = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "examples" / "my-method", folder, ignore=copied)
+    uv("pip", "install", "--python", foreign / "python", "--no-deps", folder, cwd=folder)
+    return folder
+
+
+def test_the_parts_of_a_package_are_the_same_in_every_process(
+    foreign: Path, example: Path, tmp_path: Path
+):
+    path = os.pathsep.join([str(foreign), os.environ.get("PATH", "")])
+    env, own = environment(tmp_path, PATH=path), tmp_path / "runs"
+
+    def fairflower(*arguments: str) -> str:
+        return run([foreign / "fairflower", *arguments, *SHORT], env=env, cwd=tmp_path)
+
+    code = "import test_my_method as test; test.test_my_method()"
+    run([foreign / "python", "-c", code], env=env, cwd=example / "tests")
+    one = [f"--strategy={RULE}", "--client=smooth", "--set=run-name=ray", f"--output-dir={own}"]
+    fairflower("run", *one, "--engine=ray", "--workers=2")
+    several = [f"--strategies={RULE}", "--clients=smooth", "--seeds=0", f"--output-dir={own}/jobs"]
+    assert f"smooth+{RULE}" in fairflower("compare", *several, "--jobs=2")
+    sites = [f"--strategies={RULE}", "--client=smooth", "--sites=2", f"--output-dir={own}/sites"]
+    fairflower("deploy", "trial", *sites)
+    with superlink(example, tmp_path / "flower", foreign) as flower:
+        keys = {"num-server-rounds": "1", "train.local-epochs": "1"}
+        keys |= {"data.clients-per-domain": "1", "output-dir": f"'{own}/flwr'"}
+        row = flower.run(keys, supernodes=2)
+        assert row["status"] == "finished:completed", row
+
+    models = {}
+    for facts in own.rglob("run.json"):
+        if "uniform" not in facts.parent.name:
+            told = json.loads(facts.read_text())
+            assert (told["status"], told["label"]) == ("completed", f"smooth+{RULE}"), facts
+            assert "power = 2.0" in (facts.parent / "config.toml").read_text()
+            where = facts.relative_to(own).parts[0]
+            models[where] = (facts.parent / "model.safetensors").read_bytes()
+    assert models.keys() == {"ray", "jobs", "sites", "flwr"}
+    assert len(set(models.values())) == 1

@@ -22,6 +22,9 @@ NUMERIC = [
     if strategy().needs and not set(strategy().needs) & set(FairStrategy.VECTORS)
 ]
 
+#: Those that also even the losses out, for which three gradients in a plane leave no step.
+STILL = {"adafed", "fedmdfg", "fedlf"}
+
 foreign = ClientApp()
 
 
@@ -77,7 +80,8 @@ def test_clients_that_send_the_metric_are_enough(name: str) -> None:
     assert strategy.client_ids == (11, 12, 13)
     assert not strategy.dropped
     assert strategy.diagnostics["weights"].sum() == pytest.approx(1)
-    assert (w > 0.1).all()
+    if name not in STILL:
+        assert (w > 0.1).all()
     assert (w < 3).all()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from pathlib import Path
@@ -20,8 +19,9 @@ from torchvision.models import ResNet18_Weights
 from fairflower import models
 from fairflower.config import ModelConfig
 from fairflower.errors import ConfigError
-from fairflower.models import resnet
+from fairflower.models import Classifier, resnet
 from fairflower.registry import DATA_SETS, MODELS, PRETRAINED, STARTED
+from fairflower.testing import check_model
 
 COLOUR = (3, 32, 32)
 
@@ -105,15 +105,59 @@ AT_HAND = [name for name in MODELS if not name.endswith("b-16")]
 
 @pytest.mark.parametrize("name", AT_HAND)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (3, 20, 13)])
-def test_every_model_is_a_head_on_features(name: str, shape: tuple[int, int, int]) -> None:
-    model = models.build(name, 6, shape, seed=0).eval()
-    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    features = model.features(x)
-    assert isinstance(model.head, nn.Linear)
-    assert features.shape == (3, model.head.in_features)
-    assert model(x).shape == (3, 6)
-    assert torch.equal(model(x), model.head(features))
-    assert {"head.weight", "head.bias"} <= model.state_dict().keys()
+def test_every_model_keeps_what_is_checked_of_any(name: str, shape: tuple[int, int, int]) -> None:
+    check_model(MODELS[name], shape)
+
+
+class Headless(Classifier):
+    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(math.prod(shape), 5)
+        self.head = nn.Linear(5, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class TwoTiered(Headless):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Idle(Headless):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.spare = nn.Linear(2, 2)
+
+
+class KeepsBack(Headless):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.scale = torch.rand(1)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.scale * super().features(x)
+
+
+class Widened(Headless):
+    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+        super().__init__(num_classes + 1, shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TwoTiered, r"forward\(x\) is not head\(features\(x\)\)"),
+        (Idle, r"spare.weight, spare.bias get no gradient"),
+        (KeepsBack, "a copy that got all that travels computes something else"),
+        (Widened, r"in 3 classes have shape \(4, 4\)"),
+        (lambda classes, shape: nn.Linear(3, classes), "expected a Classifier"),
+    ],
+)
+def test_a_model_that_breaks_a_rule_is_told_so(kind: Any, message: str) -> None:
+    check_model(Headless)
+    with pytest.raises(AssertionError, match=message):
+        check_model(kind)
 
 
 @pytest.mark.parametrize("side", [8, 16, 28, 64])
@@ -204,7 +248,6 @@ class Malicious:
         (lambda a: a | {"layer5.weight": torch.zeros(1)}, r'Unexpected key.*"layer5\.weight"\.'),
         (lambda a: {f"module.{k}": v for k, v in a.items()},
          r'Missing key.*"conv1\.weight", .* \.\.\.'),
-        (lambda a: torchvision.models.resnet34(weights=None).state_dict(), "Unexpected key"),
     ],
 )  # fmt: skip
 def test_another_networks_weights_are_refused_by_name(
@@ -268,8 +311,7 @@ def test_the_data_sets_that_suit_imagenets_weights_are_named() -> None:
     wanted = ResNet18_Weights.IMAGENET1K_V1.transforms()
     suited = {
         name
-        for name, (module, attribute, _) in DATA_SETS.items()
-        for data_set in [getattr(importlib.import_module(module), attribute)]
+        for name, data_set in DATA_SETS.items()
         if (list(data_set.mean), list(data_set.std)) == (wanted.mean, wanted.std)
     }
     text = " ".join((resnet.resnet18.__doc__ or "").split())

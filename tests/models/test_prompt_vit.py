@@ -13,6 +13,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from pretrain_vit_tiny import to_text
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,7 +27,7 @@ from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
 from fairflower.models import prompt_vit, recall, remember
 from fairflower.models.prompt_vit import PromptViT, vit_tiny
-from fairflower.models.weights import from_text, to_text
+from fairflower.models.weights import from_text
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
 SHA256 = "299227fdab47ded61b069dff5249e2235e55bcf8dec5268e54b2fc65f42e686e"

@@ -53,7 +53,6 @@ def vectors(random, size, kind) -> np.ndarray:
 KINDS = ["random", "positive", "rank-deficient", "near-duplicate", "badly scaled"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 6), kind=st.sampled_from(KINDS))
 def test_small_problems_agree_with_enumeration(seed, size, kind):
     rows = vectors(np.random.default_rng(seed), size, kind)
@@ -87,7 +86,6 @@ def test_large_problems_agree_with_an_active_set_solver(size, kind):
         np.testing.assert_allclose(solution.weights, other, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10_000), epsilon=st.sampled_from([0.02, 0.1, 0.5]))
 def test_bounds_agree_with_slsqp(seed, epsilon):
     random = np.random.default_rng(seed)
@@ -189,3 +187,46 @@ def test_a_solution_does_not_depend_on_what_was_solved_before(solver, monkeypatc
         alone.append(min_norm_weights(gram).weights.tobytes())
     in_a_row = [min_norm_weights(gram).weights.tobytes() for gram in (*grams, *grams)]
     assert in_a_row == alone * 2
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), st.integers(1, 7), st.sampled_from([1e-3, 1.0, 100.0]))
+def test_a_quadratic_on_the_simplex_against_a_general_solver(seed, size, slope):
+    random = np.random.default_rng(seed)
+    root, b = random.normal(size=(size, size)), slope * random.normal(size=size)
+    A = root @ root.T + 0.5 * np.eye(size)
+
+    def value(w):
+        return w @ A @ w / 2 + b @ w
+
+    found = qp.quadratic_weights(A, b)
+    assert found.min() >= 0
+    assert found.sum() == pytest.approx(1)
+    # At a minimum no corner is downhill.
+    assert ((A @ found + b) @ (np.eye(size) - found).T).min() > -1e-4 * (1 + slope)
+    general = minimize(
+        value,
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+    )
+    assert value(found) <= general.fun + 1e-6 * (1 + slope)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_a_descent_in_proportion_against_the_affine_hull(seed, size):
+    random = np.random.default_rng(seed)
+    vectors = random.normal(size=(size, 9)) * 10.0 ** random.integers(-3, 4, (size, 1))
+    share = random.uniform(0.1, 3, size)
+    d = qp.proportional_descent(vectors @ vectors.T, share) @ vectors
+    np.testing.assert_allclose(vectors @ d, d @ d * share, rtol=1e-5)
+    hull = vectors / share[:, None]
+    others = random.normal(size=(50, size))
+    others /= others.sum(axis=1, keepdims=True)
+    assert np.linalg.norm(d) <= np.linalg.norm(others @ hull, axis=1).min() * (1 + 1e-9)
+
+
+def test_vectors_of_length_0_have_no_part_in_a_descent():
+    gram = np.diag([1.0, 0.0, 4.0])
+    np.testing.assert_allclose(qp.proportional_descent(gram, [1, 5, 1]), [0.8, 0, 0.2])
+    np.testing.assert_array_equal(qp.proportional_descent(gram, [0, 5, 0]), 0)

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -26,7 +26,6 @@ def test_the_projection_satisfies_the_kkt_conditions(v):
     assert (v[w == 0] <= theta.max() + 1e-9).all()
 
 
-@settings(max_examples=25)
 @given(st.lists(st.floats(-2, 2), min_size=2, max_size=5).map(np.array))
 def test_a_general_solver_finds_the_same(v):
     found = minimize(

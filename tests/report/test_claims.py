@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import (
     ALL,
@@ -32,11 +32,10 @@ from typer.testing import CliRunner
 from fairflower.cli import app
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
-from fairflower.report.contrasts import contrast
 from fairflower.report.measures import measures
 from fairflower.report.methods import Estimate, compare
-from fairflower.report.pages.markdown import GENERATED, markdown_tables
-from fairflower.report.verdicts import verdicts
+from fairflower.report.pages import GENERATED, markdown_tables
+from fairflower.report.verdicts import contrast, verdicts
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -91,7 +90,6 @@ def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_pat
         st.tuples(*[st.integers(0, 40)] * 4), min_size=3, max_size=7
     )
 )  # fmt: skip
-@settings(max_examples=30, deadline=None)
 def test_what_counts_is_what_scipys_paired_test_rejects(
     tmp_path_factory: pytest.TempPathFactory, values: Sequence[tuple[int, ...]]
 ) -> None:
@@ -376,6 +374,7 @@ def test_a_summary_gives_the_same_tables_and_verdicts(
     assert (tmp_path / "y.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     folders = [make_run(tmp_path / f"r{s}", rising(0.5 + 0.1 * s), seed=s) for s in range(2)]
@@ -419,6 +418,7 @@ def call(*arguments: str | Path, code: int = 0) -> str:
     return re.sub(r"\s+", " ", result.output)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_document_is_filled_from_a_summary_and_from_nothing_else(tmp_path: Path) -> None:
     folders = hospitals(tmp_path / "runs")
     document = tmp_path / "x.md"

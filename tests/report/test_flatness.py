@@ -19,8 +19,7 @@ from fairflower.data import Augment, prepare
 from fairflower.engines.launch import launch
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
-from fairflower.report.landscape import load_model
-from fairflower.report.sharpness import Flatness, flatness
+from fairflower.report.landscape import Flatness, flatness, load_model
 
 TINY = {
     "engine": "inline",
@@ -37,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = TINY | {"output-dir": str(tmp_path_factory.mktemp("runs")), "run-name": "one"}
     config = RunConfig.from_flat(settings)
     folders: list[Path] = []
-    plan, console = Plan([("fedheal", config)]), Console(quiet=True)
+    plan, console = Plan([config]), Console(quiet=True)
     launch(lambda grid: plan.execute(grid, console, threading.Event(), folders), config, 8)
     return folders[0]
 

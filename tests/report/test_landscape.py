@@ -196,7 +196,7 @@ def test_a_folder_without_a_model_or_with_another_is_refused(tmp_path: Path) -> 
     untrained = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
     with pytest.raises(RunError, match=r"has no model\.safetensors: no round was trained"):
         landscape(untrained, grid=3)
-    other = run(config(tmp_path, **{"model.name": "resnet10", "num-server-rounds": 1}))
+    other = run(config(tmp_path, **{"model.name": "vpt-vit-tiny", "num-server-rounds": 1}))
     (untrained.path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
     with pytest.raises(RunError, match=r"is not a cnn for these data"):
         landscape(untrained, grid=3)
@@ -228,7 +228,9 @@ def test_contours_of_odd_losses() -> None:
     assert levels_of([made_up(np.inf, np.nan, 0.5, 2.0)])[-1] == 2.0
 
 
-def test_the_command_draws_runs_with_the_same_contours(tmp_path: Path) -> None:
+def test_the_command_draws_runs_with_the_same_contours(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folders = [
         run(config(tmp_path, **{"run-name": name, "client.name": name})) for name in ("sgd", "sam")
     ]
@@ -250,6 +252,7 @@ def test_the_command_draws_runs_with_the_same_contours(tmp_path: Path) -> None:
     assert ticks[0] == ticks[1]
     assert len(ticks[0]) > 10
 
+    request.getfixturevalue("undrawn")
     out = tmp_path / "figures"
     call("landscape", str(folders[0]), "--grid=3", "--images=5", "--out", str(out))
     assert sorted(path.name for path in out.iterdir()) == [

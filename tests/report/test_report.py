@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 from run_folders import (
     ALL,
@@ -36,12 +37,29 @@ from run_folders import (
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, RunError
 from fairflower.numerics import metrics
-from fairflower.report import clusters, read_run, series, terminal_table, write_report
-from fairflower.report.figures import canvas, diagnostics, maps, product, sweeps
+from fairflower.report import clusters, methods, read_run, terminal_table, write_report
+from fairflower.report.figures import canvas, diagnostics, maps, rounds
+from fairflower.report.figures.series import sketches_of_products, sketches_of_sweeps
 from fairflower.report.methods import Estimate, compare
-from fairflower.report.pages.markdown import markdown_tables
+from fairflower.report.pages import markdown_tables
 from fairflower.report.tables.accuracy import accuracy_table, product_table
 from fairflower.server.folder import RunFolder
+
+
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures for the page as they are, but with no layout sought, and files without pixels."""
+    savefig = Figure.savefig
+
+    def save(figure: Figure, target: Any, **options: Any) -> None:
+        if options.get("format") == "svg":
+            savefig(figure, target, **options)
+        else:
+            figure.set_layout_engine("none")
+            Path(target).touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+
 
 # --- reading -----------------------------------------------------------------------------
 
@@ -67,9 +85,9 @@ def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
         4,
         "fedheal",
     )
-    assert run.rounds.tolist() == run.client_rounds.tolist() == [0, 1, 2]
+    assert run.rounds.tolist() == run.by_client.rounds.tolist() == [0, 1, 2]
     assert run.accuracy.tolist() == [[0.0], [0.25], [0.5]]
-    assert run.client_accuracy.tolist() == [[0.5]] * 3
+    assert run.by_client.accuracy.tolist() == [[0.5]] * 3
     assert run.clients[0].class_counts == (1, 2)
     assert run.config["strategy.name"] == "fedheal"
     assert run.final(window=5).tolist() == [0.375]
@@ -365,6 +383,29 @@ def test_verdicts_need_three_seeds_and_clear_differences(tmp_path: Path) -> None
     assert "not distinguishable from Uniform" in shown(*noisy)
 
 
+def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> None:
+    labels = ("fedavg", "fedheal", "uniform")
+    runs = [
+        make_run(tmp_path / f"{label}-{seed}", ALL, label=label, seed=seed)
+        for label in labels
+        for seed in (0, 1)
+    ]
+    said = "fedavg, uniform and fedheal: too few seeds to tell (3 needed); the tables have the"
+    text = " ".join(shown(*runs).split())
+    assert text.count("too few seeds") == 1
+    assert said in text
+
+
+def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
+    from fairflower.report.figures.canvas import DOMAIN_COLOURS, shades
+
+    assert len(shades(DOMAIN_COLOURS[0], 1)) == 1
+    for colour in DOMAIN_COLOURS:
+        found = np.array(shades(colour, 5))
+        assert ((found >= 0) & (found <= 1)).all()
+        assert (np.diff(found.sum(axis=1)) > 0.1).all()  # dark to light
+
+
 def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None:
     uniform = [make_run(tmp_path / f"u{s}", constant(a=0.5, b=0.9), label="uniform", seed=s)
                for s in range(3)]  # fmt: skip
@@ -392,7 +433,7 @@ def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
         make_run(tmp_path / "l", constant(a=0.8, b=0.8), label="fedheal", config="momentum = 0.5"),
     ]
     page = page_of(tmp_path / "out", *folders).text
-    table = page[page.index("<caption>Accuracy per domain, mean") :]
+    table = page[page.index("<caption><span>Accuracy per domain, mean") :]
     table = table[: table.index("</table>")]
     best = re.findall(r'<td class="better"><strong>([\d.]+)', table)
     # b is a tie; STD and GAP are best where they are lowest; fedheal stands alone.
@@ -405,6 +446,7 @@ def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
 DASH = "\N{EN DASH}"
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", lose(ALL, c=range(3, 7)))
     edit("history.csv", "2,domain,c,accuracy,0.4\n", "")(folder)
@@ -645,10 +687,13 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     assert diagnostics.per_client(run)["weights"].values.shape == (6, 3)
 
 
-@pytest.mark.parametrize("away", [range(1, 7), [4]], ids=str)
+@pytest.mark.parametrize(
+    ("away", "saved"), [(range(1, 7), "drawn_once"), ([4], "undrawn")], ids=["always", "once"]
+)
 def test_figures_of_products_leave_out_what_lacks_a_domain(
-    tmp_path: Path, away: Sequence[int]
+    tmp_path: Path, away: Sequence[int], saved: str, request: pytest.FixtureRequest
 ) -> None:
+    request.getfixturevalue(saved)
     cells = {"sgd": (0.5, 0.6), "fedprox": (0.8, 0.7)}
     folders = [
         trained_by(client, strategy, a, tmp_path)
@@ -658,7 +703,7 @@ def test_figures_of_products_leave_out_what_lacks_a_domain(
     for r in away:
         edit("history.csv", f"{r},domain,a,accuracy,0.8\n", "")(tmp_path / "fedprox+fedavg")
     (comparison,) = compare([read_run(folder) for folder in folders])
-    heat, convergence = product.sketches(comparison)
+    heat, convergence = sketches_of_products(comparison)
     _, worst, *_ = heat.figure.axes
     values = worst.images[0].get_array()
     np.testing.assert_allclose(np.ma.filled(values, np.nan), [[50, 60], [np.nan, 70]])
@@ -669,7 +714,6 @@ def test_figures_of_products_leave_out_what_lacks_a_domain(
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
 def test_whatever_was_not_tested_the_tables_are_of_what_was(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -769,6 +813,7 @@ def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
     assert "a newer run has the same seed" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_domains_are_another_comparison(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "1", constant(a=0.5, b=0.9)),
@@ -884,6 +929,7 @@ def test_only_tested_rounds_count_for_clusters(tmp_path: Path) -> None:
     assert clusters.final(run, "accuracy", 1) == 0.75
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0, 1], "weights": [0.5, 0.5], "num_clusters": 2.0}
     others = [{"cluster": ["x", "y"]}, {"cluster": 3.0}, {"cluster": [0.0]}, {"cluster": None}]
@@ -898,6 +944,7 @@ def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
     assert "round-num-clusters" in drawn  # as of any number that a strategy records
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path) -> None:
     seeds = [clustered(tmp_path / f"r{s}", ROUNDS * 2, seed=s) for s in range(2)]
     config = "[strategy.extra]\n"
@@ -931,7 +978,6 @@ def test_the_axis_of_the_adjusted_rand_index_holds_0_and_1(
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
 def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     shape = (data.draw(st.integers(1, 6)), data.draw(st.integers(2, 8)))
@@ -1046,6 +1092,14 @@ def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "2" / "figures" / path.name).read_bytes()
 
 
+@pytest.mark.usefixtures("drawn_once")
+def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "r", rising(0.5, rounds=4)))
+    titles = [drawn.title for drawn in rounds.draw(compare([run])[0], tmp_path / "figures")]
+    assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
+    assert not any("Final" in title for title in titles)
+
+
 def test_one_round(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
@@ -1075,6 +1129,7 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
     assert found.stdout.strip() == "set()"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
     folders = [
         make_run(
@@ -1096,6 +1151,21 @@ def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
     }
     assert rows[1].startswith("| my\\|rule (2 seeds) |")
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
+
+
+def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"classes": ["backpack", "bike"], "test_sizes": [200, 30]}
+    runs = [
+        make_run(tmp_path / label, constant(1, a=0.5, b=0.6), label=label, **facts)
+        for label in ("fedavg", "uniform")
+    ]
+    text = page_of(tmp_path / "out", *runs).text
+    assert "backpack" in text
+    assert "class 0" not in text
+    line = "Test images, and what one is worth in points: a 200 (one is 0.5), b 30 (one is 3.3)."
+    assert line in text
+    other = make_run(tmp_path / "other", constant(1, a=0.5, b=0.6), label="term", test_sizes=[2, 3])
+    assert "worth" not in page_of(tmp_path / "out", *runs, other).text
 
 
 def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
@@ -1137,6 +1207,7 @@ def trained_by(client: str, strategy: str, a: float, folder: Path) -> Path:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path) -> None:
     cells = {"sgd": (0.5, 0.6, 0.7), "fedprox": (0.8, 0.7, 0.6)}
     strategies = ("fedavg", "uniform", "fedheal")
@@ -1187,9 +1258,10 @@ def test_one_method_of_local_training_is_no_product(tmp_path: Path) -> None:
     folders = [trained_by("sgd", strategy, 0.5, tmp_path) for strategy in ("fedavg", "fedheal")]
     comparison = compare([read_run(folder) for folder in folders])[0]
     assert product_table(comparison) is None
-    assert list(product.sketches(comparison)) == []
+    assert list(sketches_of_products(comparison)) == []
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: Path) -> None:
     def run(t: str) -> Path:
         folder = make_run(tmp_path / f"t{t}", constant(a=0.5, b=0.9), label=f"fedequilibria{t}")
@@ -1201,13 +1273,13 @@ def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: P
     folders = [run("0.0"), run(""), run("1.0")]
     make_run(tmp_path / "fedavg", constant(a=0.5, b=0.9), label="fedavg")
     runs = [read_run(folder) for folder in [*folders, tmp_path / "fedavg"]]
-    (sweep,) = series.sweeps(compare(runs)[0])
+    (sweep,) = methods.sweeps(compare(runs)[0])
     assert sweep.key == "strategy.t"
     assert sweep.values.tolist() == [0.0, 0.7, 1.0]
     assert [m.name for m in sweep.methods] == [run.label for run in runs[:3]]
-    assert series.sweeps(compare(runs[1:])[0]) == []
+    assert methods.sweeps(compare(runs[1:])[0]) == []
     edit("history.csv", "4,domain,b,accuracy,0.9\n", "")(folders[1])
-    assert series.sweeps(compare(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
+    assert methods.sweeps(compare(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
     write_report(runs, tmp_path / "out")
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
 
@@ -1225,17 +1297,17 @@ def test_a_sweep_shows_values_that_are_no_numbers_and_how_well_clients_were_clus
 
     kinds = {"1": [0, 0, 0, 0], "2": [0, 0, 1, 1], "3": [0, 0, 1, 2], "auto": [0, 1, 1, 1]}
     folders = [run(number, [row] * 6) for number, row in kinds.items()]
-    (sweep,) = series.sweeps(compare([read_run(folder) for folder in folders])[0])
+    (sweep,) = methods.sweeps(compare([read_run(folder) for folder in folders])[0])
     assert sweep.key == "strategy.num-clusters"
     assert sweep.values.tolist() == [1, 2, 3]
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "tauto"}
     # Left to the method, it is auto as well.
     default = [*folders[:3], run("", [[0, 1, 1, 1]] * 6)]
     comparison = compare([read_run(folder) for folder in default])[0]
-    (sweep,) = series.sweeps(comparison)
+    (sweep,) = methods.sweeps(comparison)
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "t"}
     looks = {method.name: canvas.Look("black", "-", "o") for method in comparison.methods}
-    (sketch,) = sweeps.sketches(comparison, looks)
+    (sketch,) = sketches_of_sweeps(comparison, looks)
     *_, panel = sketch.figure.axes
     assert panel.get_ylabel() == "clustering accuracy, %"
     (bars,) = panel.containers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 from scipy.optimize import minimize
@@ -89,7 +89,6 @@ def test_lr_0_is_uniform():
         np.testing.assert_allclose(weights(rounds, (5.0, 0.1, 1.0)), 1 / 3)
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.floats(0, 1e3))
 def test_lambda_is_on_the_simplex_whoever_comes_and_goes(seed, lr):
     random = np.random.default_rng(seed)

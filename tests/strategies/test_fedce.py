@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 
@@ -49,7 +49,6 @@ def by_vectors(history, mode) -> np.ndarray:
     return c
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), mode=st.sampled_from(["times", "plus"]))
 def test_the_gram_matrix_gives_what_the_vectors_give(seed, mode):
     random = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 
@@ -127,7 +127,6 @@ def by_vectors(rounds, alpha, tau, variant="paper"):
     return out * np.linalg.norm(np.mean(g, axis=0)) / norm if norm else out
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 9999),
     alpha=st.sampled_from([0.0, 0.1, 0.5]),

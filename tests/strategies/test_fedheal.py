@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 
@@ -127,7 +127,6 @@ def paper_round(history, updates, p, dp, tau, beta, itself=False):
     return step, p, dp
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     tau=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),

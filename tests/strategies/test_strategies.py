@@ -7,102 +7,91 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rounds import MODEL, Rounds, every_strategy, still, updates
 
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
+from fairflower.testing import check_strategy
+from fairflower.testing.strategies import CHECKS
 
 
 @every_strategy
-def test_a_zero_update_leaves_every_bit(name):
-    rounds = Rounds(STRATEGIES[name](), MODEL, range(3))
-    for _ in range(3):
-        model = rounds.step({k: still() for k in range(3)}, {0: 5, 1: 70, 2: 900})
-    assert all(model[key].tobytes() == MODEL[key].tobytes() for key in MODEL)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_strategy_keeps_what_is_checked_of_any(name, check):
+    check(STRATEGIES[name])
 
 
-@every_strategy
-def test_the_order_of_replies_changes_nothing(name):
-    random = np.random.default_rng(1)
-    one = Rounds(STRATEGIES[name](), MODEL, range(5))
-    two = Rounds(STRATEGIES[name](), MODEL, range(5))
-    for _ in range(4):
-        moves = updates(random, range(5))
-        examples = {k: 10 * k + 1 for k in range(5)}
-        a = one.step(moves, examples)
-        b = two.step(moves, examples, order=random.permutation(5).tolist())
-        assert all(a[key].tobytes() == b[key].tobytes() for key in MODEL)
+class Drifts(FedAvg):
+    def merge(self, cohort):
+        return {name: (a + 1).astype(a.dtype) for name, a in super().merge(cohort).items()}
 
 
-@every_strategy
-@settings(deadline=None, max_examples=15)
-@given(seed=st.integers(0, 10_000), clients=st.integers(1, 6))
-def test_weights_are_on_the_simplex_and_the_model_in_the_hull(name, seed, clients):
-    random = np.random.default_rng(seed)
-    strategy = STRATEGIES[name]()
-    rounds = Rounds(strategy, MODEL, range(clients))
-    for _ in range(3):
-        before = rounds.model["conv.weight"]
-        moves = updates(random, range(clients))
-        examples = {k: int(random.integers(1, 1000)) for k in range(clients)}
-        after = rounds.step(moves, examples)["conv.weight"]
-        weights = strategy.diagnostics["weights"]
-        assert weights.shape == (clients,)
-        assert weights.min() >= 0
-        assert weights.sum() == pytest.approx(1)
-        if strategy.extrapolates:
-            continue
-        steps = np.stack([moves[k]["conv.weight"] for k in moves])
-        # A masked coordinate may stand still, which is no convex combination of the steps.
-        low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
-        assert (after >= before + low - 1e-5).all()
-        assert (after <= before + high + 1e-5).all()
+class Draws(FedAvg):
+    def weigh(self, cohort):
+        weights = np.random.random(len(cohort))
+        return weights / weights.sum()
 
 
-@every_strategy
-def test_equal_clients_give_their_common_model(name):
-    random = np.random.default_rng(2)
-    strategy = STRATEGIES[name]()
-    rounds = Rounds(strategy, MODEL, range(4))
-    for _ in range(2):
-        (move,) = updates(random, [0]).values()
-        before = rounds.model
-        after = rounds.step(dict.fromkeys(range(4), move))
-        if strategy.keeps_agreement:
-            for key in MODEL:
-                np.testing.assert_allclose(
-                    after[key], before[key] + move[key], rtol=1e-6, atol=1e-6
-                )
-        assert after["bn.num_batches_tracked"] == before["bn.num_batches_tracked"] + int(
-            move["bn.num_batches_tracked"]
-        )
+class LeapsOut(FedAvg):
+    def merge(self, cohort):
+        super().merge(cohort)
+        return cohort.move(np.full(len(cohort), 2.0), self.diagnostics["weights"])
 
 
-@every_strategy
-def test_dtypes_and_shapes_survive_batchnorm(name):
-    random = np.random.default_rng(3)
-    rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
-    for _ in range(2):
-        model = rounds.step(updates(random, range(2)))
-        for key, array in MODEL.items():
-            assert model[key].dtype == array.dtype
-            assert model[key].shape == array.shape
+class Halves(FedAvg):
+    def merge(self, cohort):
+        super().merge(cohort)
+        return cohort.move(np.full(len(cohort), 0.5 / len(cohort)), self.diagnostics["weights"])
 
 
-@every_strategy
-def test_partial_participation_and_a_client_never_seen_before(name):
-    random = np.random.default_rng(4)
-    strategy = STRATEGIES[name](min_clients=1)
-    rounds = Rounds(strategy, MODEL, range(6))
-    for present in ([0, 1], [1, 2, 3], [0, 5], [4], [0, 1, 2, 3, 4, 5]):
-        model = rounds.step(updates(random, present), {k: k + 1 for k in present})
-        assert strategy.client_ids == tuple(present)
-        weights = strategy.diagnostics["weights"]
-        assert weights.shape == (len(present),)
-        assert weights.min() >= 0
-        assert weights.sum() == pytest.approx(1)
-        assert all(np.isfinite(array).all() for array in model.values())
+class Undeclared(FedAvg):
+    def __init__(self, *, tau: float = 0.3, **options):
+        super().__init__(**options)
+
+
+class KeepsToItself(FedAvg):
+    def __init__(self, **options):
+        super().__init__()
+
+
+class Forgets(FedAvg):
+    rounds = 0
+
+    def weigh(self, cohort):
+        self.rounds += 1
+        weights = np.arange(len(cohort)) + self.rounds
+        return weights / weights.sum()
+
+
+class Silent(FedAvg):
+    def merge(self, cohort):
+        return cohort.average(self.weigh(cohort))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Drifts, "clients that change nothing changed the model"),
+        (Draws, "the same replies in another order gave another model"),
+        (LeapsOut, "Set extrapolates = True"),
+        (Halves, "Set keeps_agreement = False"),
+        (Undeclared, "tau does not say what it allows"),
+        (KeepsToItself, r"hand \*\*options on"),
+        (Forgets, "Name in STATE"),
+        (Silent, r"self.diagnostics\['weights'\]"),
+    ],
+)
+def test_a_strategy_that_breaks_a_rule_is_told_so(rule, message):
+    with pytest.raises(AssertionError, match=f"^{rule.__name__}: .*{message}"):
+        check_strategy(rule)
+
+
+def test_a_strategy_is_checked_with_arguments_and_without_torch():
+    code = (
+        "import sys; from fairflower.testing import check_strategy; "
+        "from fairflower.strategies import FedHEAL; check_strategy(FedHEAL, tau=None); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_mean_over_those_present_ignores_the_absent():
@@ -140,13 +129,6 @@ def test_importing_strategies_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@every_strategy
-def test_arguments_are_the_rules_own(name):
-    arguments = STRATEGIES[name].arguments()
-    assert "fraction_train" not in arguments
-    STRATEGIES[name](**arguments, fraction_train=0.5, min_train_nodes=3)
-
-
 def test_unknown_option_is_refused():
     with pytest.raises(TypeError, match="fraction_fit"):
         FedHEAL(fraction_fit=0.5)
@@ -155,16 +137,6 @@ def test_unknown_option_is_refused():
 def test_wrong_min_clients_is_refused():
     with pytest.raises(ValueError, match="min_clients = 0"):
         FedAvg(min_clients=0)
-
-
-@every_strategy
-def test_enormous_updates_do_not_overflow_into_a_wrong_model(name):
-    strategy = STRATEGIES[name]()
-    rounds = Rounds(strategy, {"x": np.zeros(4, np.float32)}, range(2))
-    for _ in range(2):
-        model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1.0)}})
-        assert np.isfinite(model["x"]).all()
-        assert strategy.diagnostics["weights"].sum() == pytest.approx(1)
 
 
 def test_weights_off_the_simplex_are_refused():
@@ -177,25 +149,6 @@ def test_weights_off_the_simplex_are_refused():
 
 
 # --- state ---------------------------------------------------------------------------------
-
-
-@every_strategy
-def test_a_saved_and_loaded_strategy_goes_on_as_if_it_had_never_stopped(name):
-    def make():
-        return STRATEGIES[name](min_clients=1)
-
-    random = np.random.default_rng(8)
-    plan = [(present, updates(random, present)) for present in ([0, 1], [1, 2, 3], [0, 3], [1, 2])]
-    whole = Rounds(make(), MODEL, range(4))
-    stopped = Rounds(make(), MODEL, range(4))
-    for present, moves in plan:
-        resumed = Rounds(make(), stopped.model, range(4))
-        resumed.round = stopped.round
-        resumed.strategy.load_state_dict(stopped.strategy.state_dict())
-        stopped = resumed
-        examples = {k: 10 * k + 1 for k in present}
-        one, two = whole.step(moves, examples), stopped.step(moves, examples)
-        assert all(one[key].tobytes() == two[key].tobytes() for key in MODEL)
 
 
 def test_the_state_of_another_strategy_is_refused():

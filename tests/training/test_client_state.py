@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from command import call
 from processes import ROOT, SCRIPTS, TIMEOUT, environment, free_port, run, started
 
 pytestmark = pytest.mark.slow
@@ -27,26 +28,8 @@ SETTINGS = {
 }
 
 
-def command(folder: Path, name: str, **settings: str) -> list[str | Path]:
-    pairs = SETTINGS | {"output-dir": str(folder), "run-name": name} | settings
-    return [
-        SCRIPTS / "fairflower",
-        "run",
-        *(f"--set={key}={value}" for key, value in pairs.items()),
-    ]
-
-
 def model(folder: Path, name: str) -> bytes:
     return (folder / name / "model.safetensors").read_bytes()
-
-
-def test_state_survives_on_ray(tmp_path: Path):
-    """Two workers for four clients, of which three take part in a round."""
-    env = environment(tmp_path)
-    for engine in ("inline", "ray"):
-        more = {"engine": engine, "workers": "2", "fraction-train": "0.75"}
-        run(command(tmp_path, engine, **more), env=env)
-    assert model(tmp_path, "ray") == model(tmp_path, "inline")
 
 
 def test_state_survives_on_supernodes(tmp_path: Path):
@@ -83,7 +66,8 @@ def test_state_survives_on_supernodes(tmp_path: Path):
         flwr = [SCRIPTS / "flwr", "run", ".", "here", "--format", "json", "--run-config", config]
         run_id = json.loads(run(flwr, env=env, cwd=app))["run-id"]
         wait_until_finished(run_id, env, app, tmp_path / "daemons.log")
-    run(command(tmp_path, "inline", engine="inline", **domains), env=env)
+    pairs |= {"run-name": "inline", "engine": "inline"}
+    call("run", *(f"--set={key}={value}" for key, value in pairs.items()))
     assert model(tmp_path, "supernodes") == model(tmp_path, "inline")
 
 

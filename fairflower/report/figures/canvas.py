@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,12 @@ from typing import Any, NamedTuple
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+
+from fairflower.report.methods import Curve
 
 HALF, FULL = 6.4, 13.0  # inches; half of the page and all of it
 INK = "#24292f"
@@ -49,6 +53,9 @@ class Look(NamedTuple):
     marker: str
 
 
+Looks = Mapping[str, Look]
+
+
 class Drawn(NamedTuple):
     """A figure for the page; ``alt`` says in words what it shows."""
 
@@ -69,11 +76,6 @@ class Sketch(NamedTuple):
     alt: str
 
 
-def style() -> Any:
-    """The style as a context manager, whatever the reader's own matplotlibrc says."""
-    return matplotlib.style.context(["default", Path(__file__).with_name("fairflower.mplstyle")])
-
-
 def looks(names: Sequence[str], colours: Sequence[str], grey: str | None = None) -> dict[str, Look]:
     """One look per name, the same wherever the name appears; ``grey`` for one of them."""
     others = [name for name in names if name != grey]
@@ -84,25 +86,41 @@ def looks(names: Sequence[str], colours: Sequence[str], grey: str | None = None)
     return found if grey is None else {**found, grey: Look(GREY, "-", "o")}
 
 
+def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
+    """One colour from dark to light, itself where there is only one."""
+    places = np.linspace(-0.45, 0.5, count) if count > 1 else [0.0]
+    mixed = [(1 - abs(t)) * np.array(to_rgb(colour)) + max(t, 0) for t in places]
+    return [(r, g, b) for r, g, b in np.array(mixed).tolist()]
+
+
+class _Sheet(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110, facecolor="white")
+        return buffer.getvalue()
+
+
 def panels(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure of ``width`` by ``height`` inches and its axes [rows, columns]."""
-    figure = Figure(figsize=(width, height))
+    figure = _Sheet(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def tiles(
-    count: int, columns: int, height: float, extra: float, **options: Any
+    count: int, columns: int, height: float, extra: float, *, narrow: int = 1, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure of ``count`` panels in rows of ``columns`` at most.
 
-    Each row is ``height`` inches high; ``extra`` is for what all share. A single panel is half
-    of the page wide.
+    Each row is ``height`` inches high; ``extra`` is for what all share. Up to ``narrow`` panels
+    are half of the page wide.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    width = HALF if columns == 1 else FULL
+    width = HALF if columns <= narrow else FULL
     figure, axes = panels(rows, columns, width, height * rows + extra, **options)
     for panel in axes.flat[count:]:
         panel.set_visible(False)
@@ -145,23 +163,49 @@ def line(
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
+def curve(axes: Axes, curve: Curve, look: Look, label: str = "") -> None:
+    """A line with the spread around it."""
+    line(axes, curve.rounds, curve.mean, look, curve.whole, label=label or None)
+    if curve.spread.any():
+        band(axes, curve.rounds, curve.mean, curve.spread, look, where=curve.whole)
+
+
 def legend(figure: Figure, *axes: Axes) -> None:
     """One legend under all panels, of what these show, if there is something to tell apart."""
     pairs = [zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes]
     shown = {label: handle for panel in pairs for handle, label in panel}
     handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
-        # Inches of an entry: its letters, and its line with the gap to the next one.
-        widest = 0.075 * max(map(len, labels)) + 0.6
-        columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+        columns = fitting(figure, labels, 0.6)
         rows = -(-len(labels) // columns)
         # There is room for two rows; more would be taken from the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def save(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
-    """Write ``folder/<prefix><name>.png`` and ``.svg`` on white, and return the inline form."""
+def fitting(figure: Figure, labels: Sequence[str], mark: float) -> int:
+    """Columns of a legend: an entry has its letters, and a ``mark`` with the gap to the next."""
+    widest = 0.075 * max(map(len, labels)) + mark  # inches
+    return max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+
+
+def styled() -> AbstractContextManager[None]:
+    """The style of figures that are made here, whatever the reader's own matplotlibrc says."""
+    style = Path(__file__).with_name("fairflower.mplstyle")
+    return matplotlib.style.context(["default", style])
+
+
+def save(sketches: Iterable[Sketch], folder: Path, prefix: str) -> list[Drawn]:
+    """Make sketches in the style here, and save them.
+
+    Each is ``folder/<prefix><name>.png`` and ``.svg`` on white, and is returned in its inline form.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with styled():
+        return [_saved(sketch, folder, prefix) for sketch in sketches]
+
+
+def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
     path = folder / f"{prefix}{sketch.name}"
     sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
     sketch.figure.set_layout_engine("none")  # keep the layout; finding it takes half the time

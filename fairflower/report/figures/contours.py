@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm
 from matplotlib.contour import ContourSet
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
+from fairflower.numerics.metrics import Vector
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Drawn, Sketch
 
 if TYPE_CHECKING:
     from fairflower.report.landscape import Landscape, Surface
-
-Vector = NDArray[np.float64]
 
 #: Contour lines at most, and at least where there is anything to draw.
 _LINES = 18
@@ -34,9 +32,8 @@ def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -
     A row of panels for training and one for test images, a column for each domain;
     ``levels`` are the contours' losses, the same in all panels (`levels_of`).
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with canvas.style():
-        return canvas.save(_sketch(landscape, levels), folder, prefix)
+    (drawn,) = canvas.save(_sketch(landscape, levels), folder, prefix)
+    return drawn
 
 
 def levels_of(landscapes: Sequence[Landscape]) -> Vector:
@@ -63,7 +60,7 @@ def _rounded(value: float, rule: Callable[[float], int]) -> float:
     return float(f"{rule(value / unit) * unit:.2g}")
 
 
-def _sketch(landscape: Landscape, levels: Vector) -> Sketch:
+def _sketch(landscape: Landscape, levels: Vector) -> Iterator[Sketch]:
     splits = list(dict.fromkeys(surface.split for surface in landscape.surfaces))
     domains = list(dict.fromkeys(surface.domain for surface in landscape.surfaces))
     sheet, axes = canvas.panels(
@@ -85,7 +82,7 @@ def _sketch(landscape: Landscape, levels: Vector) -> Sketch:
     bar.set_ticks(levels.tolist(), labels=[f"{level:.3g}" for level in levels])
     bar.minorticks_off()
     said = (f"{s.domain}, {s.split}: {s.centre:.3g}" for s in landscape.surfaces)
-    return Sketch(
+    yield Sketch(
         "landscape",
         sheet,
         title,

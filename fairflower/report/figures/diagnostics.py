@@ -1,92 +1,73 @@
-"""What strategies recorded each round, as figures: per client, per pair, per round."""
+"""What was recorded each round, as figures: per client, per pair, per round, and consistency."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from scipy.stats import binom
 
-from fairflower.report.clusters import clusters
+from fairflower.aggregation.consistency import BINS, histogram
+from fairflower.numerics.metrics import Vector
+from fairflower.report.clusters import clusters, numbers
 from fairflower.report.figures import canvas, maps
-from fairflower.report.figures.canvas import Look, Sketch, legend, line, panels
+from fairflower.report.figures.canvas import Looks, Sketch, legend, line, panels
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
-
-T = TypeVar("T")
-Looks = Mapping[str, Look]
 
 _UNKNOWN = "unknown"
 
 
-class PerClient(NamedTuple):
-    """Values [R, K] of K clients, ordered by domain; NaN in rounds without the client."""
+class Recorded(NamedTuple):
+    """A diagnostic: values [R, K] by round, of K clients ordered by domain, or [R].
+
+    NaN in rounds without a client. Of pairs of clients, [K, K], there is one round.
+    """
 
     rounds: NDArray[np.int64]
+    values: Vector
     domains: tuple[str, ...]
-    values: NDArray[np.float64]
 
 
-class Pairs(NamedTuple):
-    """Values [K, K] of pairs of clients in one round, ordered by domain."""
-
-    round: int
-    domains: tuple[str, ...]
-    values: NDArray[np.float64]
-
-
-class PerRound(NamedTuple):
-    """One value per round, [R]."""
-
-    rounds: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-
-def per_client(run: Run) -> dict[str, PerClient]:
+def per_client(run: Run) -> dict[str, Recorded]:
     """Every diagnostic that is a list in the order of ``client_ids``."""
-    order = _order(run)
-    column = {client_id: k for k, client_id in enumerate(order)}
-    domains = tuple(order.values())
-    rounds: dict[str, list[int]] = {}
-    values: dict[str, list[NDArray[np.float64]]] = {}
-    for record in run.diagnostics:
-        ids = record.get("client_ids", [])
-        for name, value in _arrays(record, shape=(len(ids),)).items():
-            row = np.full(len(order), np.nan)
-            row[[column[client_id] for client_id in ids]] = value
-            rounds.setdefault(name, []).append(record["round"])
-            values.setdefault(name, []).append(row)
-    return {
-        name: PerClient(np.array(rounds[name]), domains, np.array(values[name])) for name in rounds
-    }
+    return _by_round(run, axes=1)
 
 
-def pairs(run: Run) -> dict[str, Pairs]:
+def pairs(run: Run) -> dict[str, Recorded]:
     """Every diagnostic that is a K x K list, from its last round."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     found = {}
-    for record in run.diagnostics:
-        ids = record.get("client_ids", [])
+    for name, server_round, ids, value in _arrays(run, axes=2):
         by_domain = sorted(range(len(ids)), key=lambda k: place[ids[k]])
         domains = tuple(order[ids[k]] for k in by_domain)
-        for name, value in _arrays(record, shape=(len(ids), len(ids))).items():
-            found[name] = Pairs(record["round"], domains, value[np.ix_(by_domain, by_domain)])
+        values = value[np.ix_(by_domain, by_domain)]
+        found[name] = Recorded(np.array([server_round]), values, domains)
     return found
 
 
-def per_round(run: Run) -> dict[str, PerRound]:
+def per_round(run: Run) -> dict[str, Recorded]:
     """Every diagnostic that is one number a round."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for record in run.diagnostics:
-        for name, value in _arrays(record, shape=()).items():
-            points.setdefault(name, []).append((record["round"], float(value)))
+    return _by_round(run, axes=0)
+
+
+def _by_round(run: Run, axes: int) -> dict[str, Recorded]:
+    order = _order(run)
+    place = {client_id: k for k, client_id in enumerate(order)}
+    found: dict[str, list[tuple[int, Vector]]] = {}
+    for name, server_round, ids, value in _arrays(run, axes):
+        full = np.full((len(order),) * axes, np.nan)
+        full[np.ix_(*[[place[client_id] for client_id in ids]] * axes)] = value
+        found.setdefault(name, []).append((server_round, full))
+    domains = tuple(order.values())
     return {
-        name: PerRound(np.array([r for r, _ in found]), np.array([v for _, v in found]))
-        for name, found in points.items()
+        name: Recorded(np.array([r for r, _ in rows]), np.array([v for _, v in rows]), domains)
+        for name, rows in found.items()
     }
 
 
@@ -99,19 +80,15 @@ def _order(run: Run) -> dict[int, str]:
     return {client_id: domain.get(client_id, _UNKNOWN) for client_id in order}
 
 
-def _arrays(record: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, NDArray[np.float64]]:
-    """The entries of a record that are numbers of the given shape."""
-    found = {}
-    for name, value in record.items():
-        if name in ("round", "client_ids"):
-            continue
-        try:
-            array = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
-            continue
-        if array.shape == shape:
-            found[name] = array
-    return found
+def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]:
+    """Name, round, clients and numbers of every entry with so many axes, each of the clients."""
+    for record in run.diagnostics:
+        ids = record.get("client_ids", [])
+        for name, value in record.items():
+            if name not in ("round", "client_ids"):
+                array = numbers(value)
+                if array is not None and array.shape == (len(ids),) * axes:
+                    yield name, record["round"], ids, array
 
 
 # --- figures -----------------------------------------------------------------------------
@@ -121,27 +98,29 @@ _SEED = "Recorded by the strategy; first seed."
 
 def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
     """The figures of all diagnostics that any method recorded, but those of clusters."""
+    yield from _consistency(comparison)
     first = {method.name: method.runs[0] for method in comparison.methods}
     drawn = maps.DRAWN if any(map(clusters, first.values())) else frozenset()
     domain_looks = canvas.looks([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLOURS)
-    for name, vectors in _by_name({m: per_client(run) for m, run in first.items()}, drawn):
+    for name, vectors in _by_name(per_client, first, drawn):
         yield _draw_vectors(name, vectors, domain_looks)
-    for name, matrices in _by_name({m: pairs(run) for m, run in first.items()}, drawn):
+    for name, matrices in _by_name(pairs, first, drawn):
         yield _draw_matrices(name, matrices)
-    for name, numbers in _by_name({m: per_round(run) for m, run in first.items()}, drawn):
-        yield _draw_numbers(name, numbers, looks)
+    for name, figures in _by_name(per_round, first, drawn):
+        yield _draw_numbers(name, figures, looks)
 
 
 def _by_name(
-    recorded: Mapping[str, Mapping[str, T]], drawn: Set[str]
-) -> Iterator[tuple[str, dict[str, T]]]:
-    """Turn {method: {name: found}} into (name, {method: found}), the weights first."""
+    read: Callable[[Run], dict[str, Recorded]], runs: Mapping[str, Run], drawn: Set[str]
+) -> Iterator[tuple[str, dict[str, Recorded]]]:
+    """A name, and {method: what was recorded under it}, the weights first."""
+    recorded = {method: read(run) for method, run in runs.items()}
     names = dict.fromkeys(n for found in recorded.values() for n in found if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
         yield name, {m: found[name] for m, found in recorded.items() if name in found}
 
 
-def _draw_vectors(name: str, vectors: Mapping[str, PerClient], domain_looks: Looks) -> Sketch:
+def _draw_vectors(name: str, vectors: Mapping[str, Recorded], domain_looks: Looks) -> Sketch:
     """A row per method: a line per client, and each domain's sum (of weights) or mean."""
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
@@ -164,24 +143,27 @@ def _draw_vectors(name: str, vectors: Mapping[str, PerClient], domain_looks: Loo
         f"client-{_slug(name)}",
         sheet,
         f"Client {name} over rounds",
-        f"Left: one line per client, coloured by its domain. Right: {total} per domain.{equal} "
+        "Left: one line per client in the colour of its domain, from dark to light by number. "
+        f"Right: {total} per domain.{equal} "
         f"{_SEED}",
         f"{name}, {total} per domain at the last round. {'; '.join(said)}.",
     )
 
 
-def _draw_domains(left: Axes, right: Axes, found: PerClient, looks: Looks, total: str) -> list[str]:
+def _draw_domains(left: Axes, right: Axes, found: Recorded, looks: Looks, total: str) -> list[str]:
     """Lines of the clients and of the domains; what these are in the last round."""
     owners = np.array(found.domains)
     said = []
     for domain in dict.fromkeys(found.domains):
         look = looks[domain]
         clients = found.values[:, owners == domain]
-        for client in clients.T:
+        for client, colour in zip(
+            clients.T, canvas.shades(look.colour, len(clients.T)), strict=True
+        ):
             there = np.isfinite(client)
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
-            line(left, found.rounds[there], client[there], look, **gaps)
+            line(left, found.rounds[there], client[there], look, **gaps, color=colour)
         counts = np.isfinite(clients).sum(axis=1)
         sums = np.nansum(clients, axis=1)
         values = sums
@@ -200,7 +182,7 @@ def _draw_domains(left: Axes, right: Axes, found: PerClient, looks: Looks, total
     return said
 
 
-def _draw_matrices(name: str, matrices: Mapping[str, Pairs]) -> Sketch:
+def _draw_matrices(name: str, matrices: Mapping[str, Recorded]) -> Sketch:
     """A heat map per method, clients ordered by domain."""
     sheet, axes = canvas.tiles(len(matrices), 3, 4.2, float(len(matrices) == 1))
     for panel, (method, found) in zip(axes.flat, matrices.items(), strict=False):
@@ -212,7 +194,7 @@ def _draw_matrices(name: str, matrices: Mapping[str, Pairs]) -> Sketch:
         image = panel.imshow(found.values, cmap=colours, vmin=low, vmax=high, interpolation="none")
         sheet.colorbar(image, ax=panel, shrink=0.85).outline.set_visible(False)
         panel.grid(visible=False)
-        panel.set_title(f"{method}, round {found.round}")
+        panel.set_title(f"{method}, round {found.rounds[-1]}")
         _label_domains(panel, found.domains)
     return Sketch(
         f"pairs-{_slug(name)}",
@@ -236,18 +218,18 @@ def _label_domains(panel: Axes, domains: Sequence[str]) -> None:
     panel.tick_params(length=0)
 
 
-def _draw_numbers(name: str, numbers: Mapping[str, PerRound], looks: Looks) -> Sketch:
-    sheet, axes = panels(1, 1, canvas.HALF, 3.0)
-    for method, found in numbers.items():
-        line(axes[0, 0], found.rounds, found.values, looks[method], label=method)
-    every = np.concatenate([found.values for found in numbers.values()])
+def _draw_numbers(name: str, figures: Mapping[str, Recorded], looks: Looks) -> Sketch:
+    sheet, ((panel,),) = panels(1, 1, canvas.HALF, 3.0)
+    for method, found in figures.items():
+        line(panel, found.rounds, found.values, looks[method], label=method)
+    every = np.concatenate([found.values for found in figures.values()])
     if every.min() > 0 and every.max() / every.min() > 1000:
-        axes[0, 0].set_yscale("log")
-        axes[0, 0].yaxis.set_major_formatter("{x:.0e}")
-        axes[0, 0].minorticks_off()
-    axes[0, 0].set_ylabel(name)
-    legend(sheet, axes[0, 0])
-    last = [f"{method} {found.values[-1]:.4g}" for method, found in numbers.items()]
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:.0e}")
+        panel.minorticks_off()
+    panel.set_ylabel(name)
+    legend(sheet, panel)
+    last = [f"{method} {found.values[-1]:.4g}" for method, found in figures.items()]
     return Sketch(
         f"round-{_slug(name)}",
         sheet,
@@ -264,3 +246,78 @@ def _slug(name: str) -> str:
     'qp-residual'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
+# --- how steadily parameters are pushed in one direction: FedHEAL's Fig. 2 ---------------
+
+_CONSISTENCY = "consistency_histogram"
+
+
+class Window(NamedTuple):
+    """Domain -> mean over its clients of the share of parameters in each bin, [BINS]."""
+
+    last_round: int
+    shares: dict[str, NDArray[np.float64]]
+
+
+def windows(run: Run) -> list[Window]:
+    """The run's observed windows, in order."""
+    domain = {client.client_id: client.domain for client in run.clients}
+    found = []
+    for record in run.diagnostics:
+        if _CONSISTENCY in record:
+            rows = np.array(record[_CONSISTENCY], dtype=np.float64)
+            owners = np.array([domain[client] for client in record["client_ids"]])
+            seen = np.isfinite(rows).all(axis=1)
+            shares = {d: rows[seen & (owners == d)] for d in run.domains}
+            means = {d: part.mean(axis=0) for d, part in shares.items() if len(part)}
+            found.append(Window(int(record["round"]), means))
+    return found
+
+
+def _consistency(comparison: Comparison) -> Iterator[Sketch]:
+    """The first and the last window of every method that was observed."""
+    observed = {
+        method.name: (method.runs[0], found)
+        for method in comparison.methods
+        if (found := windows(method.runs[0]))
+    }
+    if not observed:
+        return
+    looks = canvas.looks(comparison.domains, canvas.DOMAIN_COLOURS)
+    sheet, axes = panels(
+        len(observed), 2, canvas.FULL, 2.4 * len(observed) + 0.6, sharex=True, sharey=True
+    )
+    said = []
+    for row, (name, (run, found)) in zip(axes, observed.items(), strict=True):
+        length = int(run.config["observe.window"])
+        for panel, window in zip(row, (found[0], found[-1]), strict=True):
+            _draw(panel, window, length, looks)
+            first = window.last_round - length + 1
+            panel.set_title(f"{name}: rounds {first} to {window.last_round}")
+        row[0].set_ylabel("parameters, %")
+        steady = {d: 100 * share[-1] for d, share in found[-1].shares.items()}
+        said.append(f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}")
+    for panel in axes[-1]:
+        panel.set_xlabel("share of the rounds with updates of the same sign")
+    legend(sheet, axes[0, 0])
+    yield Sketch(
+        "consistency",
+        sheet,
+        "Consistency of parameter updates",
+        "Share of parameters whose updates had the same sign in that share of a window's rounds; "
+        "mean over a domain's clients, first seed. Dotted: signs drawn at random.",
+        f"Parameters in the steadiest tenth, last window. {'; '.join(said)}.",
+    )
+
+
+def _draw(panel: Axes, window: Window, length: int, looks: Looks) -> None:
+    edges = np.linspace(0.5, 1, BINS + 1)
+    style: dict[str, Any] = {"baseline": None, "linewidth": 1.6}
+    for domain, share in window.shares.items():
+        panel.stairs(100 * share, edges, color=looks[domain].colour, label=domain, **style)
+    n = np.arange(length + 1)
+    chance = histogram(n / length, binom.pmf(n, length, 0.5))
+    panel.stairs(
+        100 * chance, edges, color=canvas.GREY, linestyle=":", label="random signs", **style
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fairflower.report.clusters import IDS, MAP, Clusters, Vector, clustered, clusters
+from fairflower.numerics.metrics import Vector
+from fairflower.report.clusters import IDS, MAP, Clusters, clustered, clusters
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Look, Sketch, legend, line, panels
-from fairflower.report.methods import Comparison, Method
-
-Looks = Mapping[str, Look]
+from fairflower.report.figures.canvas import Looks, Sketch, legend, panels
+from fairflower.report.methods import Comparison, Curve, Method
 
 #: Diagnostics that are drawn here, of runs with clusters.
 DRAWN = frozenset({IDS, *MAP, "num_clusters"})
@@ -54,21 +54,15 @@ def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
             found = [c for run in method.runs if (c := clusters(run))]
-            rounds = found[0].rounds
-            for other in found[1:]:
-                rounds = np.intersect1d(rounds, other.rounds)
+            rounds = reduce(np.intersect1d, [c.rounds for c in found])
             if not rounds.size:
                 continue
-            values = np.array([unit * c.figure(name)[np.isin(c.rounds, rounds)] for c in found])
-            mean = values.mean(axis=0)
-            spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.zeros_like(mean)
+            values = [unit * c.figure(name)[np.isin(c.rounds, rounds)] for c in found]
+            curve = Curve.of(rounds, np.array(values))
             if name == "rand":
-                lowest = min(lowest, float((mean - spread).min()))
-            look = looks[method.name]
-            line(panel, rounds, mean, look, label=method.name)
-            if len(found) > 1:
-                canvas.band(panel, rounds, mean, spread, look)
-            said.append(f"{method.name} {label} {mean[-1]:.3g}")
+                lowest = min(lowest, float((curve.mean - curve.spread).min()))
+            canvas.curve(panel, curve, looks[method.name], method.name)
+            said.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
         panel.set_ylabel(label)
     types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := clusters(run))}
     for count in types:
@@ -174,8 +168,7 @@ def _map(
 def _key(
     sheet: Figure, place: Literal["outside upper left", "outside lower center"], dots: list[Line2D]
 ) -> None:
-    widest = 0.075 * max(len(str(dot.get_label())) for dot in dots) + 0.5
-    columns = max(1, min(len(dots), int(sheet.get_figwidth() / widest)))
+    columns = canvas.fitting(sheet, [str(dot.get_label()) for dot in dots], 0.5)
     sheet.legend(handles=dots, loc=place, ncols=columns)
 
 

@@ -5,22 +5,24 @@ This module and those it imports are the only ones that import matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from matplotlib.figure import Figure
 
+from fairflower.config import unknown
+from fairflower.errors import ConfigError
 from fairflower.numerics import metrics
-from fairflower.report.figures import canvas, consistency, diagnostics, maps, product, sweeps
-from fairflower.report.figures.canvas import Drawn, Look, Sketch, legend, line, panels
-from fairflower.report.methods import WINDOW, Comparison, Curve, Method
+from fairflower.numerics.metrics import Vector
+from fairflower.report.figures import canvas, diagnostics, maps, series, tuning
+from fairflower.report.figures.canvas import Drawn, Looks, Sketch, legend, panels
+from fairflower.report.methods import Comparison, Curve, Method
 from fairflower.report.text import number
-
-Vector = NDArray[np.float64]
-Looks = Mapping[str, Look]
+from fairflower.report.tuning import Tuned
 
 _ZOOM = "Right: the second half of the rounds, on its own scale."
 
@@ -28,40 +30,50 @@ _ZOOM = "Right: the second half of the rounds, on its own scale."
 _LONG = 8
 
 
-def draw(comparison: Comparison, folder: Path, prefix: str = "") -> list[Drawn]:
+def draw(
+    comparison: Comparison, folder: Path, prefix: str = "", tuned: Sequence[Tuned] = ()
+) -> list[Drawn]:
     """Draw every figure and save it as ``folder/<prefix><name>.png`` and ``.svg``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    sketches = chain(_sketches(comparison, _looks(comparison)), tuning.sketches(tuned))
+    return canvas.save(sketches, folder, prefix)
+
+
+def plot(comparison: Comparison, name: str) -> Figure:
+    """The figure of this name, of those that `draw` saves; ``ConfigError`` if there is none."""
+    names = []
+    with canvas.styled():
+        for sketch in _sketches(comparison, _looks(comparison)):
+            if sketch.name == name:
+                return sketch.figure
+            names.append(sketch.name)
+    raise ConfigError(unknown("figure", name, names))
+
+
+def _looks(comparison: Comparison) -> Looks:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
-    looks = canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
-    with canvas.style():
-        return [canvas.save(sketch, folder, prefix) for sketch in _sketches(comparison, looks)]
+    return canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
 
 
 def _sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+    std = partial(metrics.std, ddof=1)
     over_rounds: tuple[tuple[str, str, str, Callable[[Vector], float]], ...] = (
         ("average", "Average accuracy over rounds", canvas.LABELS["AVG"], metrics.mean),
         ("worst", "Worst domain over rounds", canvas.LABELS["MIN"], metrics.worst),
-        (
-            "std",
-            "Spread over domains over rounds",
-            canvas.LABELS["STD"],
-            partial(metrics.std, ddof=1),
-        ),
+        ("std", "Spread over domains over rounds", canvas.LABELS["STD"], std),
     )
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _LONG else None
     for name, title, label, figure in over_rounds:
         if len(comparison.domains) > 1 or name == "average":
             yield _over_rounds(comparison, looks, name, title, label, figure, half)
-    tested = [m for m in comparison.methods if m.runs[0].client_rounds.size]
+    tested = [m for m in comparison.methods if m.runs[0].by_client.rounds.size]
     yield _bars(comparison, looks, canvas.HALF if tested or half is None else canvas.FULL)
     if tested:
         yield _clients(comparison, tested, looks)
     yield _domains(comparison, looks)
-    yield from product.sketches(comparison)
-    yield from sweeps.sketches(comparison, looks)
+    yield from series.sketches_of_products(comparison)
+    yield from series.sketches_of_sweeps(comparison, looks)
     yield from maps.sketches(comparison, looks)
-    yield from consistency.sketches(comparison)
     yield from diagnostics.sketches(comparison, looks)
 
 
@@ -80,10 +92,10 @@ def _over_rounds(
     said = []
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * figure(accuracy))
-        _band(axes[0, 0], curve, looks[method.name], method.name)
-        late = curve.since(half or 0)
-        if zooms and late.rounds.size:
-            _band(axes[0, 1], late, looks[method.name])
+        canvas.curve(axes[0, 0], curve, looks[method.name], method.name)
+        late = curve.rounds >= (half or 0)
+        if zooms and late.any():
+            canvas.curve(axes[0, 1], Curve._make(v[late] for v in curve), looks[method.name])
         mark = "" if curve.whole[-1] else " (not of all domains)"
         said.append(f"{method.name} {number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}")
     axes[0, 0].set_ylabel(label)
@@ -99,46 +111,37 @@ def _band_caption(comparison: Comparison) -> list[str]:
     return ["Line: mean over seeds; band: ± their sample standard deviation."] if several else []
 
 
-def _band(axes: Axes, curve: Curve, look: Look, label: str = "") -> None:
-    line(axes, curve.rounds, curve.mean, look, curve.whole, label=label or None)
-    canvas.band(axes, curve.rounds, curve.mean, curve.spread, look, where=curve.whole)
-
-
 def _domains(comparison: Comparison, looks: Looks) -> Sketch:
-    columns = min(4, len(comparison.domains))
-    rows = -(-len(comparison.domains) // columns)
-    width = canvas.FULL if columns > 2 else canvas.HALF
-    sheet, axes = panels(rows, columns, width, 2.7 * rows + 0.4, sharex=True, sharey=True)
-    for d, domain in enumerate(comparison.domains):
-        panel = axes.flat[d]
+    count = len(comparison.domains)
+    sheet, axes = canvas.tiles(count, 4, 2.7, 0.4, narrow=2, sharex=True, sharey=True)
+    for d, (panel, domain) in enumerate(zip(axes.flat, comparison.domains, strict=False)):
         for method in comparison.methods:
             curve = method.curve(lambda accuracy: 100 * float(accuracy[0]), [d])
-            _band(panel, curve, looks[method.name], method.name)
+            canvas.curve(panel, curve, looks[method.name], method.name)
         panel.set_title(domain)
-    for panel in axes.flat[len(comparison.domains) :]:
-        panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy, %")
     legend(sheet, axes[0, 0])
     gaps = comparison.gaps * ["Thin, dotted: rounds in which the domain was not tested."]
     caption = " ".join([*_band_caption(comparison), *gaps])
-    alt = f"Accuracy over rounds in {len(comparison.domains)} panels, one per domain."
+    alt = f"Accuracy over rounds in {count} panels, one per domain."
     return Sketch("domains", sheet, "Accuracy per domain over rounds", caption, alt)
 
 
 def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
-    sheet, axes = panels(1, 1, width, 3.4)
-    panel, methods = axes[0, 0], comparison.methods
+    sheet, panel = _grouped(comparison.domains, width)
+    methods = comparison.methods
     thick = 0.8 / len(methods)
     said = []
     for place, method in enumerate(methods):
         estimates = [
-            method.over_seeds(lambda run, d=d: 100 * float(run.final(WINDOW)[d]))  # type: ignore[misc]
+            method.over_seeds(lambda run, d=d: 100 * float(run.final()[d]))  # type: ignore[misc]
             for d in range(len(comparison.domains))
         ]
         means = [estimate.mean for estimate in estimates]
+        centres = _offsets(place, methods, len(comparison.domains))
         panel.bar(
-            _offsets(place, methods, len(comparison.domains)),
+            centres,
             means,
             thick * 0.92,
             color=looks[method.name].colour,
@@ -147,57 +150,63 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
         )
         for d in np.flatnonzero(np.isnan(means)):
-            x = _offsets(place, methods, len(comparison.domains))[d]
+            x = centres[d]
             panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
         values = zip(comparison.domains, means, strict=True)
         said.append(
             f"{method.name}: {', '.join(f'{name} {number(mean, 1)}' for name, mean in values)}"
         )
-    panel.set_xticks(range(len(comparison.domains)), comparison.domains)
-    panel.grid(visible=False, axis="x")
-    panel.set_xlim(-0.5, len(comparison.domains) - 0.5)
     panel.set_ylim(0, 100)
-    panel.set_ylabel("accuracy, %")
+    over_seeds = ""
+    if any(len(method.runs) > 1 for method in methods):
+        over_seeds = " and over seeds; error bars: ± sample standard deviation over seeds"
     legend(sheet, panel)
     return Sketch(
         "bars",
         sheet,
-        "Final accuracy per domain",
-        f"{comparison.span(WINDOW).capitalize()}{_over_seeds(comparison.methods)}.",
-        f"Final accuracy in percent. {'; '.join(said)}.",
+        f"Accuracy per domain, {comparison.span()}",
+        f"{comparison.span().capitalize()}{over_seeds}.",
+        f"Accuracy in percent, {comparison.span()}. {'; '.join(said)}.",
     )
 
 
 def _clients(comparison: Comparison, methods: Sequence[Method], looks: Looks) -> Sketch:
     domains = comparison.domains
-    sheet, axes = panels(1, 1, canvas.HALF, 3.4)
-    panel = axes[0, 0]
+    sheet, panel = _grouped(domains, canvas.HALF)
     for place, method in enumerate(methods):
         look = looks[method.name]
-        values = 100 * np.array([run.final_clients(WINDOW) for run in method.runs])
+        values = 100 * np.array([run.by_client.final() for run in method.runs])
         centres = _offsets(place, methods, len(domains))
         x = [centres[domains.index(client.domain)] for client in method.runs[0].clients]
-        points = {"s": 22, "marker": look.marker, "color": look.colour, "alpha": 0.75}
-        panel.scatter(x, values.mean(axis=0), linewidths=0, label=method.name, **points)
-    panel.set_xticks(range(len(domains)), domains)
-    panel.set_xlim(-0.5, len(domains) - 0.5)
-    panel.grid(visible=False, axis="x")
-    panel.set_ylabel("accuracy, %")
+        panel.scatter(
+            x,
+            values.mean(axis=0),
+            s=22,
+            marker=look.marker,
+            color=look.colour,
+            alpha=0.75,
+            linewidths=0,
+            label=method.name,
+        )
     legend(sheet, panel)
     return Sketch(
         "clients",
         sheet,
-        "Final accuracy per client",
-        f"One point per client on its own test data: {comparison.span(WINDOW)}"
+        f"Accuracy per client, {comparison.span()}",
+        f"One point per client on its own test data: {comparison.span()}"
         f"{' and over seeds' if any(len(method.runs) > 1 for method in methods) else ''}.",
-        "Final accuracy of every client, grouped by domain and method.",
+        "Accuracy of every client, grouped by domain and method.",
     )
 
 
-def _over_seeds(methods: Sequence[Method]) -> str:
-    if all(len(method.runs) == 1 for method in methods):
-        return ""
-    return " and over seeds; error bars: ± sample standard deviation over seeds"
+def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
+    """A panel with a place on the x axis for each domain."""
+    sheet, axes = panels(1, 1, width, 3.4)
+    axes[0, 0].set_xticks(range(len(domains)), domains)
+    axes[0, 0].set_xlim(-0.5, len(domains) - 0.5)
+    axes[0, 0].grid(visible=False, axis="x")
+    axes[0, 0].set_ylabel("accuracy, %")
+    return sheet, axes[0, 0]
 
 
 def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:

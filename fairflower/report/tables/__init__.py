@@ -2,28 +2,29 @@
 
 from dataclasses import replace
 
-from fairflower.report.methods import WINDOW, Comparison
-from fairflower.report.tables import accuracy, differences, fairness, models
+from fairflower.report.methods import Comparison
+from fairflower.report.reading import WINDOW
+from fairflower.report.tables import accuracy, differences
 from fairflower.report.tables.cells import Table
-from fairflower.report.tables.machines import machine_line
+from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
 
 
 def accuracy_tables(comparison: Comparison) -> list[Table]:
     """Accuracy of the last five tested rounds, of the last one, and the differences."""
     windows = [WINDOW]
-    if any(m.runs[0].final_rounds(WINDOW) != m.runs[0].final_rounds(1) for m in comparison.methods):
+    if any(m.runs[0].final_rounds() != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
     first, *others = (accuracy.accuracy_table(comparison, window) for window in windows)
     further = (
         accuracy.quality_table(comparison),
-        fairness.types_table(comparison),
-        *(fairness.clusters_table(comparison, window) for window in windows),
+        accuracy.types_table(comparison),
+        *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),
         accuracy.product_table(comparison),
         *differences.difference_tables(comparison),
-        models.model_table(comparison),
+        model_table(comparison),
     )
-    lines = (models.model_line(comparison), machine_line(comparison))
+    lines = (tests_line(comparison), model_line(comparison), machine_line(comparison))
     return [
         replace(first, footers=[line for line in lines if line]),
         *others,
@@ -33,5 +34,5 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
 
 def fairness_tables(comparison: Comparison) -> list[Table]:
     """All fairness metrics over domains, and over clients where they tested."""
-    found = (fairness.fairness_table(comparison, level) for level in ("domains", "clients"))
+    found = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
     return [table for table in found if table]

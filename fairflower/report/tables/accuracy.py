@@ -1,14 +1,18 @@
-"""Tables of accuracy: per domain, of personal models, by local training, and FedISM's."""
+"""Tables of accuracy: per domain, of personal models, its fairness, client types and clusters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fairflower.numerics import metrics
-from fairflower.report.measures import Vector, of_several, rated_methods
-from fairflower.report.methods import WINDOW, Comparison, Estimate, Method
-from fairflower.report.reading import SCORES, Run
-from fairflower.report.series import by_client
+from fairflower.numerics.metrics import Vector
+from fairflower.report import clusters
+from fairflower.report.measures import SIGMA, of_clients, of_several, rated_methods, typed_methods
+from fairflower.report.methods import Comparison, Estimate, Method, by_client
+from fairflower.report.reading import SCORES, WINDOW, Run, Tests
 from fairflower.report.tables.cells import Column, Table, bold, comparable, how_to_read, table
 
 
@@ -20,12 +24,12 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
         "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
         "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
         f"{how_to_read(comparison)}",
-        _global_columns(comparison.domains, window),
+        columns(comparison.domains, window),
         comparable(comparison, comparison.methods),
     )
 
 
-def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+def quality_table(comparison: Comparison) -> Table | None:
     """FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
 
     None where neither images were corrupted nor an AUC was measured.
@@ -33,7 +37,7 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
 
     def of(score: str, d: int | None) -> Callable[[Method], Estimate]:
         def values(run: Run) -> Vector:
-            found = 100 * run.final_scores(score, window)
+            found = 100 * run.final_scores(score)
             return found.mean(axis=1) if d is None else found[:, d]
 
         return lambda method: method.over_rounds(values)
@@ -48,7 +52,7 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
         places["average"] = None
     return table(
         f"Class-balanced accuracy{' and AUC' if auc else ''}, "
-        f"{comparison.span(window).removeprefix('mean of ')}",
+        f"{comparison.span().removeprefix('mean of ')}",
         "In %. ACC: mean over classes of their accuracy. "
         f"{'AUC: one-vs-one, mean over pairs of classes. ' if auc else ''}"
         "As in FedISM's tables, figures are means over these rounds and all seeds, and "
@@ -63,60 +67,51 @@ def quality_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
     )
 
 
-def personal_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+def personal_table(comparison: Comparison) -> Table | None:
     """The same figures of the clients' personal models; None if nobody has any."""
-    methods = [m for m in comparison.methods if all(run.personal_rounds.size for run in m.runs)]
+    methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
     if not methods:
         return None
     return table(
-        f"Accuracy of personal models, {comparison.span(window)}",
+        f"Accuracy of personal models, {comparison.span()}",
         "Each client's own model on its own test images in %, the mean of a domain's clients "
         "by test images. Not comparable with the global model's accuracy on whole domains.",
-        _columns(
-            comparison.domains,
-            lambda run: run.final_personal(window),
-            lambda run: run.whole_personal(window),
-        ),
+        columns(comparison.domains, tests=lambda run: run.personal),
         comparable(comparison, methods),
     )
 
 
-def product_table(comparison: Comparison, window: int = WINDOW) -> Table | None:
+def product_table(comparison: Comparison) -> Table | None:
     """FedHEAL's Table 2: for each local training the strategies; None where there is one."""
     grid = by_client(comparison)
     if not grid:
         return None
     return table(
-        f"Local training times aggregation, {comparison.span(window)}",
+        f"Local training times aggregation, {comparison.span()}",
         "The accuracy table by local training. Bold: best of the strategies with it.",
-        _global_columns(comparison.domains, window),
+        columns(comparison.domains),
         grid.items(),
     )
 
 
-def _global_columns(domains: Sequence[str], window: int) -> list[Column]:
-    return _columns(domains, lambda run: run.final(window), lambda run: run.whole(window))
-
-
-def _columns(
-    domains: Sequence[str], accuracies: Callable[[Run], Vector], tested: Callable[[Run], bool]
+def columns(
+    domains: Sequence[str], window: int = WINDOW, tests: Callable[[Run], Tests] = lambda run: run
 ) -> list[Column]:
-    """Each domain's accuracy, and what the papers say of all of them, in percent.
+    """Each domain's accuracy in a run's ``tests``, and what the papers say of all, in percent."""
 
-    ``tested`` says whether a run's are of every domain in the same rounds.
-    """
-
-    def whole(method: Method) -> bool:
-        return all(map(tested, method.runs))
+    def accuracies(run: Run) -> Vector:
+        return tests(run).final(window)
 
     def accuracy(d: int) -> Callable[[Method], Estimate]:
         return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
 
     def over(title: str, metric: Callable[[Vector], float], better: int) -> Column:
-        def estimate(method: Method) -> Estimate:
-            return method.over_domains(accuracies, lambda values: 100 * metric(values))
-
-        return Column(title, estimate, better, whole=whole)
+        return Column(
+            title,
+            lambda method: method.over_domains(accuracies, lambda values: 100 * metric(values)),
+            better,
+            whole=lambda method: all(tests(run).whole(window) for run in method.runs),
+        )
 
     return [
         *(Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
@@ -126,3 +121,121 @@ def _columns(
         over("MIN", metrics.worst, 1),
         over("GAP", of_several(metrics.gap, len(domains)), -1),
     ]
+
+
+# key of metrics.summary, title, unit, better, digits
+_SUMMARY = (
+    ("mean", "mean", 100, 1, 2),
+    ("std_ddof0", "std ddof 0", 100, -1, 2),
+    ("std_ddof1", "std ddof 1", 100, -1, 2),
+    ("worst", "worst", 100, 1, 2),
+    ("best", "best", 100, 0, 2),
+    ("gap", "gap", 100, -1, 2),
+    ("worst10", "worst 10 %", 100, 1, 2),
+    ("jain", "Jain", 1, 1, 4),
+    ("gini", "Gini", 1, -1, 4),
+    ("entropy", "entropy", 1, 1, 4),
+)
+
+#: Those of spread and of equality.
+_OF_SEVERAL = frozenset({"std_ddof0", "gap", "jain", "gini", "entropy"})
+
+
+def fairness_table(comparison: Comparison, level: str) -> Table | None:
+    """All of `metrics.summary` over ``"domains"`` or ``"clients"``; None if not measured."""
+
+    def values(run: Run) -> Vector:
+        found = (run if level == "domains" else run.by_client).final()
+        return found[np.isfinite(found)]
+
+    def of(key: str, unit: float) -> Callable[[Method], Estimate]:
+        def value(values: Vector) -> float:
+            return unit * metrics.summary(values)[key]
+
+        figure = of_several(value, len(comparison.domains)) if key in _OF_SEVERAL else value
+        if level == "domains":
+            return lambda method: method.over_domains(Run.final, figure)
+        return lambda method: method.over_seeds(lambda run: figure(values(run)))
+
+    methods = [m for m in comparison.methods if all(values(run).size for run in m.runs)]
+    if not methods:
+        return None
+    sizes = sorted({values(run).size for m in methods for run in m.runs})
+    counted = " or ".join(str(size) for size in sizes)
+    highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
+    return table(
+        f"Fairness over {counted} {level}, {comparison.span()}",
+        f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
+        "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
+        "Jain's index (at most 1 = equal), Gini coefficient (at least 0 = equal) and entropy "
+        f"in nats (at most ln K = {highest} = equal); "
+        "these three are relative and look good when all are equally bad: read them with mean "
+        f"and worst. {how_to_read(comparison)}",
+        [
+            Column(title, of(key, unit), better, digits, Method.whole)
+            for key, title, unit, better, digits in _SUMMARY
+        ],
+        comparable(comparison, methods),
+    )
+
+
+def types_table(comparison: Comparison) -> Table | None:
+    """FedGCR's Table 1: average and spread over client types (domains) and over clients.
+
+    None where every domain has equally many clients, as then they are the same, unless a
+    method found clusters and the table is wanted beside FedGCR's.
+    """
+
+    def domains(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_domains(Run.final, lambda values: 100 * metric(values))
+
+    def clients(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_seeds(lambda run: 100 * metric(of_clients(run)))
+
+    spread = of_several(lambda values: metrics.std(values, ddof=0), len(comparison.domains))
+    columns = (
+        ("Avg over domains", domains(metrics.mean), 1),
+        ("Avg over clients", clients(metrics.mean), 1),
+        (f"{SIGMA} type", domains(spread), -1),
+        (f"{SIGMA} client", clients(spread), -1),
+    )
+    methods = typed_methods(comparison)
+    if not methods:
+        return None
+    return table(
+        f"Client types and clients, {comparison.span()}",
+        "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
+        f"domain counts once for each of its clients. {SIGMA} type and {SIGMA} client: "
+        "standard deviations over domains and over clients (ddof 0). A client's accuracy is "
+        "that on its own test data if all clients tested, else that of its domain. "
+        f"{how_to_read(comparison)}",
+        [Column(*column, whole=Method.whole) for column in columns],
+        comparable(comparison, methods),
+    )
+
+
+def clusters_table(comparison: Comparison, window: int) -> Table | None:
+    """FedGCR's Table 3: clusters of clients against their types; None where there are none."""
+
+    def of(name: clusters.FigureName, unit: float) -> Callable[[Method], Estimate]:
+        return lambda method: method.over_seeds(
+            lambda run: unit * clusters.final(run, name, window)
+        )
+
+    methods = clusters.clustered(comparison.methods)
+    if not methods:
+        return None
+    return table(
+        f"Clusters, {comparison.span(window)}",
+        "Of the clients that took part in a round, against their true types, their domains. "
+        "Clustering accuracy, in %: share of the clients whose type is the commonest in their "
+        "cluster (of types that tie, one counts); splitting clusters never lowers it. "
+        "Adjusted Rand index: at most 1 = the types themselves, 0 = chance. "
+        f"{how_to_read(comparison)}",
+        [
+            Column("clusters found", of("number", 1), 0, 1),
+            Column("clustering accuracy", of("accuracy", 100), 1),
+            Column("adjusted Rand index", of("rand", 1), 1, 4),
+        ],
+        comparable(comparison, methods),
+    )

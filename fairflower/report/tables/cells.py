@@ -20,6 +20,7 @@ class Cell:
     text: str
     spread: str = ""
     tone: Tone = ""
+    second: bool = False  # whether only one is better, of three or more
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,24 @@ class Column:
     digits: int = 2
     whole: Callable[[Method], bool] = lambda method: True
 
-    def best(self, estimates: Sequence[Estimate]) -> float | None:
-        """The best mean to the digits shown, if there is a contest."""
+    def podium(self, estimates: Sequence[Estimate]) -> list[float]:
+        """The best mean to the digits shown, and of three or more the next; none without a contest.
+
+        Where several are the best there is no next.
+        """
         means = [round(estimate.mean, self.digits) for estimate in estimates]
         if self.better == 0 or len(means) < 2 or any(map(math.isnan, means)):
-            return None
-        return max(means) if self.better > 0 else min(means)
+            return []
+        first, second = sorted(means, reverse=self.better > 0)[:2]
+        return [first, second] if len(means) > 2 and first != second else [first]
 
-    def cell(self, estimate: Estimate, best: float | None, mark: str = "") -> Cell:
+    def cell(self, estimate: Estimate, podium: Sequence[float] = (), mark: str = "") -> Cell:
         """The figure of one method; bold if it is the best."""
         text = number(estimate.mean, self.digits) + mark
-        tone: Tone = "better" if round(estimate.mean, self.digits) == best else ""
-        return Cell(text, spread(estimate.std, estimate.n, self.digits), tone)
+        mean = round(estimate.mean, self.digits)
+        tone: Tone = "better" if mean in podium[:1] else ""
+        small = spread(estimate.std, estimate.n, self.digits)
+        return Cell(text, small, tone, mean in podium[1:])
 
 
 def table(
@@ -114,7 +121,7 @@ def comparable(
     for members in found.values():
         first = next(iter(members.values()))
         parts = [f"{key} = {values[first.name]}" for key, values in comparison.differing.items()]
-        groups.append((", ".join([*parts, f"round {first.runs[0].last_round}"]), members))
+        groups.append((", ".join([*parts, f"round {first.runs[0].reach}"]), members))
     return groups
 
 
@@ -147,16 +154,17 @@ def _rows(methods: Mapping[str, Method], columns: Sequence[Column]) -> list[Row]
     estimates = {name: [c.estimate(method) for c in columns] for name, method in methods.items()}
     lacking = {name: [not c.whole(method) for c in columns] for name, method in methods.items()}
     compared = [estimates[name] for name, lacks in lacking.items() if not any(lacks)]
-    best = [column.best([row[c] for row in compared]) for c, column in enumerate(columns)]
+    podiums = [column.podium([row[c] for row in compared]) for c, column in enumerate(columns)]
     rows = []
     for name, method in methods.items():
-        found = zip(columns, estimates[name], best, lacking[name], strict=True)
-        if any(lacking[name]):
-            cells = [
-                Cell(DASH) if math.isnan(e.mean) else column.cell(e, None, MARK * lacks)
-                for column, e, _, lacks in found
-            ]
-        else:
-            cells = [column.cell(e, top) for column, e, top, _ in found]
+        beside = any(lacking[name])
+        cells = [
+            Cell(DASH)
+            if beside and math.isnan(e.mean)
+            else column.cell(e, [] if beside else podium, MARK * lacks)
+            for column, e, podium, lacks in zip(
+                columns, estimates[name], podiums, lacking[name], strict=True
+            )
+        ]
         rows.append(Row(name, remark(method), cells))
     return rows

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairflower.report.contrasts import (
+from fairflower.report.measures import Measure, measures
+from fairflower.report.methods import FEWEST_SEEDS, Comparison, Estimate
+from fairflower.report.tables.cells import Cell, Group, Row, Table, Tone, comparable
+from fairflower.report.text import DASH, listed, number, spread
+from fairflower.report.verdicts import (
     FURTHER,
     TITLES,
     Against,
@@ -12,27 +16,23 @@ from fairflower.report.contrasts import (
     against_baselines,
     counts,
 )
-from fairflower.report.measures import Measure, measures
-from fairflower.report.methods import FEWEST_SEEDS, WINDOW, Comparison, Estimate
-from fairflower.report.tables.cells import Cell, Group, Row, Table, Tone, comparable
-from fairflower.report.text import DASH, listed, number, spread
 
 
-def difference_tables(comparison: Comparison, window: int = WINDOW) -> list[Table]:
+def difference_tables(comparison: Comparison) -> list[Table]:
     """By every measure: against the baselines, and what else may be compared."""
-    found = measures(comparison, window)
-    tables = [_baselines_table(comparison, measure, window) for measure in found]
-    tables += [_table(comparison, *kind, measure, window) for kind in FURTHER for measure in found]
+    found = measures(comparison)
+    tables = [_baselines_table(comparison, measure) for measure in found]
+    tables += [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
     return [table for table in tables if table.groups]
 
 
-def _baselines_table(comparison: Comparison, measure: Measure, window: int) -> Table:
+def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
     """The figures of a measure against the baselines; no groups where there is none."""
-    found = {m.name: against_baselines(comparison, m, measure, window) for m in measure.of}
+    found = {m.name: against_baselines(comparison, m, measure) for m in measure.of}
     baselines = [name for name in TITLES.values() if any(name in row for row in found.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
-        title=f"Difference to the baselines{kind}, {comparison.span(window)}",
+        title=f"Difference to the baselines{kind}, {comparison.span()}",
         caption=_caption(measure),
         columns=[f"{f.title} vs {name}" for name in baselines for f in measure.figures],
         groups=[
@@ -43,12 +43,10 @@ def _baselines_table(comparison: Comparison, measure: Measure, window: int) -> T
     )
 
 
-def _table(
-    comparison: Comparison, title: str, blocks_of: Against, measure: Measure, window: int
-) -> Table:
+def _table(comparison: Comparison, title: str, against: Against, measure: Measure) -> Table:
     """Methods of which each is compared with one other, which the heading names."""
     return Table(
-        title=f"{title}, {measure.name}, {comparison.span(window)}",
+        title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),
         columns=[figure.title for figure in measure.figures],
         groups=[
@@ -59,7 +57,7 @@ def _table(
                     for name, one in block.contrasts.items()
                 ],
             )
-            for block in blocks_of(comparison, measure, window)
+            for block in against(comparison, measure)
         ],
     )
 

@@ -1,0 +1,37 @@
+"""For mkdocstrings: docstrings as Markdown has them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, Object
+
+#: Code, which stays, or the beginning of what Markdown would take for a tag: ``<F_i, F_j>``.
+CODE_OR_TAG = re.compile(r"(`+).+?\1|<(?=[A-Za-z/])")
+
+
+def as_markdown(docstring: str) -> str:
+    """Turn ``text::`` before a block into ``text:``, and keep ``<x, y>`` from being a tag."""
+    lines, outside = [], None
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if outside is not None and line.strip() and indent <= outside:
+            outside = None
+        if outside is None:
+            line = CODE_OR_TAG.sub(
+                lambda found: found[0].replace("<", "&lt;", 0 if found[1] else 1), line
+            )
+            if line.endswith("::"):
+                line, outside = line[:-1], indent
+        lines.append(line)
+    return "\n".join(lines)
+
+
+class Docstrings(Extension):
+    """Has griffe read every docstring so."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Change the docstring of an object that was found."""
+        if obj.docstring:
+            obj.docstring.value = as_markdown(obj.docstring.value)

@@ -1,0 +1,148 @@
+"""What is given in Python, as run config keys and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any, TypedDict, TypeVar
+
+import numpy as np
+
+from fairflower.config import (
+    ClientConfig,
+    StrategyConfig,
+    argument,
+    check_key,
+    flatten,
+    kebab,
+    methods_of,
+    read_toml,
+    unknown,
+)
+from fairflower.errors import ConfigError
+from fairflower.plans.options import OPTIONS
+from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
+
+#: Run config keys, dotted or in tables, or a TOML file of them.
+Settings = Mapping[str, Any] | str | PathLike[str]
+
+#: A method: its name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping of its
+#: ``name``, either of these, and arguments.
+Method = str | type | Mapping[str, Any]
+
+_Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
+
+_REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "model": MODELS}
+
+
+class Options(TypedDict, total=False):
+    """Settings under shorter names: those that the commands have as options."""
+
+    data: str | type
+    data_dir: str | PathLike[str]
+    model: str | type
+    rounds: int
+    fraction_train: float
+    epochs: int
+    lr: float
+    engine: str
+    ray_address: str
+    workers: int
+
+
+def settings_of(given: Settings | None) -> dict[str, Any]:
+    """Run config keys with their values; ``ConfigError`` names a key that there is not."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        flat = {kebab(key): _plain(value) for key, value in flatten(given).items()}
+    else:
+        flat = read_toml(str(given))
+    for table in _REGISTRIES:
+        if isinstance(flat.get(f"{table}.name"), type):
+            flat[f"{table}.name"] = name_of(table, flat[f"{table}.name"])
+    named = methods_of(flat)
+    for key in flat:
+        check_key(key, named)
+    return flat
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for settings under their shorter names; those that are None are not given."""
+    settings = {}
+    for name, value in given.items():
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"{unknown('argument', name, OPTIONS)} Any run config key can be given as "
+                "settings={...}."
+            )
+        if value is not None:
+            key = OPTIONS[name][0]
+            table = key.partition(".")[0]
+            settings[key] = name_of(table, value) if isinstance(value, type) else _plain(value)
+    return settings
+
+
+def method(kind: type[_Choice], given: Method | _Choice) -> _Choice:
+    """The method that is given.
+
+    ``ConfigError`` for several, and for an object: it does not say how it was made, and the
+    config of a run has to.
+    """
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, str):
+        chosen = kind.parse(given)
+        if len(chosen) != 1:
+            raise ConfigError(f"{kind.TABLE} = {given!r}: expected one.")
+        return chosen[0]
+    if isinstance(given, type):
+        return kind(name_of(kind.TABLE, given))
+    if isinstance(given, Mapping) and "name" in given:
+        args = {argument(kebab(k)): _plain(v) for k, v in given.items() if k != "name"}
+        named = method(kind, given["name"])
+        args = {name: None if value == "none" else value for name, value in args.items()}
+        return kind(named.name, {**named.args, **args})
+    raise ConfigError(
+        f"{kind.TABLE} = {given!r}: expected a name with arguments ('{kind.name}', "
+        "'name:argument=value'), a class, or a dict of its name and arguments. (An object does "
+        "not say how it was made, which a run's config has to.)"
+    )
+
+
+def methods(
+    kind: type[_Choice], given: Method | Iterable[Method | _Choice] | None
+) -> list[_Choice]:
+    """The methods that are given, one or several; none for None."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return kind.parse(given)
+    if isinstance(given, type | Mapping | kind):
+        return [method(kind, given)]
+    return [method(kind, one) for one in given]
+
+
+def name_of(table: str, given: type) -> str:
+    """What a run config calls a class: its registered name, or ``module:Class``."""
+    registry = _REGISTRIES.get(table)
+    if registry is None:
+        raise ConfigError(f"{table} = {given!r}: expected no class.")
+    for name in registry.data:
+        if registry[name] is given:
+            return name
+    if given.__module__ == "__main__":
+        raise ConfigError(
+            f"{table}: {given.__qualname__} is defined in a notebook or script, from which the "
+            "processes that train cannot import it. Move it into a module, and import that."
+        )
+    return f"{given.__module__}:{given.__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    """A value as run configs have it."""
+    if value is None:
+        return "none"
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if isinstance(value, PathLike) else value

@@ -1,0 +1,191 @@
+"""Runs made, and read back."""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from rich.console import Console
+
+from fairflower.api.given import Method, Options, Settings, method, methods, options_of, settings_of
+from fairflower.api.results import Result, Results
+from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.errors import ConfigError, RunError
+from fairflower.paths import new_folder, run_folders
+from fairflower.plans.execution import announce, execute, going_on
+from fairflower.plans.plan import Plan, at_a_time, parse_seeds, single
+from fairflower.report import Run, read_run, read_runs
+from fairflower.server.checkpoint import continued
+
+if TYPE_CHECKING:  # Flower is slow to import, and what is wrong is said before
+    from fairflower.server.telling import OnRound
+
+
+def run(
+    settings: Settings | None = None,
+    *,
+    strategy: Method | None = None,
+    client: Method | None = None,
+    seed: int | None = None,
+    output_dir: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+    **options: Unpack[Options],
+) -> Result:
+    """Train one federation, as ``fairflower run`` does.
+
+    Parameters
+    ----------
+    settings : mapping or path, optional
+        Run config keys (``{"train.lr": 0.01}`` or ``{"train": {"lr": 0.01}}``), or a TOML file
+        of them; ``fairflower list settings`` shows all. All other arguments win over them.
+    strategy, client : str, class or mapping, optional
+        Aggregation rule and local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
+        ``{"name": "fedheal", "tau": 0.4}``. By default those of ``settings``.
+    seed : int, optional
+        Of everything but the partition.
+    output_dir : path, optional
+        Where the run folder is made; default: ``~/.fairflower/runs``.
+    resume : path, optional
+        Folder of a run that was stopped or killed, to go on with. Only how it is executed may
+        be given beside, and ``rounds``.
+    on_round : callable, optional
+        Called after every round of training with its number and its figures, a dict:
+        ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN``, ``accuracy/STD`` (fractions)
+        and ``loss/<domain>``, where it was tested; ``train_loss``; ``seconds``. Where it returns
+        True or raises ``StopRun``, the run is stopped there, and can be resumed.
+    progress : bool
+        Whether to show rounds as they are made.
+    **options
+        Settings under shorter names: `Options`.
+
+    Raises
+    ------
+    ConfigError, DataError, RoundFailed
+        What cannot be run, with the remedy.
+    KeyboardInterrupt
+        If it was stopped by Ctrl-C or a notebook's stop button; the run folder can be resumed.
+    """
+    given = options_of({**options, "seed": seed, "output_dir": output_dir})
+    if resume is None:
+        rule = None if strategy is None else method(StrategyConfig, strategy)
+        training = None if client is None else method(ClientConfig, client)
+        config = single(settings_of(settings), rule, training, given)
+    else:
+        for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
+            if value is not None:
+                raise ConfigError(f"{name}: a run that is resumed keeps its own settings.")
+        config = continued(Path(resume), given)
+    console = Console(quiet=not progress)
+    plan = Plan([config])
+    announce(plan, console)
+    (folder,) = execute(plan, console, on_round=on_round)
+    return Result(read_run(folder))
+
+
+def compare(
+    settings: Settings | None = None,
+    *,
+    strategies: Method | Iterable[Method] | None = None,
+    clients: Method | Iterable[Method] | None = None,
+    seeds: Iterable[int] | str = range(3),
+    jobs: int | None = None,
+    output_dir: str | PathLike[str] | None = None,
+    progress: bool = True,
+    **options: Unpack[Options],
+) -> Results:
+    """Train every client with every strategy and seed, as ``fairflower compare`` does.
+
+    Parameters
+    ----------
+    settings : mapping or path, optional
+        As of `run`, for all runs.
+    strategies : str, class, mapping or several of them, optional
+        Aggregation rules; uniform averaging is always added. Default: FedAvg and that of
+        ``settings``.
+    clients : likewise, optional
+        Methods of local training. Default: that of ``settings``.
+    seeds : iterable of int, or str
+        ``range(3)``, ``[0, 7]``, ``"0-2"``.
+    jobs : int, optional
+        Runs at a time, each in its own process on the inline engine. Default: one per core if
+        there are as many runs, none uses a GPU and neither ``engine``, ``ray_address`` nor
+        ``workers`` is given; on a cluster 1.
+    output_dir : path, optional
+        The comparison's folder; default: a new one in ``~/.fairflower/comparisons``. In one that
+        is used again, runs that are completed are not made again, and others go on.
+    progress : bool
+        Whether to show runs and rounds as they are made.
+    **options
+        Settings under shorter names: `Options`.
+
+    Returns
+    -------
+    Results
+        Of all runs in the folder.
+
+    Raises
+    ------
+    ConfigError, DataError, RoundFailed
+        What cannot be run, with the remedy; of a run that fails, when the others have been made.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
+    numbers = parse_seeds(seeds) if isinstance(seeds, str) else [int(seed) for seed in seeds]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"seeds = {numbers}: expected different numbers, as range(3).")
+    if "seed" in options:
+        raise ConfigError("seed: compare takes seeds, as in seeds=[3].")
+    folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
+    flat = settings_of(settings) | options_of(options)
+    count = at_a_time(flat, jobs)
+    plan = Plan.grid(
+        {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
+        | {"output-dir": str(folder / "runs")},
+        methods(StrategyConfig, strategies),
+        numbers,
+        clients=methods(ClientConfig, clients),
+    )
+    console = Console(quiet=not progress)
+    announce(plan, console)
+    rest = going_on(plan, folder / "runs", console)
+    if rest.runs:
+        execute(rest, console, jobs=count)
+    return read(folder / "runs")
+
+
+def read(*paths: str | PathLike[str]) -> Results:
+    """Runs from their folders, folders of run folders, summaries (.csv), or patterns of these.
+
+        ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
+
+    What a pattern matches and is no run is passed over; of runs that cannot be read there is a
+    warning. ``RunError`` where no run is left, ``ConfigError`` where a path holds none.
+    """
+    runs: list[Run] = []
+    for place in (place for given in paths for place in _places(str(given))):
+        try:
+            runs += read_runs(place)
+        except RunError as error:
+            warnings.warn(f"Left out: {error}", stacklevel=2)
+    if not runs:
+        raise RunError(f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}.")
+    return Results(runs)
+
+
+def _places(given: str) -> list[Path]:
+    path = Path(given).expanduser()
+    if path.exists() or not glob.has_magic(given):
+        return run_folders(path)
+    found = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    return [
+        place
+        for match in found
+        if match.suffix == ".csv" or (match.is_dir() and any(match.rglob("run.json")))
+        for place in run_folders(match)
+    ]

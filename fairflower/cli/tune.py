@@ -1,0 +1,135 @@
+"""``fairflower tune``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairflower.cli.compare import at_once, plan_of
+from fairflower.cli.options import Given, with_settings
+from fairflower.cli.report import print_report
+from fairflower.cli.terminal import console
+from fairflower.errors import ConfigError
+from fairflower.paths import new_folder
+from fairflower.plans.execution import execute
+from fairflower.plans.plan import fitting, parse_seeds
+
+if TYPE_CHECKING:
+    from fairflower.plans.tuning import Tuning
+
+#: The share of images for validation, and what it is where the settings have none.
+_KEY, _SHARE = "data.validation-fraction", 0.2
+
+
+class Select(StrEnum):
+    """What a trial is chosen by; `fairflower.report.tuning.CRITERIA` has it in words."""
+
+    worst = "worst"
+    average = "average"
+    both = "worst-then-average"
+
+
+@with_settings("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr", "seed")
+def tune(
+    *,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated aggregation rules; what is given after colons stays as it is. "
+            "Uniform averaging is always added; default: fedavg and strategy.name."
+        ),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated methods of local training, each with every strategy; default: "
+            "client.name alone."
+        ),
+    ] = None,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Trials of each method, the paper's values among them.")
+    ] = 12,
+    select: Annotated[
+        Select, typer.Option(help="What to choose by, on validation images.")
+    ] = Select.both,
+    tune_training: Annotated[
+        bool, typer.Option("--tune-training", help="Tune learning rate and local epochs, too.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option(help="End trials early that are clearly behind the paper's values.")
+    ] = True,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds of the tests: comma-separated, or a range as 1-5.")
+    ] = "1-3",
+    given: Given,
+    jobs: Annotated[
+        str, typer.Option(metavar="auto|N", help="Runs at a time; auto: one per core.")
+    ] = "auto",
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The study's folder; default: a new one.")
+    ] = None,
+) -> None:
+    """Tune every method alike on validation images, then test what was chosen, once.
+
+    Each method has the same number of trials, drawn at random in the ranges that `fairflower list`
+    shows, the first with the paper's values. They train with the config's seed and are compared on
+    images that clients keep out of training (data.validation-fraction, here 0.2 by default).
+    What is chosen is trained with the seeds of --seeds and tested on the test images.
+
+    A folder used again goes on where it was stopped or killed.
+    """
+    folder = new_folder("studies", output_dir)
+    given, at_a_time = _with_validation(given), at_once(jobs)
+    seed = int(given.settings.get("seed", 0))
+    plan = plan_of(given, strategies, [seed], clients, folder / "runs")
+    from fairflower.plans.tuning import Protocol, Tuning  # late: Optuna takes a while to import
+    from fairflower.server.folder import hold
+
+    folder.mkdir(parents=True, exist_ok=True)
+    held = hold(folder)
+    try:
+        protocol = Protocol(budget, select, parse_seeds(seeds), tune_training, prune)
+        tuning = Tuning(folder, plan.runs, protocol)
+        _announce(tuning)
+        _make(tuning, at_a_time or fitting(plan, tuning.total))
+    finally:
+        os.close(held)
+
+
+def _make(tuning: Tuning, jobs: int) -> None:
+    """Make all runs, and report on what was made, whatever happens to the rest."""
+    try:
+        if tuning.plan.runs:
+            execute(tuning.plan, console, jobs=jobs, agenda=tuning)
+    finally:
+        tests = sorted(info.parent for info in (tuning.folder / "runs").glob("*/run.json"))
+        print_report(tests, tuning.folder / "report", tuned=tuning.tuned())
+
+
+def _with_validation(given: Given) -> Given:
+    """The settings with images for validation."""
+    if given.settings.get("ray-address"):
+        raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
+    if "evaluate.test" in given.settings:
+        raise ConfigError("evaluate.test: chosen values alone are tested, trials never. Remove it.")
+    share = given.settings.get(_KEY, _SHARE)
+    if share == 0:
+        raise ConfigError(f"{_KEY} = 0: choices are made on validation images. Raise it.")
+    return replace(given, options={_KEY: share, **given.options})
+
+
+def _announce(tuning: Tuning) -> None:
+    """Print what is tuned, and how much of it is there already."""
+    for one in tuning.tuned():
+        ranges = "; ".join(f"{key} from {search}" for key, search in one.ranges.items())
+        trials = f"{len(one.trials)} trial{'s' * (len(one.trials) > 1)}"
+        console.print(f"{one.method}: {trials}, {ranges or 'nothing to tune'}", highlight=False)
+    done = sum(trial.outcome != "unfinished" for one in tuning.tuned() for trial in one.trials)
+    if done:
+        console.print(f"{done} trials are there already.")
+    console.print(f"{tuning.total} runs are left; to {tuning.folder}", soft_wrap=True)

@@ -1,0 +1,110 @@
+"""Makes the runs of a plan, with a person at the screen: what is there already, what goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.status import Status
+
+from fairflower.errors import Stopped
+from fairflower.plans.plan import Plan, fitting
+from fairflower.server.checkpoint import unfinished
+from fairflower.server.folder import check_place, runs_home
+from fairflower.trackers import check_tracker
+
+if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
+    from flwr.serverapp import Grid
+
+    from fairflower.plans.parallel import Agenda
+    from fairflower.server.telling import OnRound
+
+
+@contextmanager
+def doing(what: str, console: Console) -> Iterator[Status]:
+    """Say what is being done, as long as it takes: a spinner, or a line where there is none."""
+    if not console.is_terminal:
+        console.print(f"{what} ...", highlight=False)
+    with console.status(what) as status:
+        yield status
+
+
+def announce(plan: Plan, console: Console) -> None:
+    """Print what is run."""
+    console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
+
+
+def going_on(plan: Plan, folder: Path, console: Console) -> Plan:
+    """What is left to do of a plan, as runs below ``folder`` are there or were stopped; say so."""
+    from fairflower.report import readable
+
+    planned = len(plan.runs)
+    plan = plan.without(readable(folder))
+    if len(plan.runs) < planned:
+        console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
+    plan = plan.resuming(unfinished(folder))
+    if count := sum(bool(config.resume) for config in plan.runs):
+        console.print(f"{count} of {planned} runs go on where they were stopped.")
+    return plan
+
+
+def execute(
+    plan: Plan,
+    console: Console,
+    folders: list[Path] | None = None,
+    jobs: int | None = 1,
+    on_round: OnRound | None = None,
+    agenda: Agenda | None = None,
+) -> list[Path]:
+    """Make the runs; ``folders`` grows as they end, whatever happens to the rest.
+
+    ``jobs`` at a time; None: as many as fit. ``on_round`` (`fairflower.server.session.Session`)
+    takes them one at a time. With an ``agenda``, which adds runs as others end, each is in a
+    process of its own.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it was stopped, by Ctrl-C, SIGTERM or a notebook's stop button.
+    UserError, OSError
+        The first failure of a run, when the others have been made.
+    """
+    for track in dict.fromkeys(config.track for config in plan.runs):
+        check_tracker(track)
+    with doing("Loading Flower and PyTorch", console):
+        from fairflower.data import prepare
+        from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
+        from fairflower.plans.parallel import execute_side_by_side
+
+    folders = [] if folders is None else folders
+    first = plan.runs[0]
+    for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
+        check_place(place)
+    with doing(f"Preparing {first.data.name}", console):
+        num_clients = len(prepare(first.data).clients)
+    jobs = fitting(plan) if jobs is None else jobs
+    handler = RichHandler(
+        logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
+    )
+    with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
+        try:
+            if agenda or (jobs > 1 and on_round is None):
+                execute_side_by_side(plan, jobs, console, stop, folders, agenda)
+            else:
+                with doing(f"Starting the engine ({first.engine})", console) as starting:
+
+                    def run_all(grid: Grid) -> None:
+                        starting.stop()
+                        plan.execute(grid, console, stop, folders, on_round)
+
+                    launch(run_all, first, num_clients)
+        except Stopped:
+            console.print("Stopped." + (" The run folder has what was done." if folders else ""))
+            raise KeyboardInterrupt from None
+    return folders

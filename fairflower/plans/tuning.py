@@ -1,0 +1,397 @@
+"""Tuning methods on validation images: trials, the choice among them, and the test of it.
+
+Every method has the same number of trials. The first has the paper's values, the others are drawn
+at random in the ranges that are declared beside the arguments (`fairflower.arguments.Search`), in
+advance and the same however many are run at a time. Trials are never tested on test images; the
+chosen values are, once, in runs with other seeds. An Optuna study for each method, in one SQLite
+file, keeps what became of the trials.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState, create_trial
+
+from fairflower.arguments import Search
+from fairflower.config import RunConfig, execution, kebab, keys
+from fairflower.data import prepare
+from fairflower.errors import ConfigError, Pruned, RoundFailed, RunError
+from fairflower.numerics import metrics
+from fairflower.plans.plan import Plan
+from fairflower.report import Run, read_run
+from fairflower.report.tuning import Outcome, Trial, Tuned
+from fairflower.seeds import derive_seed
+from fairflower.server.checkpoint import continued, unfinished
+from fairflower.server.folder import read_facts
+
+#: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
+_BEHIND = 0.1
+
+_STATES: dict[Outcome, TrialState] = {
+    "completed": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "lost": TrialState.FAIL,
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How methods are tuned, the same for all of them."""
+
+    budget: int  # trials of each method
+    select: str  # one of `fairflower.report.tuning.CRITERIA`
+    seeds: Sequence[int]  # of the runs that are tested
+    training: bool = False  # whether learning rate and epochs of local training are tuned, too
+    prune: bool = True
+
+
+class Tunable(NamedTuple):
+    """An argument to tune: where to look, the paper's value, and whether only whole ones do."""
+
+    search: Search
+    default: float
+    whole: bool
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """The same for Optuna."""
+        low, high, log = self.search.low, self.search.high, self.search.log
+        if self.whole:
+            return IntDistribution(int(low), int(high))
+        return FloatDistribution(low, high, log=log)
+
+
+def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
+    """What there is to tune of a method, by run config key.
+
+    Arguments whose default is a number and that have a range to search; those that the config
+    gives stay as they are. Of ``training``, the learning rate from a fifth of the config's to five
+    times that, and from one local epoch to twice the config's.
+    """
+    found = {
+        f"{choice.TABLE}.{kebab(name)}": Tunable(one.search, one.default, one.whole)
+        for choice in (config.strategy, config.client)
+        for name, one in choice.method.declared().items()
+        if one.search and isinstance(one.default, (int, float)) and name not in choice.args
+    }
+    lr, epochs = config.train.lr, config.train.local_epochs
+    if training and lr > 0:
+        found["train.lr"] = Tunable(Search(lr / 5, 5 * lr, log=True), lr, False)
+    if training and epochs > 0:
+        found["train.local-epochs"] = Tunable(Search(1, 2 * epochs), epochs, True)
+    return found
+
+
+def figure(select: str, accuracies: Iterable[float]) -> float:
+    """What a criterion looks at first of accuracies by domain; NaN if one was not tested."""
+    values = list(accuracies)
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return metrics.mean(values) if select == "average" else metrics.worst(values)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Prunes a trial that is clearly behind the paper's values.
+
+    That is, from the second half of the rounds on, below the ``floors`` by round.
+    """
+
+    select: str
+    floors: Mapping[int, float]
+
+    @classmethod
+    def of(cls, select: str, curve: Mapping[int, float], rounds: int, images: int) -> Behind:
+        """With floors below a curve by ten points.
+
+        And by no less than two standard errors of the difference of two accuracies on so many
+        images, which may be luck.
+        """
+        margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
+        return cls(select, {r: value - margin for r, value in curve.items() if 2 * r >= rounds})
+
+    def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
+        """Raise ``Pruned`` if a round's accuracies are too low."""
+        title = "AVG" if self.select == "average" else "MIN"
+        value = figures.get(f"validation_accuracy/{title}", math.nan)
+        floor = self.floors.get(server_round, 0.0)
+        if value < floor:
+            raise Pruned(
+                f"pruned: in round {server_round} {100 * value:.1f} % of validation images, where "
+                f"less than {100 * floor:.1f} % is clearly behind the paper's values"
+            )
+
+
+@dataclass
+class Method:
+    """One method's study: what is tried, how it ended, and which runs are still to be made."""
+
+    config: RunConfig  # of a trial, without what is drawn
+    protocol: Protocol
+    folder: Path
+    storage: BaseStorage
+    submitted: set[str] = field(default_factory=set)  # names of the runs that were given out
+
+    def __post_init__(self) -> None:
+        self.name = self.config.label
+        self.tunables = tunables(self.config, self.protocol.training)
+        self.budget = self.protocol.budget if self.tunables else 1
+        self.study = optuna.create_study(
+            storage=self.storage,
+            study_name=self.name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse to go on with a study of something else."""
+        flat, left_out = self.config.to_flat(), {*execution(), *self.tunables}
+        facts: dict[str, Any] = {
+            "ranges": {key: str(one.search) for key, one in self.tunables.items()},
+            "settings": {key: value for key, value in flat.items() if key not in left_out},
+            "data": prepare(self.config.data).folder.name,
+            "budget": self.budget,
+            "select": self.protocol.select,
+            "prune": self.protocol.prune,
+        }
+        earlier = self.study.user_attrs.get("facts")
+        if earlier is None:
+            self.study.set_user_attr("facts", facts)
+            return
+        for name, now in facts.items():
+            # A study made before a setting existed ran with what is now its default.
+            before = {**keys(), **earlier[name]} if name == "settings" else earlier[name]
+            now = {**keys(), **now} if name == "settings" else now
+            if now != before:
+                raise ConfigError(
+                    f"{self.folder} has a study of {self.name} with other {name}: "
+                    f"{_difference(before, now)}. Give what it was begun with, or another "
+                    "--output-dir."
+                )
+
+    # --- trials --------------------------------------------------------------------------
+
+    def values(self, number: int) -> dict[str, float]:
+        """What a trial tries: what methods share, as the learning rate, is the same for all."""
+        if number == 0:
+            return {key: one.default for key, one in self.tunables.items()}
+        return {
+            key: one.search.at(self._place(number, key), one.whole)
+            for key, one in self.tunables.items()
+        }
+
+    def _place(self, number: int, key: str) -> float:
+        return np.random.default_rng(derive_seed(self.config.seed, number, key)).random()
+
+    def path(self, number: int) -> Path:
+        """The run folder of a trial."""
+        return self.folder / "trials" / f"{self.name.replace(':', '-')}-trial{number}"
+
+    def tuned(self) -> Tuned:
+        """The trials as the report shows them."""
+        found = {
+            trial.user_attrs["number"]: trial for trial in self.study.get_trials(deepcopy=False)
+        }
+        outcomes = {state: outcome for outcome, state in _STATES.items()}
+        trials = [
+            Trial(
+                number,
+                self.values(number),
+                outcomes[found[number].state],
+                tuple(found[number].user_attrs["accuracies"]),
+                found[number].user_attrs["reason"],
+            )
+            if number in found
+            else Trial(number, self.values(number), "unfinished")
+            for number in range(self.budget)
+        ]
+        ranges = {key: one.search for key, one in self.tunables.items()}
+        return Tuned(self.name, ranges, tuple(trials), self.protocol.select)
+
+    def settle(self) -> None:
+        """Put into the study how trials ended whose runs did since."""
+        for trial in self.tuned().trials:
+            path = self.path(trial.number)
+            if trial.outcome != "unfinished" or not (path / "run.json").exists():
+                continue
+            facts = read_facts(path)
+            outcome, reason = _outcome(facts)
+            if outcome is None:
+                continue
+            run = _read(path)
+            accuracies: list[float] = []
+            if outcome == "completed":
+                assert run is not None
+                accuracies = run.final().tolist()
+                if not run.whole():
+                    outcome, reason = "lost", "not every domain was tested throughout"
+            value = figure(self.protocol.select, accuracies) if outcome == "completed" else None
+            self.study.add_trial(
+                create_trial(
+                    state=_STATES[outcome],
+                    value=value,
+                    params=dict(trial.values),
+                    distributions={k: one.distribution for k, one in self.tunables.items()},
+                    user_attrs={
+                        "number": trial.number,
+                        "accuracies": accuracies,
+                        "reason": reason,
+                    },
+                    intermediate_values=self._curve(run),
+                )
+            )
+
+    def _curve(self, run: Run | None) -> dict[int, float]:
+        """What the criterion looks at, by round."""
+        if run is None:
+            return {}
+        pairs = zip(run.rounds.tolist(), run.accuracy, strict=True)
+        return {r: figure(self.protocol.select, accuracies) for r, accuracies in pairs}
+
+    # --- runs ----------------------------------------------------------------------------
+
+    def due(self) -> list[RunConfig]:
+        """The runs that can be made now and were not given out before.
+
+        First that of the paper's values, by which others are pruned; then these; then the tests.
+        """
+        left = [trial for trial in self.tuned().trials if trial.outcome == "unfinished"]
+        first = [trial for trial in left if trial.number == 0]
+        found = [self._trial(trial) for trial in first or left] if left else self._tests()
+        new = [config for config in found if config.run_name not in self.submitted]
+        self.submitted |= {config.run_name for config in new}
+        return new
+
+    def _trial(self, trial: Trial) -> RunConfig:
+        """A trial's run, which goes on where it was if it had begun and can, else anew."""
+        path = self.path(trial.number)
+        if path.exists() and path.name not in self.submitted:
+            try:
+                return continued(path, {})
+            except ConfigError:  # it has no run.json yet, or no checkpoint
+                shutil.rmtree(path)
+        own: dict[str, Any] = {**trial.values, "run-name": path.name}
+        return RunConfig.from_flat(self.config.to_flat() | own)
+
+    def _tests(self) -> list[RunConfig]:
+        """The runs of the chosen values that are still to be made."""
+        best = self.tuned().chosen
+        if best is None:
+            return []
+        folder, name = self.folder / "runs", self.name.replace(":", "-")
+        own: dict[str, Any] = {**best.values, "evaluate.test": True, "output-dir": str(folder)}
+        flat = self.config.to_flat() | own
+        plan = Plan(
+            [
+                RunConfig.from_flat(flat | {"seed": seed, "run-name": f"{name}-seed{seed}"})
+                for seed in self.protocol.seeds
+            ]
+        )
+        made = [run for info in folder.glob("*/run.json") if (run := _read(info.parent))]
+        return plan.without(made).resuming(unfinished(folder)).runs
+
+    def watch(self, config: RunConfig) -> Behind | None:
+        """What prunes a trial: neither that of the paper's values, nor a test."""
+        first, *others = self.tuned().trials
+        names = {self.path(trial.number).name for trial in others}
+        if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
+            return None
+        images = min(prepare(config.data).validation_sizes)
+        curve = self._curve(_read(self.path(0)))
+        return Behind.of(self.protocol.select, curve, config.num_server_rounds, images)
+
+
+class Tuning:
+    """The tuning of several methods in one folder: an agenda of runs, and what came out.
+
+    Parameters
+    ----------
+    folder
+        ``study.db``, ``trials/`` and ``runs/`` go into it; what is there is not made again.
+    configs
+        The methods, with the seed of their trials.
+
+    Raises
+    ------
+    ConfigError
+        If a test is to have the trials' seed, or the folder has a study of other ranges, settings
+        or data.
+    """
+
+    def __init__(self, folder: Path, configs: Sequence[RunConfig], protocol: Protocol) -> None:
+        if (seed := configs[0].seed) in protocol.seeds:
+            raise ConfigError(
+                f"--seeds: {seed} is the seed of the trials, and tests are to have fresh ones. "
+                "Name others, or give the trials another with --set seed=N."
+            )
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
+        storage = RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        self.methods = [
+            Method(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
+            for config in configs
+        ]
+        self.folder = folder
+        self.total = 0  # runs that are still to be made
+        self.plan = Plan([])  # those with which to begin
+        for method in self.methods:
+            method.settle()
+            self.plan.runs += method.due()
+            left = method.tuned().count("unfinished")
+            self.total += left + len(protocol.seeds) if left else len(method.submitted)
+
+    def watch(self, config: RunConfig) -> Behind | None:
+        """Make what prunes a trial that begins."""
+        return self._of(config).watch(config)
+
+    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
+        """Note how a run ended; give those that can be made now. A trial that diverged is lost."""
+        method = self._of(config)
+        method.settle()
+        return method.due(), isinstance(error, RoundFailed) and not config.evaluate.test
+
+    def tuned(self) -> list[Tuned]:
+        """All methods' trials."""
+        return [method.tuned() for method in self.methods]
+
+    def _of(self, config: RunConfig) -> Method:
+        return next(method for method in self.methods if config.run_name in method.submitted)
+
+
+def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
+    """How a trial's run ended, and why; None if it is to go on."""
+    reason = " ".join(str(facts["error"] or "").split())
+    if facts["status"] == "failed":
+        # Of what fails otherwise, as on a full disk, the values are not to blame.
+        prefix = f"{RoundFailed.__name__}: "
+        return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
+    if facts["status"] == "pruned":
+        return "pruned", reason
+    return ("completed" if facts["status"] == "completed" else None), ""
+
+
+def _read(path: Path) -> Run | None:
+    """A run, if a round of it was tested."""
+    try:
+        return read_run(path)
+    except RunError:
+        return None
+
+
+def _difference(before: Any, now: Any) -> str:
+    """What is other, in words; of settings the first."""
+    if isinstance(now, dict):
+        key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
+        return f"{key} was {before.get(key, 'not tuned')}, and is {now.get(key, 'not tuned')}"
+    return f"it was {before}, and is {now}"

@@ -1,0 +1,165 @@
+"""What can be named in a run config: one line for each strategy, client, model and data set.
+
+Kept apart from the code that it names, which is imported when it is asked for: so
+``fairflower --help`` needs no torch. `fairflower.registry.named` finds those of other packages.
+"""
+
+from __future__ import annotations
+
+from fairflower.registry.named import Described, Methods
+
+STRATEGIES = Methods(
+    "fairflower.strategies",
+    {
+        "fedavg": "fedavg:FedAvg",
+        "uniform": "fedavg:Uniform",
+        "fedheal": "fedheal:FedHEAL",
+        "fedequilibria": "fedequilibria:FedEquilibria",
+        "fedmgda+": "fedmgda:FedMGDAPlus",
+        "fedfv": "fedfv:FedFV",
+        "fedgcr": "fedgcr:FedGCR",
+        "fedism": "fedism:FedISM",
+        "afl": "afl:AFL",
+        "qffl": "qffl:QFFL",
+        "fairfed": "fairfed:FairFed",
+        "fedce": "fedce:FedCE",
+        "fedga": "fedga:FedGA",
+        "term": "term:TERM",
+        "pa3fed": "pa3fed:PA3Fed",
+        "superquantile": "superquantile:Superquantile",
+        "propfair": "propfair:PropFair",
+        "fednova": "fednova:FedNova",
+        "aaggff": "aaggff:AAggFF",
+        "fedeba+": "fedeba:FedEBAPlus",
+        "adafed": "adafed:AdaFed",
+        "fedmdfg": "fedmdfg:FedMDFG",
+        "fedlf": "fedlf:FedLF",
+    },
+    kind="strategy",
+    base="fairflower.strategies:FairStrategy",
+)
+
+CLIENTS = Methods(
+    "fairflower.clients",
+    {
+        "sgd": "sgd:SGD",
+        "fedavg": "sgd:SGD",
+        "sam": "sam:SAM",
+        "fedsam": "sam:FedSAM",
+        "gsam": "sam:GSAM",
+        "harmofl": "harmofl:HarmoFL",
+        "fedprox": "fedprox:FedProx",
+        "scaffold": "scaffold:SCAFFOLD",
+        "moon": "moon:MOON",
+        "feddyn": "feddyn:FedDyn",
+        "fedproc": "fedproc:FedProc",
+        "fedproto": "fedproto:FedProto",
+        "fedlsa": "fedlsa:FedLSA",
+        "fedgc": "fedgc:FedGC",
+        "fedmix": "fedmix:FedMix",
+        "ditto": "ditto:Ditto",
+        "propfair": "propfair:PropFair",
+    },
+    kind="client",
+    base="fairflower.clients:Trainer",
+)
+
+#: Names of plain local training, left out of a method's label.
+PLAIN = ("sgd", "fedavg")
+
+MODELS = Described(
+    "fairflower.models",
+    {
+        "cnn": ("cnn:CNN", "three convolutions with group norm, 26 k to 34 k parameters"),
+        "resnet10": ("resnet:resnet10", "the papers' ResNet-10, 4.9 M parameters"),
+        "resnet12": ("resnet:resnet12", "the papers' ResNet-12, 5.0 M parameters"),
+        "resnet18": (
+            "resnet:resnet18",
+            "torchvision's ResNet-18, 11.2 M parameters (FedISM); model.weights = imagenet, or a "
+            "file, for pretrained ones",
+        ),
+        "prompt-vit-tiny": (
+            "prompt_vit:prompt_vit_tiny",
+            "FedGCR's prompts for a frozen ViT, small enough for a CPU: 0.76 M parameters "
+            "pretrained on printed characters; 0.13 M are trained",
+        ),
+        "prompt-vit-b-16": (
+            "prompt_vit:prompt_vit_b_16",
+            "FedGCR's prompts for a frozen ViT-B/16: 85.8 M parameters pretrained on ImageNet; "
+            "4.7 M are trained",
+        ),
+        "vpt-vit-tiny": (
+            "prompt_vit:vpt_vit_tiny",
+            "prompt-vit-tiny without GC-Net, visual prompt tuning (Jia et al. 2022), the base of "
+            "FedGCR's ablation: 1.8 k are trained",
+        ),
+        "vpt-vit-b-16": (
+            "prompt_vit:vpt_vit_b_16",
+            "prompt-vit-b-16 without GC-Net, likewise: 10.8 k are trained",
+        ),
+    },
+    kind="model",
+    base="fairflower.models:Classifier",
+    makers=True,
+)
+
+#: Classes of `fairflower.trackers`, by the names of the library, the module and the extra.
+TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+
+#: Those that take ``model.weights``.
+PRETRAINED = frozenset(
+    {"prompt-vit-tiny", "prompt-vit-b-16", "vpt-vit-tiny", "vpt-vit-b-16", "resnet18"}
+)
+
+#: Of these, those all of whose arrays travel: only who makes the first model reads the weights.
+STARTED = frozenset({"resnet18"})
+
+DATA_SETS = Described(
+    "fairflower.data",
+    {
+        "uci-digits": (
+            "uci_digits:UCIDigits",
+            "embedded: UCI handwritten digits in four domains (plain, inverted on texture, "
+            "rotated and noisy, printed fonts)",
+        ),
+        "digits": (
+            "digits:Digits",
+            "MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL and FedEquilibria",
+        ),
+        "office-caltech": (
+            "objects:OfficeCaltech",
+            "Office-Caltech-10 from a folder: ten kinds of objects in amazon, caltech, dslr and "
+            "webcam images (FedHEAL, FedEquilibria)",
+        ),
+        "pacs": (
+            "objects:PACS",
+            "seven kinds of objects in photos, art paintings, cartoons and sketches "
+            "(FedEquilibria)",
+        ),
+        "digit-five": ("digits:DigitFive", "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR"),
+        "domainnet": (
+            "objects:DomainNet",
+            "DomainNet from a folder: ten kinds of objects in six kinds of pictures (FedGCR)",
+        ),
+        "ham10000": (
+            "medical:HAM10000",
+            "seven kinds of skin lesions, one domain: for clean and corrupted clients",
+        ),
+        "isic2019": (
+            "medical:ISIC2019",
+            "ISIC 2019 from a folder: eight kinds of skin lesions, one domain (FedISM)",
+        ),
+        "rsna-ich": (
+            "medical:RSNAICH",
+            "RSNA intracranial haemorrhage from a folder: five kinds, one domain (FedISM)",
+        ),
+        "images": ("own_folder:ImageFolder", "your own: a folder with <domain>/<class>/<image>"),
+        "npz": (
+            "own_folder:NpzFolder",
+            "your own: a folder with one <domain>.npz per domain (x_train, y_train, "
+            "x_test, y_test)",
+        ),
+    },
+    kind="data set",
+    base="fairflower.data:DataSet",
+)

@@ -1,0 +1,157 @@
+"""Figures of methods in order: products of local training and aggregation, and sweeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from fairflower.numerics import metrics
+from fairflower.report.clusters import clustered, final
+from fairflower.report.figures import canvas
+from fairflower.report.figures.canvas import Look, Looks, Sketch, legend, line, panels
+from fairflower.report.measures import fairness
+from fairflower.report.methods import Comparison, Method, Sweep, by_client, sweeps
+from fairflower.report.reading import Run
+
+Grid = Mapping[str, Mapping[str, Method]]
+
+_BLANK = " Blank: not run, or not tested on every domain in all of these rounds."
+
+
+def sketches_of_products(comparison: Comparison) -> Iterator[Sketch]:
+    """The product's heat maps, and each client's convergence; nothing where there is none."""
+    grid = by_client(comparison)
+    if grid:
+        strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
+        if any(method.whole() for row in grid.values() for method in row.values()):
+            yield _heat_maps(comparison, grid, strategies)
+        yield _convergence(comparison, grid, strategies)
+
+
+def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> Sketch:
+    """FedHEAL's Fig. 7: a local training with and without the strategies."""
+    looks = canvas.looks(strategies, canvas.METHOD_COLOURS, "fedavg")
+    sheet, axes = canvas.tiles(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
+    for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
+        for strategy, method in row.items():
+            curve = method.curve(lambda accuracy: 100 * metrics.mean(accuracy))
+            line(panel, curve.rounds, curve.mean, looks[strategy], curve.whole, label=strategy)
+        panel.set_title(client)
+    for panel in axes[:, 0]:
+        panel.set_ylabel(canvas.LABELS["AVG"])
+    legend(sheet, *axes.flat)
+    return Sketch(
+        "convergence",
+        sheet,
+        "Convergence of every local training, by strategy",
+        " ".join(
+            ["Average accuracy over domains, mean over seeds.", *comparison.gaps * [canvas.DOTTED]]
+        ),
+        f"Average accuracy over rounds in {len(grid)} panels, one per local training.",
+    )
+
+
+def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch:
+    """STD and worst domain: a row per client, a column per strategy."""
+    sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
+    said = []
+    for panel, title in zip(axes[0], ("STD", "MIN"), strict=True):
+        figure = fairness(comparison)[title]
+        less = figure.better < 0
+        values = np.full((len(grid), len(columns)), np.nan)
+        for r, row in enumerate(grid.values()):
+            for strategy, method in row.items():
+                if method.whole():
+                    values[r, columns.index(strategy)] = method.over_seeds(figure.value).mean
+        if not np.isfinite(values).any():
+            panel.set_visible(False)
+            continue
+        image = panel.imshow(values, cmap="viridis_r" if less else "viridis", aspect="auto")
+        middle = (np.nanmin(values) + np.nanmax(values)) / 2
+        for r, c in np.ndindex(values.shape):
+            if np.isfinite(values[r, c]):
+                light = (values[r, c] > middle) != less
+                look = {"color": "black" if light else "white", "fontsize": 8.5}
+                panel.text(c, r, f"{values[r, c]:.1f}", ha="center", va="center", **look)
+        panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
+        panel.set_yticks(range(len(grid)), list(grid))
+        panel.grid(visible=False)
+        panel.tick_params(length=0)
+        panel.set_title(f"{canvas.LABELS[title]}: {'lower' if less else 'higher'} is fairer")
+        sheet.colorbar(image, ax=panel)
+        best = np.nanargmin(values) if less else np.nanargmax(values)
+        row_of, column_of = divmod(int(best), len(columns))
+        said.append(f"best {title}: {list(grid)[row_of]} with {columns[column_of]}")
+    return Sketch(
+        "product",
+        sheet,
+        "Local training times aggregation",
+        f"{comparison.span().capitalize()}, mean over seeds.{comparison.gaps * _BLANK}",
+        f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",
+    )
+
+
+def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+    """A figure for each sweep: average, worst domain and spread over the values."""
+    for number, sweep in enumerate(sweeps(comparison), start=1):
+        leaf = sweep.key.partition(".")[2]
+        fair = fairness(comparison)
+        figures = [(canvas.LABELS[title], fair[title].value) for title in ("AVG", "MIN", "STD")]
+        methods = [*sweep.methods, *sweep.others.values()]
+        if clustered(methods) == methods:
+            figures.append(("clustering accuracy, %", lambda run: 100 * final(run, "accuracy")))
+        sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
+        for panel, (label, figure) in zip(axes[0], figures, strict=True):
+            _draw(panel, sweep, figure)
+            for i, (value, method) in enumerate(sweep.others.items()):
+                look = Look(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
+                _level(panel, method, figure, look, f"{leaf} = {value}")
+            for name in ("fedavg", "uniform"):
+                baseline = comparison.baseline(sweep.methods[0], name)
+                if baseline is not None and baseline.whole():
+                    dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
+                    look = looks[baseline.name]._replace(dash=dash)
+                    _level(panel, baseline, figure, look, baseline.name)
+            if np.all(sweep.values % 1 == 0):
+                panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+            panel.set_xlabel(leaf)
+            panel.set_ylabel(label)
+        legend(sheet, axes[0, 0])
+        seeds = any(len(method.runs) > 1 for method in sweep.methods)
+        name = sweep.methods[0].strategy
+        best = max(sweep.methods, key=lambda method: method.over_seeds(fair["MIN"].value).mean)
+        yield Sketch(
+            f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
+            sheet,
+            f"{name}: {sweep.key} from {sweep.values[0]:g} to {sweep.values[-1]:g}",
+            f"{comparison.span().capitalize()}"
+            f"{'; bars: ± sample standard deviation over seeds' if seeds else ''}.",
+            f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
+            f"{sweep.key}; the worst domain is best for {best.name}.",
+        )
+
+
+def _draw(panel: Axes, sweep: Sweep, figure: Callable[[Run], float]) -> None:
+    estimates = [method.over_seeds(figure) for method in sweep.methods]
+    panel.errorbar(
+        sweep.values,
+        [e.mean for e in estimates],
+        yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
+        color=canvas.INK,
+        marker="o",
+        markersize=4,
+        capsize=2.5,
+        elinewidth=0.9,
+        label=sweep.methods[0].strategy,
+    )
+
+
+def _level(
+    panel: Axes, method: Method, figure: Callable[[Run], float], look: Look, label: str
+) -> None:
+    level = method.over_seeds(figure).mean
+    panel.axhline(level, color=look.colour, linestyle=look.dash, linewidth=1.4, label=label)

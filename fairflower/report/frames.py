@@ -1,0 +1,109 @@
+"""What is known of runs as pandas DataFrames: every round, the papers' table, the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+import pandas as pd
+
+from fairflower.report.measures import measures
+from fairflower.report.methods import compare, method_names
+from fairflower.report.pages import chapters
+from fairflower.report.reading import HISTORY_COLUMNS, WINDOW, Run, whole_lines
+from fairflower.report.tables.accuracy import columns
+from fairflower.report.verdicts import against_baselines
+
+_WORDS = {1: "better", 0: "", -1: "worse"}
+
+
+def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Every figure of every round.
+
+    Columns: ``method``, ``seed``, ``run`` (the folder's name), and those of ``history.csv``:
+    ``round``, ``level`` (domain, client or run), ``name`` (of which), ``metric`` and ``value``.
+    Of runs from a summary there are only the accuracies of its rounds.
+    """
+    frames = []
+    for run, name in zip(runs, method_names(runs), strict=True):
+        frame = _history(run)
+        facts = {"method": name, "seed": run.seed, "run": run.path.name}
+        for place, (column, value) in enumerate(facts.items()):
+            frame.insert(place, column, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _history(run: Run) -> pd.DataFrame:
+    if (run.path / "history.csv").is_file():
+        text = StringIO("".join(whole_lines(run.path / "history.csv")))
+        return pd.read_csv(
+            text,
+            dtype={"name": str, "value": float},
+            keep_default_na=False,  # a name may be empty, or "NA"
+            na_values={"value": ["nan"]},
+        )
+    rows = [
+        (server_round, "domain", domain, "accuracy", accuracy)
+        for server_round, accuracies in zip(run.rounds.tolist(), run.accuracy, strict=True)
+        for domain, accuracy in zip(run.domains, accuracies.tolist(), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=HISTORY_COLUMNS)
+
+
+def table_frame(runs: Sequence[Run], window: int = WINDOW) -> pd.DataFrame:
+    """The papers' table, in percent, of the last tested rounds: a row for each method.
+
+    Columns are pairs: a domain, AVG, STD (with ddof 1 and 0), MIN or GAP, each with the ``mean``
+    over seeds and their sample standard deviation, ``std``; and ``("seeds", "n")``. Where runs
+    were tested on several sets of domains, the data set comes before the method in the index.
+    """
+    parts = {}
+    for chapter in chapters(runs):
+        comparison = chapter.comparison
+        rows = {}
+        for method in comparison.methods:
+            row: dict[tuple[str, str], float] = {("seeds", "n"): len(method.runs)}
+            for column in columns(comparison.domains, window):
+                estimate = column.estimate(method)
+                row |= {
+                    (column.title, "mean"): estimate.mean,
+                    (column.title, "std"): estimate.std,
+                }
+            rows[method.name] = row
+        part = pd.DataFrame.from_dict(rows, orient="index").astype({("seeds", "n"): int})
+        part.columns = pd.MultiIndex.from_tuples(part.columns)
+        parts[chapter.title] = part.rename_axis("method")
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return pd.concat(parts, names=["data"])
+
+
+def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Every method against FedAvg and uniform weights, paired by seed, in percentage points.
+
+    Columns: ``method``, ``against``, ``measure`` and ``figure`` (what is compared), ``mean``,
+    ``std`` and ``seeds`` of the differences, and ``verdict``: better or worse where the 95 %
+    t interval excludes zero, else empty.
+    """
+    rows = [
+        (
+            *(method.name, against, measure.name, figure.title),
+            *(estimate.mean, estimate.std, estimate.n),
+            _WORDS[figure.better * estimate.sign],
+        )
+        for comparison in compare(runs)
+        for measure in measures(comparison)
+        for method in measure.of
+        for against, found in against_baselines(comparison, method, measure).items()
+        for figure, estimate in zip(measure.figures, found.estimates, strict=True)
+    ]
+    names = ("method", "against", "measure", "figure", "mean", "std", "seeds", "verdict")
+    return pd.DataFrame(rows, columns=list(names))
+
+
+def csv_table(runs: Sequence[Run]) -> str:
+    """`table_frame` as CSV, a column for each mean and each standard deviation."""
+    frame = table_frame(runs)
+    frame.columns = frame.columns.map(lambda pair: "seeds" if pair[1] == "n" else " ".join(pair))
+    return str(frame.to_csv(lineterminator="\n"))

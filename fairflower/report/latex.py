@@ -1,0 +1,97 @@
+"""Tables as papers print them, for LaTeX's package booktabs.
+
+The best figure of a column is bold and the second best underlined, among the methods that may be
+compared; in small print is the standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fairflower.report.pages import chapters
+from fairflower.report.reading import Run
+from fairflower.report.tables.cells import Cell, Table
+
+_HEAD = "% In the preamble: \\usepackage{booktabs}\n"
+
+#: What LaTeX reads otherwise, and characters that pdfLaTeX's fonts lack.
+_CHARACTERS = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "\N{DAGGER}": r"$^\dagger$",
+    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    "\N{BLACK UP-POINTING TRIANGLE}": r"$\bigtriangleup$",
+    "\N{BLACK DOWN-POINTING TRIANGLE}": r"$\bigtriangledown$",
+}
+
+
+def latex(runs: Sequence[Run]) -> str:
+    """Write every table of the runs as a ``table`` with caption and label; `RunError` without."""
+    tables = [table for chapter in chapters(runs) for table in chapter.tables]
+    return "\n".join([_HEAD, *(_table(table, i) for i, table in enumerate(tables, start=1))])
+
+
+def escaped(text: str) -> str:
+    r"""A text as LaTeX prints it.
+
+    >>> print(escaped("fedmgda+ & fed_x: 5 %"))
+    fedmgda+ \& fed\_x: 5 \%
+    """
+    return "".join(_CHARACTERS.get(character, character) for character in text)
+
+
+def _table(table: Table, number: int) -> str:
+    width = len(table.columns)
+    rows = []
+    for place, group in enumerate(table.groups):
+        rows += [r"\midrule"] * (place > 0)
+        if group.heading:
+            rows.append(
+                rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{escaped(group.heading)}}}}} \\"
+            )
+        rows += [
+            " & ".join([escaped(row.name), *(_cell(cell) for cell in row.cells)]) + r" \\"
+            for row in group.rows
+        ]
+    caption = " ".join(filter(None, (f"{table.title}.", table.caption)))
+    caption = caption.replace(" and under it", "").replace(" and under them", "")  # it is beside
+    caption += " Underlined: second best." * any(
+        cell.second for group in table.groups for row in group.rows for cell in row.cells
+    )
+    label = re.sub(r"[^a-z]+", "-", table.title.split(",")[0].lower()).strip("-")
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escaped(caption)}}}",
+        rf"\label{{tab:{label}-{number}}}",
+        rf"\begin{{tabular}}{{l{'r' * width}}}",
+        r"\toprule",
+        " & ".join(["Method", *map(escaped, table.columns)]) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        *(f"% {footer}" for footer in table.footers),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cell: Cell) -> str:
+    text = escaped(cell.text)
+    if cell.tone:
+        text = rf"\textbf{{{text}}}"
+    elif cell.second:
+        text = rf"\underline{{{text}}}"
+    if not cell.spread:
+        return text
+    return rf"{text} {{\scriptsize {escaped(cell.spread).replace('$ ', '$')}}}"

@@ -1,0 +1,352 @@
+"""Where tables and figures are shown: what every page says, and terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fairflower.config import execution, shown
+from fairflower.data import ClientInfo
+from fairflower.errors import RunError
+from fairflower.report.methods import Comparison, compare
+from fairflower.report.reading import Run, read_text
+from fairflower.report.summary import read_summary, write_summary
+from fairflower.report.tables import accuracy_tables, fairness_tables
+from fairflower.report.tables.cells import Cell, Table
+from fairflower.report.tables.notes import notes
+from fairflower.report.text import thousands
+from fairflower.report.tuning import Tuned, tuning_tables
+from fairflower.report.verdicts import Section, rule, verdicts
+
+
+class Chapter(NamedTuple):
+    """What is said of one comparison; ``rule`` says what the verdicts' words mean."""
+
+    comparison: Comparison
+    tables: list[Table]
+    sections: list[Section]
+    notes: list[str]
+    rule: str
+
+    @property
+    def title(self) -> str:
+        """The data set and its domains."""
+        configs = [method.config for method in self.comparison.methods]
+        names = dict.fromkeys(str(config.get("data.name", "data")) for config in configs)
+        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}"
+
+
+def chapters(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> list[Chapter]:
+    """All that is said of the runs, by their domains, and how their methods were tuned.
+
+    A `RunError` without runs.
+    """
+    if not runs:
+        raise RunError("No runs to report on. Name at least one run folder.")
+    return [
+        Chapter(
+            comparison,
+            _captioned_once([*accuracy_tables(comparison), *tuning_tables(tuned)]),
+            verdicts(comparison),
+            notes(comparison),
+            rule(comparison),
+        )
+        for comparison in compare(runs)
+    ]
+
+
+def _captioned_once(tables: Iterable[Table]) -> list[Table]:
+    """Leave a caption that several tables share to the first of them."""
+    found: set[str] = set()
+    kept = []
+    for table in tables:
+        kept.append(replace(table, caption="") if table.caption in found else table)
+        found.add(table.caption)
+    return kept
+
+
+# --- a terminal -----------------------------------------------------------------------
+
+
+def terminal_table(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> RenderableType:
+    """The papers' table, the differences to the baselines and the verdicts.
+
+    Runs with the same label and config except the seed become one row. The mean of
+    the last five tested rounds comes first, then the last round; last how the methods were
+    ``tuned``, and nothing but that where there are no runs yet. A `RunError` without either.
+    """
+    parts: list[RenderableType] = []
+    if tuned and not runs:
+        return Group(*_rich_tables(tuning_tables(tuned)))
+    for chapter in chapters(runs, tuned):
+        parts += _rich_tables(chapter.tables)
+        for section in chapter.sections:
+            parts += [Text(section.title, style="bold")] if section.title else []
+            parts += [Text(f"• {verdict}") for verdict in section.verdicts]
+        parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
+        parts += [Text(chapter.rule, style="dim"), Text()]
+    return Group(*parts)
+
+
+def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
+    for table in tables:
+        yield _rich_table(table)
+        yield from (Text(line, "dim") for line in (table.caption, *table.footers) if line)
+        yield Text()
+
+
+def _rich_table(table: Table) -> RichTable:
+    rich = RichTable(
+        title=Text(table.title, style="bold"),
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    rich.add_column("", overflow="fold")
+    for column in table.columns:
+        rich.add_column(Text(column.replace(" ", "\n", 1)), justify="right", no_wrap=True)
+    for group in table.groups:
+        if group.heading:
+            rich.add_row(Text(group.heading, style="italic"))
+        for row in group.rows:
+            name = Text.assemble(row.name, ("\n" + row.remark, "dim"))
+            rich.add_row(name, *(_rich_cell(cell) for cell in row.cells))
+    return rich
+
+
+def _rich_cell(cell: Cell) -> Text:
+    spread = cell.spread.replace(" ", "")
+    return Text.assemble((cell.text, "bold" if cell.tone else ""), ("\n" + spread, "dim"))
+
+
+# --- Markdown -------------------------------------------------------------------------
+
+
+def markdown_tables(runs: Sequence[Run]) -> str:
+    """Tables, captions and verdicts of ``terminal_table``, as Markdown."""
+    return markdown(chapters(runs))
+
+
+def markdown(content: Sequence[Chapter]) -> str:
+    """Write chapters as Markdown."""
+    parts: list[str] = []
+    for chapter in content:
+        for table in chapter.tables:
+            parts += [_markdown_table(table), table.caption, *table.footers]
+        for section in chapter.sections:
+            parts.append(f"**{section.title}**" if section.title else "")
+            parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))
+        parts += ["\n".join(f"- Note: {note}" for note in chapter.notes), chapter.rule]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+#: A part of a document that `fill` writes: the summary that it is of, and what it says.
+GENERATED = re.compile(
+    r"<!-- generated from (?P<summary>\S+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
+)
+
+
+def fill(document: Path, summary: Path) -> None:
+    """Write the tables and verdicts of a summary into a Markdown file, in place of earlier ones.
+
+    They go between ``<!-- generated from SUMMARY -->`` (its path from the document's folder) and
+    ``<!-- end -->``, at the end of a document that has no such part yet.
+
+    Raises
+    ------
+    RunError
+        When there is no such document, or the summary cannot be read.
+    """
+    text = read_text(document)
+    name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
+    part = f"<!-- generated from {name} -->\n{generated(summary)}<!-- end -->\n"
+    there = [found for found in GENERATED.finditer(text) if found["summary"] == name]
+    if there:
+        text = text[: there[0].start()] + part + text[there[0].end() :]
+    else:
+        text = f"{text.rstrip()}\n\n{part}"
+    document.write_text(text, encoding="utf-8")
+
+
+def generated(summary: Path) -> str:
+    """What `fill` writes between the marks."""
+    return f"\n{markdown_tables(read_summary(summary))}\n"
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [
+        f"**{table.title}**",
+        "",
+        "| method | " + " | ".join(table.columns) + " |",
+        "|---|" + "---:|" * len(table.columns),
+    ]
+    for group in table.groups:
+        if group.heading:
+            lines.append(f"| *{_escaped(group.heading)}* |" + " |" * len(table.columns))
+        for row in group.rows:
+            name = f"{_escaped(row.name)} ({row.remark})" if row.remark else _escaped(row.name)
+            lines.append(f"| {name} | " + " | ".join(map(_markdown_cell, row.cells)) + " |")
+    return "\n".join(lines)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.tone else cell.text
+    return f"{text} {cell.spread.replace(' ', '')}".strip()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+# --- HTML -----------------------------------------------------------------------------
+
+
+def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = ()) -> Path:
+    """Write ``index.html``, ``tables.md``, ``summary.csv`` and ``figures/*.png`` and ``*.svg``.
+
+    The page is self-contained: it loads nothing, neither from the network nor from
+    beside it, and follows the reader's light or dark setting.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs with the same label and config except the seed become one method.
+    out : path
+        Folder to write to; made if absent, files of an earlier report are replaced.
+    tuned : sequence of Tuned
+        How the methods were tuned, if they were.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    RunError
+        Without runs.
+    """
+    found = chapters(runs, tuned)
+    from fairflower.report.figures import rounds as figures  # matplotlib takes a second to import
+
+    out = Path(out).expanduser().absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = [
+        figures.draw(chapter.comparison, out / "figures", f"{i}-" if len(found) > 1 else "", tuned)
+        for i, chapter in enumerate(found, start=1)
+    ]
+    page = out / "index.html"
+    template = _templates().get_template("page.html.j2")
+    text = template.render(
+        chapters=found,
+        methods=sum(len(chapter.comparison.methods) for chapter in found),
+        runs=len(runs),
+        figures=drawn,
+        fairness_tables=fairness_tables,
+        differences=_differences,
+        facts=_facts,
+        partitions=_partitions,
+    )
+    page.write_text(text, encoding="utf-8")
+    (out / "tables.md").write_text(markdown(found), encoding="utf-8")
+    write_summary(runs, out / "summary.csv")
+    return page
+
+
+def html_table(table: Table) -> str:
+    """One table with its caption, as on the page but without its style."""
+    return str(_templates().get_template("tables.html.j2").module.shown(table))  # type: ignore[attr-defined]
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["toml"] = shown
+    return environment
+
+
+def _differences(comparison: Comparison) -> dict[str, list[str]]:
+    """The config keys in which the methods differ, with the value of each method."""
+    configs = [
+        {key: shown(value) for key, value in method.config.items()} for method in comparison.methods
+    ]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key, "not set") for config in configs] for key in keys}
+    return {
+        key: found
+        for key, found in values.items()
+        if key != "seed" and key not in execution() and len(set(found)) > 1
+    }
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """What is known of how a run was made; some of it may be missing."""
+    info = run.info
+    return {
+        "status": run.progress,
+        "error": info.get("error"),
+        "seed": run.seed,
+        "command": info.get("command"),
+        "started": info.get("started"),
+        "finished": info.get("finished"),
+        "duration": _duration(info.get("seconds")),
+        "trained parameters": thousands(info.get("num_parameters")),
+        "bytes of the model, to and from each client": thousands(info.get("model_bytes")),
+        "versions": _pairs(info.get("versions")),
+        "machine": _pairs(info.get("machine")),
+        "data": ", ".join(map(str, info.get("sources") or ())),
+        "folder": run.path,
+    }
+
+
+def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:
+    """Who took part in the runs: clients, columns, and in which runs if not the same in all."""
+    owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
+    for _, run in comparison.runs:
+        owners.setdefault(run.clients, []).append(run)
+    found = []
+    for clients, runs in owners.items():
+        count = max((len(client.class_counts) for client in clients), default=0)
+        classes = runs[0].info.get("classes") or [f"class {c}" for c in range(count)]
+        columns = ["client", "domain", "images", *map(str, classes)]
+        which = ", ".join(f"{run.label} seed {run.seed}" for run in runs)
+        found.append((clients, columns, f": {which}" if len(owners) > 1 else ""))
+    return found
+
+
+def _pairs(values: Any) -> str:
+    """A mapping of run.json on one line."""
+    if not isinstance(values, Mapping):
+        return str(values or "")
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+
+
+def _duration(seconds: Any) -> str:
+    """Seconds as hours, minutes and seconds.
+
+    >>> _duration(248.7), _duration(7200), _duration(None)
+    ('4 min 9 s', '2 h 0 min 0 s', '')
+    """
+    if not isinstance(seconds, int | float):
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    hour = f"{hours} h " if hours else ""
+    return f"{hour}{minutes} min {rest} s" if hours or minutes else f"{rest} s"

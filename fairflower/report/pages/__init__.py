@@ -1,1 +1,0 @@
-"""Where tables and figures are shown: terminal, Markdown, HTML."""

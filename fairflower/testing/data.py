@@ -1,0 +1,73 @@
+"""What every data set has to keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fairflower.config import DataConfig
+from fairflower.data import DataSet
+
+
+def check_data(
+    made_by: Callable[..., DataSet], config: DataConfig | None = None, **arguments: Any
+) -> None:
+    """Check what every data set keeps: labels and images that belong together, always the same.
+
+    Parameters
+    ----------
+    made_by
+        A subclass of `DataSet`, called with ``config`` and these ``arguments``.
+    config
+        Where its files are; by default in $FAIRFLOWER_DATA, if it has any.
+
+    Raises
+    ------
+    AssertionError
+        With what is broken, and what to do.
+    """
+    config = DataConfig() if config is None else config
+    one, two = made_by(config, **arguments), made_by(config, **arguments)
+    name = type(one).__name__
+    assert one.domains, f"{name}: it has no domains."
+    assert len(set(one.domains)) == len(one.domains), f"{name}: two domains have one name."
+    assert json.dumps(one.fingerprint()) == json.dumps(two.fingerprint()), (
+        f"{name}: two of the same files have different fingerprints."
+    )
+    if one.classes:
+        assert one.num_classes in (None, len(one.classes)), (
+            f"{name}: {len(one.classes)} names for {one.num_classes} classes."
+        )
+    for domain in one.domains:
+        assert one.source(domain), f"{name}: it does not say where {domain} comes from."
+        for split in ("train", "test"):
+            _check_split(one, two, domain, split)
+
+
+def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
+    words = f"{type(one).__name__}: {domain}, {split}"
+    y = one.labels(domain, split)
+    fits = y.ndim == 1 and y.dtype == np.int64
+    assert fits, f"{words}: labels are {y.dtype} {y.shape}, expected int64 [N]."
+    assert len(y), f"{words}: there are no images."
+    fits = y.min() >= 0 and (one.num_classes is None or y.max() < one.num_classes)
+    assert fits, f"{words}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
+    assert np.array_equal(y, two.labels(domain, split)), (
+        f"{words}: labels differ from call to call."
+    )
+
+    rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
+    x = one.images(domain, split, rows)
+    fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
+    assert fits, (
+        f"{words}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
+    )
+    assert len(x) == len(rows), f"{words}: {len(x)} images for {len(rows)} rows."
+    for k, row in enumerate(rows):
+        (alone,) = two.images(domain, split, np.array([row]))
+        assert np.array_equal(alone, x[k]), (
+            f"{words}: image {row} differs from call to call, or by the rows beside it."
+        )

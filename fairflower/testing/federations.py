@@ -1,0 +1,106 @@
+"""Toy federations: real messages, strategies and trainers, at a size of milliseconds."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairflower.clients import ClientData, Trainer, make_client_app
+from fairflower.config import TrainConfig
+from fairflower.data import Augment, Split
+from fairflower.engines.inline import InlineGrid
+from fairflower.models import Classifier
+from fairflower.strategies import FairStrategy
+from fairflower.testing.rounds import record, unpack
+
+Arrays = Mapping[str, NDArray[Any]]
+
+#: One pass in two steps.
+SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
+CLASSES = 4
+
+
+class Tiny(Classifier):
+    """A layer of features with batch norm under a head, for images of 8x8 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images [N, 1, 8, 8] to features [N, 6]."""
+        return F.relu(self.norm(self.layer(x.flatten(1))))
+
+
+def tiny(seed: int = 0) -> Tiny:
+    """Make a `Tiny`, whose weights depend on the seed alone."""
+    return copy.deepcopy(_tiny(seed))
+
+
+@functools.cache
+def _tiny(seed: int) -> Tiny:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Tiny()
+
+
+def images(n: int, seed: int, classes: int = CLASSES) -> Split:
+    """Draw ``n`` images of 8x8 pixels whose brightness tells their class."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    x = rng.integers(0, 128, (n, 1, 8, 8)) + 32 * y[:, None, None, None]
+    return Split(x.astype(np.uint8), y)
+
+
+def data(client: int = 0, train: int = 12, classes: int = CLASSES) -> ClientData:
+    """A client's images, of the first ``classes`` classes."""
+    made = images(train, 10 + client, classes), images(9, 50 + client, classes)
+    return ClientData(*made, (0.5,), (0.5,), CLASSES, Augment(1, True))
+
+
+def federate(
+    strategy: FairStrategy,
+    make: Callable[[int], Trainer],
+    clients: int,
+    rounds: int,
+    start: Arrays | None = None,
+    reverse: bool = False,
+) -> tuple[dict[str, NDArray[Any]], InlineGrid]:
+    """Run rounds of training; the last model, and the grid with the clients' contexts.
+
+    ``make`` gives the trainer of a client anew for every message. ``reverse`` lets the
+    clients work in the opposite order.
+    """
+
+    def trainer_fn(context: Context, config: Mapping[str, Any]) -> Trainer:
+        return make(int(context.node_config["partition-id"]))
+
+    grid = InlineGrid(make_client_app(trainer_fn), clients, raise_errors=True)
+    strategy.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
+    arrays = dict(start) if start is not None else make(0).send()
+    for number in range(1, rounds + 1):
+        config = ConfigRecord({"run-id": "toy", "train.lr": SETTINGS.lr})
+        messages = list(strategy.configure_train(number, record(arrays), config, grid))
+        replies = grid.send_and_receive(messages[::-1] if reverse else messages)
+        merged, _ = strategy.aggregate_train(number, replies)
+        assert merged is not None
+        arrays = unpack(merged)
+    return arrays, grid
+
+
+def same(one: Arrays, two: Arrays) -> bool:
+    """Whether two models have the same bits."""
+    return one.keys() == two.keys() and all(
+        one[name].dtype == two[name].dtype and np.array_equal(one[name], two[name]) for name in one
+    )

@@ -1,0 +1,165 @@
+"""A strategy driven through rounds by replies that a test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fairflower.aggregation.records import is_buffer
+from fairflower.flower import identify, set_message_id
+from fairflower.strategies import FairStrategy
+
+Arrays = Mapping[str, NDArray[Any]]
+
+#: A layer with batch norm: arrays that are trained, averaged and counted.
+MODEL: Arrays = {
+    "conv.weight": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
+    "bn.running_mean": np.linspace(-1, 1, 3, dtype=np.float32),
+    "bn.num_batches_tracked": np.array(5, np.int64),
+}
+
+_FIRST_NODE = 1000
+
+
+class Rounds:
+    """Drives a strategy through rounds with made-up replies, as a server app would.
+
+    Parameters
+    ----------
+    model
+        The first global model, named arrays; ``model`` is then always the newest one.
+    clients
+        The ids of all clients of the federation.
+
+    Attributes
+    ----------
+    config : dict of str -> Any
+        What goes to the clients.
+    """
+
+    def __init__(self, strategy: FairStrategy, model: Arrays, clients: Sequence[int]) -> None:
+        identify()
+        self.strategy = strategy
+        self.model = {name: np.asarray(array) for name, array in model.items()}
+        strategy.enroll({client: _FIRST_NODE + client for client in clients}, seed=0)
+        self.round = 0
+        self.config: dict[str, Any] = {"train.lr": 0.05}
+
+    def ask(self) -> list[Message]:
+        """Begin a round; the messages to the clients."""
+        self.round += 1
+        config = ConfigRecord(dict(self.config))
+        messages = list(
+            self.strategy.configure_train(self.round, record(self.model), config, None)  # type: ignore[arg-type]
+        )
+        for i, message in enumerate(messages):
+            set_message_id(message, f"{self.round}-{i}")
+        return messages
+
+    def step(
+        self,
+        updates: Mapping[int, Arrays],
+        examples: Mapping[int, float] | None = None,
+        order: Sequence[int] | None = None,
+        metrics: Mapping[int, Mapping[str, Any]] | None = None,
+        measured: Mapping[int, Mapping[str, Arrays]] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Make a round in which client i returns the model plus ``updates[i]``; the next model.
+
+        Parameters
+        ----------
+        examples
+            Training examples by client; 100 each by default.
+        order
+            In which the replies come in; by default that of ``updates``.
+        metrics, measured
+            What clients report as numbers, and as named arrays. What the strategy needs and is
+            not given is made up.
+        """
+        asked = {message.metadata.dst_node_id - _FIRST_NODE: message for message in self.ask()}
+        replies = []
+        for client in order if order is not None else updates:
+            arrays = {
+                name: (array + updates[client][name]).astype(array.dtype)
+                for name, array in self.model.items()
+            }
+            values = {"num-examples": 100, "client-id": client, "train_loss": 1.0}
+            values |= {"num-examples": examples[client]} if examples else {}
+            values |= dict(metrics[client]) if metrics else {}
+            made_up = self.make_up(client)
+            scalars = {k: v for k, v in made_up.items() if not isinstance(v, dict)}
+            vectors = {k: v for k, v in made_up.items() if k not in scalars}
+            vectors |= measured[client] if measured else {}
+            replies.append(reply(asked[client], arrays, scalars | values, vectors))
+        return self.finish(replies)
+
+    def make_up(self, client: int) -> dict[str, Any]:
+        """Measurements as a client might send them, the same in every test."""
+        random = np.random.default_rng([client, self.round])
+        trained = {
+            name: np.abs(random.normal(size=array.shape)).astype(array.dtype)
+            for name, array in self.model.items()
+            if not is_buffer(name, array)
+        }
+        made_up: dict[str, Any] = {}
+        for need in self.strategy.needs:
+            if need in FairStrategy.REPRESENTATIONS:
+                made_up[need] = {"h": random.normal(size=7).astype(np.float32)}
+            elif need in FairStrategy.VECTORS:
+                made_up[need] = dict(trained)
+            else:
+                made_up[need] = float(random.random())
+        return made_up
+
+    def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:
+        """End a round with these replies; the next model."""
+        merged, _ = self.strategy.aggregate_train(self.round, replies)
+        assert merged is not None
+        self.model = unpack(merged)
+        return self.model
+
+
+def record(arrays: Arrays) -> ArrayRecord:
+    """Pack named arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def unpack(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Undo ``record``."""
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def reply(
+    message: Message,
+    arrays: Arrays,
+    metrics: Mapping[str, Any],
+    vectors: Mapping[str, Arrays] | None = None,
+) -> Message:
+    """A client's reply: its model, numbers and, by what they are, named arrays."""
+    content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})
+    for name, values in (vectors or {}).items():
+        content[name] = record(values)
+    return Message(content, reply_to=message)
+
+
+def updates(
+    random: np.random.Generator, clients: Iterable[int]
+) -> dict[int, dict[str, NDArray[Any]]]:
+    """What clients add to `MODEL`, at random."""
+    return {
+        client: {
+            "conv.weight": random.normal(size=(3, 4)).astype(np.float32),
+            "bn.running_mean": random.normal(size=3).astype(np.float32),
+            "bn.num_batches_tracked": np.array(random.integers(1, 9)),
+        }
+        for client in clients
+    }
+
+
+def still() -> dict[str, NDArray[Any]]:
+    """What a client adds that has not moved."""
+    return {name: np.zeros_like(array) for name, array in MODEL.items()}

@@ -1,0 +1,216 @@
+"""What every strategy has to keep, whatever its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.strategies import FairStrategy
+from fairflower.testing.rounds import MODEL, Rounds, still, updates
+
+#: Makes the strategy anew, with `fairflower.aggregation.strategy.Options`.
+Make = Callable[..., FairStrategy]
+
+
+def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
+    """Check what every strategy keeps: all of `CHECKS`; a second or less.
+
+    Parameters
+    ----------
+    rule
+        A subclass of `FairStrategy`, of which many are made, with these ``arguments``.
+
+    Raises
+    ------
+    AssertionError
+        With what is broken, and what to do.
+    """
+    for check in CHECKS:
+        check(lambda **options: rule(**arguments, **options))
+
+
+def check_arguments(make: Make) -> None:
+    """Its own arguments say what they allow, and stay apart from those of every strategy."""
+    rule = type(make())
+    for name, argument in rule.declared().items():
+        assert argument.bounded or argument.text, (
+            f"{rule.__name__}: {name} does not say what it allows. Declare it as "
+            "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
+        )
+    assert "fraction_train" not in rule.arguments(), (
+        f"{rule.__name__}: leave the arguments of FedAvg to **options."
+    )
+    options = make(fraction_train=0.5, min_train_nodes=3)
+    assert (options.fraction_train, options.min_train_nodes) == (0.5, 3), (
+        f"{rule.__name__}: hand **options on to super().__init__."
+    )
+
+
+def check_zero_updates(make: Make) -> None:
+    """Clients that change nothing leave every bit of the model."""
+    rounds = Rounds(make(), MODEL, range(3))
+    for _ in range(3):
+        model = rounds.step({k: still() for k in range(3)}, {0: 5, 1: 70, 2: 900})
+    _expect_same(model, MODEL, f"{_name(rounds)}: clients that change nothing changed the model")
+
+
+def check_order_of_replies(make: Make) -> None:
+    """Who replies first moves no bit, nor does whatever else is drawn in the process."""
+    random = np.random.default_rng(1)
+    one, two = Rounds(make(), MODEL, range(5)), Rounds(make(), MODEL, range(5))
+    for _ in range(4):
+        moves = updates(random, range(5))
+        examples = {k: 10 * k + 1 for k in range(5)}
+        a = one.step(moves, examples)
+        b = two.step(moves, examples, order=random.permutation(5).tolist())
+        _expect_same(
+            a,
+            b,
+            f"{_name(one)}: the same replies in another order gave another model. Sum in the "
+            "order of cohort.client_ids, and draw from self.seed and the round alone",
+        )
+
+
+def check_weights_and_hull(make: Make) -> None:
+    """Weights are on the simplex; a rule that does not extrapolate stays in the hull."""
+    for clients in range(1, 7):
+        for seed in range(3):
+            random = np.random.default_rng([seed, clients])
+            rounds = Rounds(make(), MODEL, range(clients))
+            for _ in range(3):
+                before = rounds.model["conv.weight"]
+                moves = updates(random, range(clients))
+                examples = {k: int(random.integers(1, 1000)) for k in range(clients)}
+                after = rounds.step(moves, examples)["conv.weight"]
+                _expect_simplex(rounds.strategy, clients)
+                if rounds.strategy.extrapolates:
+                    continue
+                steps = np.stack([moves[k]["conv.weight"] for k in moves])
+                # A masked coordinate may stand still, which is no convex combination.
+                low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
+                inside = (after >= before + low - 1e-5) & (after <= before + high + 1e-5)
+                assert inside.all(), (
+                    f"{_name(rounds)}: the merged model is outside of what {clients} clients "
+                    "returned. Set extrapolates = True if it may be."
+                )
+
+
+def check_agreement(make: Make) -> None:
+    """Clients that return the same model get it back, unless the rule says otherwise."""
+    random = np.random.default_rng(2)
+    rounds = Rounds(make(), MODEL, range(4))
+    count = "bn.num_batches_tracked"
+    for _ in range(2):
+        (move,) = updates(random, [0]).values()
+        before = rounds.model
+        after = rounds.step(dict.fromkeys(range(4), move))
+        if rounds.strategy.keeps_agreement:
+            for key in MODEL:
+                wanted = before[key] + move[key]
+                assert np.allclose(after[key], wanted, rtol=1e-6, atol=1e-6), (
+                    f"{_name(rounds)}: clients that agree on {key} did not get it back. Set "
+                    "keeps_agreement = False if they need not."
+                )
+        assert after[count] == before[count] + move[count], (
+            f"{_name(rounds)}: a counter of batches that all clients agree on was changed. "
+            "Merge buffers as a mean."
+        )
+
+
+def check_shapes_and_types(make: Make) -> None:
+    """Every array keeps its shape and type, those of batch norm included."""
+    random = np.random.default_rng(3)
+    rounds = Rounds(make(), MODEL, range(2))
+    for _ in range(2):
+        model = rounds.step(updates(random, range(2)))
+        assert list(model) == list(MODEL), f"{_name(rounds)}: arrays were added, lost or reordered."
+        for key, array in MODEL.items():
+            found, wanted = ((a.dtype, a.shape) for a in (model[key], array))
+            assert found == wanted, f"{_name(rounds)}: {key} became {found}, it was {wanted}."
+
+
+def check_partial_participation(make: Make) -> None:
+    """Any of the clients may be there, some for the first time."""
+    random = np.random.default_rng(4)
+    rounds = Rounds(make(min_clients=1), MODEL, range(6))
+    for present in ([0, 1], [1, 2, 3], [0, 5], [4], [0, 1, 2, 3, 4, 5]):
+        model = rounds.step(updates(random, present), {k: k + 1 for k in present})
+        assert rounds.strategy.client_ids == tuple(present)
+        _expect_simplex(rounds.strategy, len(present))
+        _expect_finite(rounds, model)
+
+
+def check_enormous_updates(make: Make) -> None:
+    """A client that is far away is no overflow."""
+    rounds = Rounds(make(), {"x": np.zeros(4, np.float32)}, range(2))
+    for _ in range(2):
+        model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1.0)}})
+        _expect_finite(rounds, model)
+        _expect_simplex(rounds.strategy, 2)
+
+
+def check_resuming(make: Make) -> None:
+    """A strategy that is saved and loaded every round goes on as if it had never stopped."""
+    random = np.random.default_rng(8)
+    plan = [(present, updates(random, present)) for present in ([0, 1], [1, 2, 3], [0, 3], [1, 2])]
+    whole = Rounds(make(min_clients=1), MODEL, range(4))
+    stopped = Rounds(make(min_clients=1), MODEL, range(4))
+    for present, moves in plan:
+        resumed = Rounds(make(min_clients=1), stopped.model, range(4))
+        resumed.round = stopped.round
+        resumed.strategy.load_state_dict(stopped.strategy.state_dict())
+        stopped = resumed
+        examples = {k: 10 * k + 1 for k in present}
+        one, two = whole.step(moves, examples), stopped.step(moves, examples)
+        _expect_same(
+            one,
+            two,
+            f"{_name(whole)}: resumed before round {whole.round}, it gave another model. Name "
+            "in STATE what it carries from round to round",
+        )
+
+
+CHECKS: tuple[Callable[[Make], None], ...] = (
+    check_arguments,
+    check_zero_updates,
+    check_order_of_replies,
+    check_weights_and_hull,
+    check_agreement,
+    check_shapes_and_types,
+    check_partial_participation,
+    check_enormous_updates,
+    check_resuming,
+)
+
+
+def _name(rounds: Rounds) -> str:
+    return type(rounds.strategy).__name__
+
+
+def _expect_same(
+    one: Mapping[str, NDArray[Any]], two: Mapping[str, NDArray[Any]], words: str
+) -> None:
+    for key in MODEL:
+        assert one[key].tobytes() == two[key].tobytes(), f"{words} ({key})."
+
+
+def _expect_finite(rounds: Rounds, model: Mapping[str, NDArray[Any]]) -> None:
+    for key, array in model.items():
+        assert np.isfinite(array).all(), f"{_name(rounds)}: {key} is no longer finite."
+
+
+def _expect_simplex(strategy: FairStrategy, clients: int) -> None:
+    name = type(strategy).__name__
+    assert "weights" in strategy.diagnostics, (
+        f"{name}: a merge of its own has to say what the weights were, in "
+        "self.diagnostics['weights']."
+    )
+    weights = np.asarray(strategy.diagnostics["weights"])
+    assert weights.shape == (clients,), (
+        f"{name}: weights of {clients} clients have shape {weights.shape}."
+    )
+    fits = weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6
+    assert fits, f"{name}: the weights {weights} are not non-negative with the sum 1."

@@ -1,0 +1,47 @@
+"""TensorBoard: event files in the run folder's ``tensorboard``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from fairflower.config import toml_value
+from fairflower.trackers.tracker import Tracker, markdown
+
+
+class TensorBoard(Tracker):
+    """Scalars by round, and config and final figures as text and among the hyper-parameters.
+
+    ``tensorboard --logdir ~/.fairflower/runs`` shows all runs.
+    """
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
+    ) -> None:
+        self.key = "tensorboard"
+        self._config = config
+        self._last = 0
+        # Of a round that is made again, what was logged of it before is not shown.
+        purge = after + 1 if key else None
+        self._writer = SummaryWriter(str(folder / self.key), purge_step=purge)
+        if not key:
+            lines = [f"    {name} = {toml_value(value)}" for name, value in config.items()]
+            self._writer.add_text("config", "\n".join(lines), 0)
+
+    def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102
+        self._last = server_round
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, server_round)
+        self._writer.flush()
+
+    def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
+        self._writer.add_text("final", f"{status}\n\n{markdown(final)}", self._last)
+        named = {f"final/{name}": value for name, value in final.items()}
+        for summary in hparams(dict(self._config), named):  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
+        for name, value in named.items():
+            self._writer.add_scalar(name, value, self._last)
+        self._writer.close()

@@ -1,0 +1,96 @@
+"""Sums over a cohort: against plain loops, and the same bits for any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fairflower.aggregation import cohort as module
+from fairflower.aggregation.cohort import BLOCK, Cohort, squares
+from fairflower.strategies import FedHEAL
+
+SHAPES = {"a": (40, 90), "b": (7,), "bn.running_mean": (50,), "bn.num_batches_tracked": ()}
+CLIENTS = 5
+
+
+def models(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(CLIENTS + 1):
+        model = {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+        yield model | {"bn.num_batches_tracked": np.array(rng.integers(9))}
+
+
+def cohort(seed=0, server_round=1):
+    received, *returned = models(seed)
+    return Cohort(
+        server_round,
+        tuple(range(CLIENTS)),
+        np.arange(1.0, CLIENTS + 1),
+        received,
+        tuple(returned),
+        buffers=frozenset(name for name in received if name.startswith("bn.")),
+    )
+
+
+def three_rounds(rule):
+    return [rule.merge(cohort(r, r)) for r in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("variant", ["paper", "algorithm1", "released"])
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch, variant):
+    monkeypatch.setattr(module, "SPAN", 1000)
+    seen = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(module, "THREADS", threads)
+        models = three_rounds(FedHEAL(variant=variant, tau=0.6))
+        equal = np.full(CLIENTS, 1 / CLIENTS)
+        models.append(cohort().move(np.linspace(-0.3, 0.4, CLIENTS), equal))
+        seen.append([array.tobytes() for model in models for array in model.values()])
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_gram_and_norms_are_those_of_the_flat_updates(monkeypatch):
+    monkeypatch.setattr(module, "THREADS", 2)
+    monkeypatch.setattr(module, "SPAN", 1024)
+    one = cohort()
+    flat = np.array(
+        [
+            np.concatenate([(m[n] - one.received[n]).ravel() for n in one.parameters])
+            for m in one.returned
+        ],
+        np.float64,
+    )
+    np.testing.assert_allclose(one.gram(), flat @ flat.T, rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(one.squared_norms(), (flat**2).sum(1), rtol=1e-5)
+
+
+def test_a_step_that_is_no_mean_leaves_statistics_to_their_weights():
+    one = cohort()
+    c, w = np.linspace(-0.3, 0.4, CLIENTS), np.linspace(0.1, 0.3, CLIENTS)
+    moved = one.move(c, w)
+    for name in ("a", "b", "bn.running_mean"):
+        by = w if name in one.buffers else c
+        updates = [m[name].astype(float) - one.received[name] for m in one.returned]
+        expected = one.received[name] + np.tensordot(by, updates, 1)
+        np.testing.assert_allclose(moved[name], expected, atol=1e-5)
+
+
+def test_an_array_that_nobody_masks_is_averaged_to_the_bit_as_without_masks():
+    one = cohort()
+    weights = one.sample_weights  # whose sum in 32 bits is 1.0000001
+    every = np.ones(SHAPES["a"], bool).reshape(-1)
+    masked = one.average(weights, lambda b, k: every[b.part] if b.name == "a" else None)
+    plain = one.average(weights)
+    for name in ("b", "bn.running_mean"):
+        assert masked[name].tobytes() == plain[name].tobytes()
+    np.testing.assert_allclose(masked["a"], plain["a"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
+def test_squares_are_summed_block_by_block_in_their_own_precision(size):
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    starts = range(0, size, BLOCK)
+    plain = [float(np.einsum("i,i->", v, v)) for v in (values[i : i + BLOCK] for i in starts)]
+    assert squares(values) == plain
+    huge = squares(values * np.float32(1e25))
+    np.testing.assert_allclose(huge, 1e50 * np.array(plain), rtol=1e-5)

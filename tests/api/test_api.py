@@ -1,0 +1,344 @@
+"""What a person does in Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import call
+from rich.console import Console
+from run_folders import constant, make_run, rising
+
+import fairflower as ff
+from fairflower.api.given import method, methods, name_of, options_of, settings_of
+from fairflower.clients.moon import MOON
+from fairflower.config import StrategyConfig
+from fairflower.errors import ConfigError, RunError
+from fairflower.models.cnn import CNN
+from fairflower.report import read_run
+from fairflower.server import progress
+from fairflower.strategies import FedHEAL
+
+SMALL = {
+    "engine": "inline",
+    "data": {"clients_per_domain": 1, "examples-per-client": 20, "test-examples": 20},
+    "train.local-epochs": 1,
+}
+
+
+# --- what is given ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("fedheal:tau=0.4:beta=none", ("fedheal", {"tau": 0.4, "beta": None})),
+        (FedHEAL, ("fedheal", {})),
+        ({"name": FedHEAL, "tau": np.float64(0.4)}, ("fedheal", {"tau": 0.4})),
+        ({"name": "fedheal:tau=0.4", "beta": None}, ("fedheal", {"tau": 0.4, "beta": None})),
+        ({"name": "fedgcr", "num-clusters": 3}, ("fedgcr", {"num_clusters": 3})),
+        (StrategyConfig("term"), ("term", {})),
+    ],
+)
+def test_a_method_is_a_name_a_class_or_a_dict(given: Any, expected: tuple[str, Any]) -> None:
+    made = method(StrategyConfig, given)
+    assert (made.name, made.args) == expected
+    assert methods(StrategyConfig, given) == methods(StrategyConfig, [given]) == [made]
+
+
+def test_classes_have_the_names_by_which_any_process_finds_them(monkeypatch) -> None:
+    assert name_of("client", MOON) == "moon"
+    assert name_of("model", CNN) == "cnn"
+    assert name_of("strategy", Mine) == f"{__name__}:Mine"
+    assert options_of({"model": CNN, "rounds": 3}) == {"model.name": "cnn", "num-server-rounds": 3}
+    monkeypatch.setattr(Mine, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="Mine is defined in a notebook or script"):
+        method(StrategyConfig, Mine)
+
+
+class Mine(FedHEAL):
+    """Somebody's own."""
+
+
+def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("seed = 2\n[data]\nclients-per-domain = 3\n[strategy]\nbeta = 'none'\n")
+    nested = {
+        "seed": np.int64(2), "data": {"clients_per_domain": 3}, "strategy": {"beta": None}
+    }  # fmt: skip
+    flat = {"seed": 2, "data.clients-per-domain": 3, "strategy.beta": "none"}
+    assert settings_of(nested) == settings_of(flat) == settings_of(file) == flat
+    assert type(settings_of(nested)["seed"]) is int
+    assert settings_of(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": FedHEAL()}, "An object does not say how it was made"),
+        ({"strategy": "fedavg,fedheal"}, "expected one"),
+        ({"strategy": "fedhael"}, "Did you mean 'fedheal'"),
+        ({"strategy": {"tau": 0.4}}, "a dict of its name and arguments"),
+        ({"client": 3}, "client = 3: expected a name"),
+        ({"strategy": {"name": "fedheal", "tau": 2}}, "strategy.tau = 2"),
+        ({"round": 3}, "Unknown argument 'round'. Did you mean 'rounds'"),
+        ({"settings": {"train": {"rl": 1}}}, "Did you mean 'train.lr'"),
+        ({"settings": "no-such.toml"}, "no-such.toml"),
+        ({"settings": {"resume": "x"}}, "in Python, resume="),
+        ({"rounds": "3"}, "num-server-rounds = '3': expected a whole number"),
+        ({"engine": str}, "engine = <class 'str'>: expected no class"),
+        ({"resume": "x", "strategy": "fedavg"}, "strategy: a run that is resumed keeps"),
+        ({"resume": "/no/such/run"}, "not a run folder"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ff.run(**{"output_dir": tmp_path, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": [1, 1]}, "expected different numbers"),
+        ({"seeds": []}, "expected different numbers"),
+        ({"seed": 1}, "compare takes seeds"),
+        ({"seeds": "a"}, "different numbers"),
+        ({"jobs": 0}, "jobs = 0"),
+        ({"strategies": ["fedavg", "fedavg"]}, "named twice"),
+        ({"client": "moon"}, "Unknown argument 'client'"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_refused(arguments, message, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ff.compare(**{"output_dir": tmp_path, **arguments})
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_the_commands(tmp_path) -> None:
+    """The same settings give the same bits from Python and from the command line."""
+    told = []
+    run = ff.run(
+        SMALL, strategy="fedheal:tau=0.4", rounds=2, seed=3, output_dir=tmp_path / "a",
+        on_round=lambda number, figures: told.append((number, figures["accuracy/MIN"])),
+        progress=False,
+    )  # fmt: skip
+    call(
+        "run", "--engine=inline", "--strategy=fedheal:tau=0.4", "--rounds=2", "--seed=3",
+        f"--output-dir={tmp_path / 'b'}", "--epochs=1", "--set=data.clients-per-domain=1",
+        "--set=data.examples-per-client=20", "--set=data.test-examples=20",
+    )  # fmt: skip
+    (other,) = ff.read(tmp_path / "b")
+    assert run.model.keys() == other.model.keys()
+    assert all((run.model[name] == other.model[name]).all() for name in run.model)
+    assert (run.label, run.seed, run.status) == ("fedheal:tau=0.4", 3, "completed")
+    assert run.config["train.local-epochs"] == 1
+    assert run.accuracy == other.accuracy
+    worst = read_run(run.path).accuracy.min(axis=1)
+    assert told == [(1, worst[1]), (2, worst[2])]
+    assert run.history.query("metric == 'accuracy' and round == 2")["value"].min() == worst[2]
+
+
+def test_a_run_is_shown_as_it_goes_on_unless_it_is_not_wanted(tmp_path, capsys) -> None:
+    ff.run(SMALL, rounds=1, output_dir=tmp_path, progress=False)
+    assert not capsys.readouterr().out
+    ff.run(SMALL, rounds=1, output_dir=tmp_path)
+    assert "round   1/1" in capsys.readouterr().out
+
+
+def test_a_run_that_a_callback_stopped_is_resumed(tmp_path) -> None:
+    def on_round(number: int, figures: dict[str, float]) -> np.bool:
+        return np.array(figures["train_loss"]) > 0
+
+    run = ff.run(SMALL, rounds=3, output_dir=tmp_path, on_round=on_round, progress=False)
+    assert (run.status, run.run.last_round) == ("stopped", 1)
+    again = ff.run(resume=run.path, progress=False)
+    assert (again.status, again.run.last_round, again.path) == ("completed", 3, run.path)
+
+
+def test_a_comparison_keeps_what_is_done(tmp_path, monkeypatch) -> None:
+    def compare(strategies: Any) -> ff.Results:
+        return ff.compare(
+            SMALL, strategies=strategies, clients=[MOON], seeds=[0, 5], rounds=1,
+            output_dir=tmp_path, progress=False, jobs=1,
+        )  # fmt: skip
+
+    first = compare(FedHEAL)
+    assert {(run.label, run.seed) for run in first} == {
+        (f"moon+{strategy}", seed) for strategy in ("uniform", "fedheal") for seed in (0, 5)
+    }
+    begun = [run.run.info["started"] for run in first]
+    second = compare(["fedheal", "fedavg"])
+    assert len(second) == 6
+    assert set(begun) <= {run.run.info["started"] for run in second}
+    assert list(second.table.index) == ["moon+fedavg", "moon+uniform", "moon+fedheal"]
+    assert {run.label for run in compare(FedHEAL)} == {run.label for run in second}
+
+
+SCRIPT = """
+import fairflower as ff
+
+small = {"data": {"clients-per-domain": 1, "examples-per-client": 20, "test-examples": 20}}
+print("begins")
+results = ff.compare(small, strategies="uniform", seeds=range(2), rounds=1, epochs=1, jobs=2)
+print(len(results))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard_for_runs_side_by_side(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begins") == 1
+    assert done.stdout.endswith("2\n")
+
+
+def test_importing_fairflower_brings_nothing_along() -> None:
+    heavy = {"torch", "flwr", "numpy", "pandas", "matplotlib", "ray", "rich"}
+    program = f"import sys, fairflower; fairflower.__version__; print({heavy} & set(sys.modules))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(ff, name) for name in ff.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'runs'"):
+        ff.runs  # noqa: B018
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(tmp_path) -> ff.Results:
+    """Three methods, three seeds each; b is the better domain."""
+    for seed, (u, h, a) in enumerate([(0.5, 0.6, 0.4), (0.52, 0.61, 0.42), (0.48, 0.62, 0.44)]):
+        for label, start in (("uniform", u), ("fedheal", h), ("fedavg", a)):
+            accuracies = rising(start)
+            make_run(tmp_path / f"runs/{label}-{seed}", accuracies, label=label, seed=seed)
+    return ff.read(tmp_path / "runs/*")
+
+
+def test_the_table_is_that_of_the_report(results) -> None:
+    """Domain a at 2 to 6 rounds: start + 0.04; b is 0.9."""
+    table = results.table
+    assert list(table.index) == ["fedavg", "uniform", "fedheal"]
+    assert table.loc["fedheal", ("a", "mean")] == pytest.approx(61 + 4)
+    assert table.loc["fedheal", ("a", "std")] == pytest.approx(1.0)
+    assert table.loc["uniform", ("AVG", "mean")] == pytest.approx((54 + 90) / 2)
+    assert table.loc["uniform", ("MIN", "mean")] == pytest.approx(54)
+    assert table.loc["uniform", ("GAP", "mean")] == pytest.approx(36)
+    assert (table["seeds", "n"] == 3).all()
+
+
+def test_differences_are_paired_by_seed(results) -> None:
+    found = results.differences.set_index(["method", "against", "figure"])
+    worst = found.loc["fedheal", "Uniform", "MIN"]
+    assert worst["mean"] == pytest.approx(np.mean([10, 9, 14]))
+    assert worst["std"] == pytest.approx(np.std([10, 9, 14], ddof=1))
+    assert (worst["seeds"], worst["verdict"]) == (3, "better")
+    spread = found.loc["uniform", "FedAvg", "STD"]
+    assert spread["verdict"] == "" or spread["mean"] < 0
+    (said,) = (line for line in results.verdicts if line.startswith("fedheal:"))
+    assert "+11.00 ± 2.65 points against Uniform" in said
+
+
+def test_the_history_has_every_figure_of_every_run(results) -> None:
+    with (results[0].path / "history.csv").open("a") as file:
+        file.write("7,domain,NA,loss,nan\n7,domain,b,acc")  # the last line is being written
+    history = results.history
+    assert len(history.query("round == 7 and name == 'NA' and value.isna()")) == 1
+    assert history["value"].isna().sum() == 1
+    assert history.columns.tolist()[:4] == ["method", "seed", "run", "round"]
+    chosen = history.query("method == 'fedheal' and seed == 2 and metric == 'accuracy'")
+    by_round = chosen.pivot_table(index="round", columns="name", values="value")
+    assert by_round["a"].tolist() == pytest.approx([0.62 + 0.01 * r for r in range(7)])
+    assert (by_round["b"] == 0.9).all()
+    assert (history.query("level == 'run'")["name"] == "").all()
+
+
+def test_results_are_a_sequence_of_runs(results, tmp_path) -> None:
+    assert len(results) == 9
+    assert [run.label for run in results[:2]] == ["fedavg", "fedavg"]
+    assert isinstance(results[0], ff.Result)
+    assert repr(results) == "<9 runs of 3 methods on digits>"
+    assert len(results[:2] + results[3:4]) == 3
+    assert "fedheal: worst domain" in str(results)
+    results.summary(tmp_path / "x.csv")
+    again = ff.read(tmp_path / "x.csv")
+    assert again.table.round(6).equals(results.table.round(6))
+    assert set(again.history["round"]) == {2, 3, 4, 5, 6}
+
+
+def test_a_notebook_shows_table_verdicts_and_notes(results) -> None:
+    page = results._repr_html_()
+    assert page.count("<table>") == 1
+    assert "<strong>65.00</strong>" in page
+    assert "<li>fedheal: worst domain" in page
+
+
+def test_figures_are_drawn_by_name(results) -> None:
+    figure = results.plot("worst")
+    labels = {line.get_label() for line in figure.axes[0].lines}
+    assert {"fedavg", "uniform", "fedheal"} <= labels
+    assert figure.axes[0].get_ylabel() == "MIN over domains, %"
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    with pytest.raises(ConfigError, match="Did you mean 'worst'"):
+        results.plot("wrst")
+
+
+def test_runs_of_several_data_sets_are_kept_apart(results, tmp_path) -> None:
+    make_run(tmp_path / "other", constant(c=0.5, d=0.25))
+    both = results + ff.read(tmp_path / "other")
+    assert both.table.index.names == ["data", "method"]
+    assert both.table.loc["digits: c, d"].loc["fedheal", ("MIN", "mean")] == 25
+    with pytest.raises(ConfigError, match="several sets of domains"):
+        both.plot()
+
+
+def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
+    (tmp_path / "runs/report").mkdir()
+    assert len(ff.read(tmp_path / "runs/*")) == 9
+    (tmp_path / "runs/fedavg-0/history.csv").write_text("nonsense\n")
+    with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0"):
+        assert len(ff.read(tmp_path / "runs/*")) == 8
+    with pytest.raises(RunError, match="There is no run"):
+        ff.read(tmp_path / "none*")
+    with pytest.warns(UserWarning, match="no run folder"), pytest.raises(RunError):
+        ff.read(tmp_path / "none")
+
+
+# --- notebooks --------------------------------------------------------------------------------
+
+
+def test_a_notebooks_cell_shows_the_round_and_is_cleared(monkeypatch) -> None:
+    """Without ipywidgets, which rich's own display needs there."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, view: Any) -> None:
+            shown.append(view.data)
+
+    def display(view: Any, display_id: bool) -> Handle:
+        shown.append(view.data)
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    console = Console(force_jupyter=True, quiet=True)
+    live = progress.RunProgress(console, "fedheal", 3)
+    live.start(Path("folder"))
+    live.round(1, {"mnist": 0.5})
+    assert "1/3" in shown[-1]
+    assert "50.0" in shown[-1]
+    live.stop()
+    assert "fedheal" not in shown[-1]

@@ -1,0 +1,53 @@
+"""What a slip of the pen is told: one short error that names the thing and the remedy."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import wrong_places
+from typer.testing import CliRunner
+from wrong_inputs import WRONG
+
+from fairflower.cli import app
+from fairflower.cli.terminal import console
+
+#: Lines that an error may take, with those of the usage where a command is mistyped.
+LINES = 5
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that `wrong_places` has, and room for what commands write by default."""
+    folder = tmp_path_factory.mktemp("places")
+    wrong_places.make(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        pytest.param(f"{prefix} {given}", told, id=f"{name}: {given}")
+        for name, (prefix, rows) in WRONG.items()
+        for given, told in rows
+    ],
+)
+def test_wrong_inputs_are_told(
+    command: str, told: str, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "width", 10_000)
+    monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
+    monkeypatch.chdir(places)
+    command = re.sub(r"\{([\w.-]+)\}", lambda name: str(places / name[1]), command)
+    result = CliRunner().invoke(app, shlex.split(command))
+    output = result.output.replace(f"{places}/", "")
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in (1, 2), output
+    assert "Traceback" not in output
+    lines = [line for line in output.splitlines() if line.strip()]
+    heads = ("Error", "Usage", "Left out", "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}")
+    begin = next(k for k, line in enumerate(lines) if line.startswith(heads))
+    assert len(lines[begin:]) <= LINES, output
+    assert told in output

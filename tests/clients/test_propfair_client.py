@@ -1,0 +1,48 @@
+"""PropFair's loss on batches against the formula, and where it goes on as a tangent."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from toys import tiny, trainer
+
+
+def loss_at(entropy: float, **arguments) -> tuple[float, float]:
+    """The client's loss of a batch with that cross entropy, and its slope there."""
+    client = trainer("propfair", model=tiny(), **arguments)
+    # Two classes' logits that give one image this cross entropy: log(1 + exp(z)).
+    z = torch.tensor(math.log(math.expm1(entropy)), requires_grad=True)
+    logits = torch.stack([torch.zeros_like(z), z, torch.tensor(-1e9), torch.tensor(-1e9)])
+    client.model.forward = lambda x: logits[None]
+    loss = client.loss(torch.zeros(1), torch.tensor([0]))
+    loss.backward()
+    return loss.item(), z.grad.item() / torch.sigmoid(z).item()
+
+
+@pytest.mark.parametrize("entropy", [0.01, 1.0, 2.5])
+def test_it_is_the_logarithm_of_what_is_left(entropy):
+    value, slope = loss_at(entropy, M=3.0, epsilon=0.2)
+    assert value == pytest.approx(-math.log(1 - entropy / 3), rel=1e-5)
+    assert slope == pytest.approx(1 / (3 - entropy), rel=1e-5)
+
+
+@pytest.mark.parametrize("entropy", [2.9, 3.0, 40.0])
+def test_and_beyond_its_tangent(entropy):
+    value, slope = loss_at(entropy, M=3.0, epsilon=0.2)
+    assert value == pytest.approx(-math.log(0.2 / 3) + (entropy - 2.8) / 0.2, rel=1e-5)
+    assert slope == pytest.approx(5, rel=1e-5)
+
+
+def test_the_released_code_falls_back_to_a_share_of_the_cross_entropy():
+    assert loss_at(2.9, M=3.0, epsilon=0.2, variant="released") == pytest.approx((2.9 / 3, 1 / 3))
+
+
+def test_a_large_m_is_plain_training_at_a_smaller_rate():
+    client, plain = trainer("propfair", M=1e4), trainer("sgd")
+    x, y = torch.randn(8, 1, 8, 8), torch.arange(8) % 4
+    client.model.eval(), plain.model.eval()
+    assert client.loss(x, y).item() * 1e4 == pytest.approx(plain.loss(x, y).item(), rel=1e-2)
+    assert plain.loss(x, y).item() == pytest.approx(F.cross_entropy(plain.model(x), y).item())

@@ -1,0 +1,320 @@
+"""A folder of one's own images: every depth and DICOM, classes that some lack, stray files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fairflower.config import DataConfig
+from fairflower.data import Federation, prepare
+from fairflower.data.images import eight_bit, open_picture
+from fairflower.errors import DataError
+
+
+def folder(root: Path, classes: dict[str, str], count: int = 6) -> Path:
+    """Images of one grey by domain and class: ``{"a": "cat dog"}``; by class, then by domain."""
+    for d, (domain, names) in enumerate(classes.items()):
+        for name in names.split():
+            place = root / domain / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                grey = np.full((4, 4), 20 * d + ord(name[0]) - ord("a"), np.uint8)
+                Image.fromarray(grey).save(place / f"{number}.png")
+    return root
+
+
+def config(root: Path, **changes: Any) -> DataConfig:
+    settings = {"image_size": 4, "clients_per_domain": 2, **changes}
+    return DataConfig(name="images", dir=str(root), **settings)
+
+
+def pixels(federation: Federation) -> set[tuple[int, int, str]]:
+    """Pixel, label and domain of every image, for training or tests."""
+    return {
+        (int(x[0, 0, 0]), int(y), client.domain)
+        for client in federation.clients
+        for split in (federation.train, federation.client_test)
+        for x, y in zip(*split(client.client_id), strict=True)
+    }
+
+
+# --- depth ------------------------------------------------------------------------------
+
+
+RAMP = np.array([[0, 128, 4095], [30000, 65534, 65535]])
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "shown"),
+    [
+        (RAMP.astype(np.uint16), "a.png", RAMP / 257),
+        (RAMP.astype(np.uint16), "a.tif", RAMP / 257),
+        (RAMP.astype(np.int32), "a.tif", RAMP / 257),
+        (RAMP.astype(np.uint16), "a.pgm", RAMP / 257),
+        ((RAMP / 65535).astype(np.float32), "a.tif", RAMP / 257),
+        ((RAMP % 256).astype(np.uint8), "a.png", RAMP % 256),
+    ],
+)
+def test_images_of_any_depth_are_scaled_by_it(
+    values: NDArray[Any], name: str, shown: NDArray[Any], tmp_path: Path
+) -> None:
+    Image.fromarray(values).save(tmp_path / name)
+    found = eight_bit(open_picture(tmp_path / name), name)
+    assert (found.dtype, found.shape) == (np.uint8, (2, 3, 3))
+    np.testing.assert_allclose(found[..., 0], shown, atol=0.51)
+    assert (found == found[..., :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.array([[-1000, 400]], np.int32), "whole numbers from -1000 to 400; expected 0, black"),
+        (
+            np.array([[0, 65536]], np.int32),
+            "whole numbers from 0 to 65536; .* 65535, white. Scale all images",
+        ),
+        (np.array([[0, 255]], np.float32), "real numbers from 0 to 255; expected .* to 1, white"),
+        (np.array([[0, np.nan]], np.float32), "real numbers from nan to nan"),
+    ],
+)
+def test_numbers_whose_white_is_unknown_are_refused_by_name(
+    values: NDArray[Any], message: str, tmp_path: Path
+) -> None:
+    root = folder(tmp_path, {"a": "cat dog"})
+    for name in ("1.tif", "2.tif"):  # one of them is a training image
+        Image.fromarray(values).save(root / "a" / "cat" / name)
+    with pytest.raises(DataError, match=rf"cat/\d\.tif: found {message}"):
+        prepare(config(root, clients_per_domain=1))
+
+
+@pytest.mark.parametrize(("white", "warned"), [(4095, True), (65535, False)])
+def test_twelve_bits_in_files_of_sixteen_are_warned_of(
+    white: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "a" / label).mkdir(parents=True)
+        for number in range(6):
+            values = np.full((4, 4), white, np.uint16)
+            Image.fromarray(values).save(tmp_path / "a" / label / f"{number}.png")
+    prepare(config(tmp_path))
+    assert ("the images of train are nearly black" in caplog.text) is warned
+
+
+def dicom(path: Path, values: NDArray[Any], **header: Any) -> Path:
+    """A DICOM file of these stored numbers, as a scanner writes it."""
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+    made = pydicom.Dataset()
+    made.file_meta = pydicom.dataset.FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = CTImageStorage
+    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
+    made.Rows, made.Columns = values.shape[:2]
+    bits = 8 * values.dtype.itemsize
+    made.BitsAllocated, made.BitsStored, made.HighBit = bits, bits, bits - 1
+    made.PixelRepresentation = int(values.dtype.kind == "i")
+    made.SamplesPerPixel = 3 if values.shape[-1] == 3 and values.ndim == 3 else 1
+    made.PhotometricInterpretation = "RGB" if made.SamplesPerPixel == 3 else "MONOCHROME2"
+    if made.SamplesPerPixel == 3:
+        made.PlanarConfiguration = 0
+    made.PixelData = values.tobytes()
+    for name, value in header.items():
+        setattr(made, name, value)
+    made.HighBit = made.BitsStored - 1
+    made.save_as(path, enforce_file_format=True)
+    return path
+
+
+STORED = np.array([[0, 1000, 1040, 1080, 4000]], np.uint16)
+HOUNSFIELD = STORED[0].astype(float) - 1024
+
+
+def windowed(centre: float, width: float) -> NDArray[np.float64]:
+    """The linear function of DICOM's standard, PS3.3 C.11.2.1.2, to 0 ... 255."""
+    place = (HOUNSFIELD - (centre - 0.5)) / (width - 1) + 0.5
+    return 255 * place.clip(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "shown"),
+    [
+        ({"BitsStored": 12}, STORED[0] / 4095 * 255),
+        ({}, STORED[0] / 257),
+        ({"PhotometricInterpretation": "MONOCHROME1", "BitsStored": 12}, 255 - STORED[0] / 16.0588),
+        ({"RescaleSlope": 2, "RescaleIntercept": -1024, "BitsStored": 12}, STORED[0] / 16.0588),
+        (
+            {
+                "RescaleSlope": 1,
+                "RescaleIntercept": -1024,
+                "WindowCenter": 40,
+                "WindowWidth": 80,
+                "BitsStored": 12,
+            },
+            windowed(40, 80),
+        ),
+        (
+            {
+                "RescaleSlope": 1,
+                "RescaleIntercept": -1024,
+                "WindowCenter": [40, 600],
+                "WindowWidth": [80, 2000],
+            },
+            windowed(40, 80),
+        ),
+    ],
+)
+def test_dicom_is_rescaled_and_windowed(
+    header: dict[str, Any], shown: NDArray[Any], tmp_path: Path
+) -> None:
+    path = dicom(tmp_path / "a.dcm", STORED, **header)
+    found = eight_bit(open_picture(path), "a")
+    np.testing.assert_allclose(found[0, :, 1], shown, atol=0.51)
+
+
+def test_signed_and_colour_dicom(tmp_path: Path) -> None:
+    signed = np.array([[-2048, 0, 2047]], np.int16)
+    path = dicom(tmp_path / "a.dcm", signed, BitsStored=12)
+    assert np.asarray(open_picture(path)).tolist() == [[0, 128, 255]]
+    colour = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    np.testing.assert_array_equal(open_picture(dicom(tmp_path / "b.dcm", colour)), colour)
+    frames = np.zeros((4, 2, 2), np.uint16)
+    path = dicom(tmp_path / "c.dcm", frames, NumberOfFrames=4, Rows=2, Columns=2)
+    with pytest.raises(DataError, match=r"c\.dcm: found MONOCHROME2 of shape \[4, 2, 2\]"):
+        open_picture(path)
+
+
+def test_a_folder_of_dicom_files_is_a_data_set_and_without_pydicom_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label, stored in (("healthy", 0), ("ill", 4095)):
+        (tmp_path / "north" / label).mkdir(parents=True)
+        for number in range(6):
+            values = np.full((4, 4), stored, np.uint16)
+            dicom(tmp_path / "north" / label / f"{number}.dcm", values, BitsStored=12)
+    federation = prepare(config(tmp_path))
+    assert pixels(federation) == {(0, 0, "north"), (255, 1, "north")}
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"\d\.dcm is a DICOM file.*'fairflower\[medical\]'\.$"):
+        prepare(config(tmp_path, image_size=8))
+
+
+# --- classes and folders ----------------------------------------------------------------
+
+
+def test_the_classes_are_those_of_all_domains(tmp_path: Path) -> None:
+    federation = prepare(config(folder(tmp_path, {"x": "bear cat", "y": "cat dog", "z": "ape"})))
+    assert federation.class_names == ("ape", "bear", "cat", "dog")
+    assert federation.num_classes == 4
+    assert pixels(federation) == {
+        (1, 1, "x"),
+        (2, 2, "x"),
+        (22, 2, "y"),
+        (23, 3, "y"),
+        (40, 0, "z"),
+    }
+
+
+def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> None:
+    classes = {"a": "cat dog", "b": "cat dog"}
+    clean = prepare(config(folder(tmp_path / "clean", classes)))
+    root = folder(tmp_path / "zip", classes | {"__MACOSX": "cat", ".thumbs": "cat"}, 6)
+    for stray in ("__MACOSX", ".cache"):
+        folder(root / "a", {stray: "old"})
+        folder(root / "b" / "cat", {stray: "small"})
+    (root / "a" / "cat" / "._0.png").write_bytes(b"resource fork")
+    (root / "notes.txt").write_text("ours")
+    found = prepare(config(root))
+    assert (found.domains, found.classes) == (("a", "b"), ("cat", "dog"))
+    assert found.clients == clean.clients
+
+
+@pytest.mark.parametrize(
+    ("stray", "taken"),
+    [
+        ("a/cat/patient-7/0.png", "<domain>/<class>/<image>"),
+        ("a/readme.png", "<class>/<image>"),  # which makes a/ a class
+    ],
+)
+def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Path) -> None:
+    root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
+    (root / stray).parent.mkdir(exist_ok=True)
+    Image.new("L", (4, 4)).save(root / stray)
+    with pytest.raises(DataError, match=rf"\.png lies too deep: .*root was taken .* of {taken}\."):
+        prepare(config(root))
+
+
+def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"a": "cat dog"})
+    (root / "b").mkdir()
+    with pytest.raises(DataError, match=r"/b has no images. Expected <domain>/<class>/<image>"):
+        prepare(config(root))
+
+
+@pytest.mark.parametrize("place", ["domain", "class", "npz"])
+def test_names_that_are_no_utf8_are_told(place: str, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    root = folder(tmp_path, {"a": "cat dog"})
+    made = {"domain": root / odd / "cat", "class": root / "a" / odd, "npz": root / f"{odd}.npz"}
+    made[place].mkdir(parents=True)
+    name = "npz" if place == "npz" else "images"
+    with pytest.raises(DataError, match=r"caf\\udce9.*Rename it"):
+        prepare(DataConfig(name=name, dir=str(root), image_size=4))
+
+
+# --- labels -----------------------------------------------------------------------------
+
+
+def npz(root: Path, train: list[int], test: list[int]) -> DataConfig:
+    x = np.zeros((1, 4, 4), np.uint8)
+    np.savez(
+        root / "a.npz",
+        x_train=x.repeat(len(train), 0),
+        y_train=train,
+        x_test=x.repeat(len(test), 0),
+        y_test=test,
+    )
+    return DataConfig(name="npz", dir=str(root), clients_per_domain=1)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([1, 2, 3], [1, 2, 3], "npz: of 4 classes ['0'] has no image. Number labels from 0"),
+        ([0, 1, 3], [0], "of 4 classes ['2'] has no image"),
+        ([0, 1], [0, 2], "there are test images of class ['2'], but none to train on"),
+        ([0, 1, 2], [0, 1], ""),
+    ],
+)
+def test_classes_without_images_are_warned_of(
+    train: list[int],
+    test: list[int],
+    message: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = npz(tmp_path, train, test)
+    with caplog.at_level(logging.WARNING):
+        prepare(config)
+    assert message in caplog.text
+    assert bool(caplog.text) is bool(message)
+
+
+@pytest.mark.parametrize("label", [3_000_000_000, 5_000_000, 65_536])
+def test_labels_that_number_no_classes_are_refused(label: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"labels from 0 to {label}; expected 0 to 65535"):
+        prepare(npz(tmp_path, [0, label], [0]))
+
+
+def test_more_clients_than_images_are_refused_in_a_line(tmp_path: Path) -> None:
+    config_of_many = config(folder(tmp_path, {"a": "cat dog"}), clients_per_domain=100_000)
+    with pytest.raises(DataError, match=r"'a' has 8 training images for 100000 clients. Lower"):
+        prepare(config_of_many)

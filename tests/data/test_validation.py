@@ -1,0 +1,300 @@
+"""Images kept out of training: whose, how many, and that nothing is trained on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fairflower.arrays import record_of
+from fairflower.client_app import app
+from fairflower.config import DataConfig, RunConfig
+from fairflower.data import Federation, prepare
+from fairflower.data.partition import with_every_value
+from fairflower.data.sites import open_site, unite
+from fairflower.data.validation import keep_out
+from fairflower.engines.inline import InlineGrid
+from fairflower.errors import ConfigError, DataError
+from fairflower.report import read_run
+
+SMALL = {"clients_per_domain": 2, "examples_per_client": 40, "test_examples": 20}
+
+
+def data(**changes: Any) -> Federation:
+    return prepare(DataConfig(**{**SMALL, **changes}))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), min_size=1, max_size=4),
+    st.floats(0.001, 0.999),
+    st.integers(0, 3),
+)
+def test_a_share_of_every_class_of_every_client_is_kept_out_or_it_is_refused(
+    found: list[list[int]], share: float, seed: int
+) -> None:
+    labels = np.array([label for client in found for label in client])
+    ends = np.cumsum([len(client) for client in found])
+    rows = np.split(np.random.default_rng(seed).permutation(len(labels)), ends[:-1])
+    wanted = [max(1, int(share * len(own) + 1e-9)) for own in rows]
+    spare = [len(own) - len(np.unique(labels[own])) for own in rows]
+    if any(w > s for w, s in zip(wanted, spare, strict=True)):
+        with pytest.raises(DataError, match=r"data.validation-fraction = .*: client \d \(a\) has"):
+            keep_out({"a": rows}, {"a": labels}, share, seed)
+        return
+    train, validation = keep_out({"a": rows}, {"a": labels}, share, seed)["a"]
+    for own, kept, out, count in zip(rows, train, validation, wanted, strict=True):
+        assert sorted([*kept, *out]) == sorted(own)
+        assert len(out) == count
+        assert kept.tolist() == [row for row in own if row in set(kept)], "in their order"
+        before, after = Counter(labels[own].tolist()), Counter(labels[kept].tolist())
+        assert before.keys() == after.keys()
+        for label, n in before.items():
+            quota = min(share * n, n - 1)
+            assert n - after[label] > quota - 1, "in proportion to the classes"
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 9))
+def test_the_share_that_a_refusal_names_works(counts: list[int], seed: int) -> None:
+    assume(max(counts) > 1)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    rows = {"a": [np.arange(len(labels))]}
+    with pytest.raises(DataError, match="client 0") as refused:
+        keep_out(rows, {"a": labels}, 1.0, seed)
+    named = re.search(r"largest share that works is ([\d.]+)\.", str(refused.value))
+    assert named
+    largest = float(named[1])
+    keep_out(rows, {"a": labels}, largest, seed)
+    more = largest + 1 / len(labels) + 1e-4  # it is rounded down
+    with pytest.raises(DataError):
+        keep_out(rows, {"a": labels}, more, seed)
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=12, max_size=24),
+    st.lists(st.integers(3, 6), min_size=2, max_size=3),
+    st.integers(0, 9),
+)
+def test_an_image_that_clients_share_is_in_nobodys_validation(
+    values: list[int], sizes: list[int], seed: int
+) -> None:
+    assume(sum(sizes) <= len(values))
+    labels, rng = np.array(values), np.random.default_rng(seed)
+    order = with_every_value(rng.permutation(len(labels)), labels, sizes, rng)
+    rows = np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
+    assume(all(len(own) > len(np.unique(labels[own])) for own in rows))
+    train, validation = keep_out({"a": rows}, {"a": labels}, 0.01, seed)["a"]
+    assert not {*np.concatenate(validation)} & {*np.concatenate(train)}
+
+
+def test_where_no_share_works_it_is_said() -> None:
+    with pytest.raises(DataError, match=r"client 1 \(b\) has 2 .* No share works"):
+        keep_out(
+            {"a": [np.arange(9)], "b": [np.arange(2)]},
+            {"a": np.zeros(9, int), "b": np.array([0, 1])},
+            0.2,
+            0,
+        )
+
+
+def test_training_and_validation_are_what_training_was_and_tests_stay() -> None:
+    whole, divided = data(), data(validation_fraction=0.25)
+    assert divided.validation_sizes == (20,) * len(whole.domains)
+    for client in divided.clients:
+        kept, out = (
+            divided.train(client.client_id),
+            divided.client_test(client.client_id, "validation"),
+        )
+        before = whole.train(client.client_id)
+        assert client.num_examples == len(kept.y) == 30
+        assert client.class_counts == tuple(np.bincount(kept.y, minlength=10))
+
+        def images(*splits: Any) -> Counter[bytes]:
+            return Counter(x.tobytes() for split in splits for x in split.x)
+
+        assert images(kept, out) == images(before)
+        now, then = divided.client_test(client.client_id), whole.client_test(client.client_id)
+        np.testing.assert_array_equal(now.x, then.x)
+    np.testing.assert_array_equal(
+        divided.test("plain", "validation").y,
+        np.concatenate([divided.client_test(k, "validation").y for k in (0, 1)]),
+    )
+
+
+def test_the_draw_is_the_seeds_and_another_clients_is_another() -> None:
+    def out(client: int, **changes: Any) -> bytes:
+        found = data(validation_fraction=0.25, **changes)
+        return found.client_test(client, "validation").x.tobytes()
+
+    assert out(0) == out(0, domains="plain")
+    assert out(0) != out(0, seed=1)
+
+
+def test_an_image_is_corrupted_alike_in_training_and_in_validation() -> None:
+    kind = {"corrupted_clients": 1, "domains": "plain"}
+    whole, divided = data(**kind), data(**kind, validation_fraction=0.25)
+    before = {x.tobytes() for x in whole.train(1).x}
+    assert {x.tobytes() for x in divided.client_test(1, "validation").x} < before
+
+
+def test_without_a_share_nothing_is_other_than_before() -> None:
+    federation = data()
+    with np.load(federation.folder / "client-000.npz") as arrays:
+        assert list(arrays) == ["x_train", "y_train", "x_test", "y_test"]
+    assert "validation_sizes" not in json.loads(federation.to_json())
+    assert federation.validation_sizes == ()
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+KEPT = {"data.validation-fraction": 0.2}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
+    """A run each, tested by server and clients, with and without tests on test images."""
+    place = tmp_path_factory.mktemp("runs")
+    return {
+        (by, test): runs.run(
+            runs.config(
+                place / f"{by}-{test}", **KEPT, **{"evaluate.by": by, "evaluate.test": test}
+            )
+        )
+        for by in ("server", "clients")
+        for test in (True, False)
+    }
+
+
+def accuracies(folder: Path, level: str) -> dict[str, str]:
+    return {
+        row["name"]: row["value"]
+        for row in runs.history(folder)
+        if row["level"] == level and row["metric"] == "accuracy" and row["round"] == "2"
+    }
+
+
+def test_validation_has_rows_of_its_own_and_server_and_clients_agree(folders: Any) -> None:
+    server, clients = folders["server", True], folders["clients", True]
+    assert list(accuracies(server, "validation")) == list(accuracies(server, "domain"))
+    assert accuracies(server, "validation") != accuracies(server, "domain")
+    for level in ("domain", "validation"):
+        there, here = accuracies(server, level), accuracies(clients, level)
+        assert {k: float(v) for k, v in there.items()} == pytest.approx(
+            {k: float(v) for k, v in here.items()}
+        )
+    assert list(accuracies(clients, "client-validation")) == ["0", "1", "2", "3"]
+    assert not accuracies(server, "client-validation")
+
+
+def test_the_model_does_not_depend_on_who_tests_on_what(folders: Any) -> None:
+    models = {(folder / "model.safetensors").read_bytes() for folder in folders.values()}
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_a_run_that_is_never_tested_is_read_by_its_validation(by: str, folders: Any) -> None:
+    untested = folders[by, False]
+    assert not accuracies(untested, "domain")
+    assert not accuracies(untested, "client-validation") if by == "server" else True
+    run = read_run(untested)
+    values = [float(v) for v in accuracies(folders[by, True], "validation").values()]
+    np.testing.assert_array_equal(run.accuracy[-1], values)
+
+
+def test_clients_train_on_what_is_left(tmp_path: Path) -> None:
+    """The images for validation may be any: the update stays."""
+    config = runs.config(tmp_path, **KEPT)
+    federation = prepare(config.data)
+    grid = InlineGrid(app, 4)
+    node = min(grid.get_node_ids())
+    from fairflower.server.evaluation import Evaluator
+
+    arrays = record_of(Evaluator(config, federation).arrays())
+
+    def update() -> Any:
+        flat = ConfigRecord({**config.to_flat(), "server-round": 1})
+        message = Message(RecordDict({"arrays": arrays, "config": flat}), node, MessageType.TRAIN)
+        (reply,) = grid.send_and_receive([message])
+        metrics = reply.content.metric_records["metrics"]
+        assert metrics["num-examples"] == 16
+        return {k: a.numpy().tobytes() for k, a in reply.content["arrays"].items()}
+
+    before = update()
+    from fairflower import client_app
+
+    path = federation.folder / "client-000.npz"
+    saved = path.read_bytes()
+    try:
+        with np.load(path) as arrays_of:
+            found = dict(arrays_of)
+        found["x_validation"][:] = 0
+        np.savez(path, **found)
+        client_app._data.cache_clear()
+        assert update() == before
+    finally:
+        path.write_bytes(saved)
+        client_app._data.cache_clear()
+
+
+def test_to_validate_there_have_to_be_images_for_it() -> None:
+    with pytest.raises(ConfigError, match=r"evaluate.test = false: .* data.validation-fraction"):
+        RunConfig.from_flat({"evaluate.test": False})
+
+
+# --- sites ---------------------------------------------------------------------------------------
+
+
+def npz(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (30, 8, 8), np.uint8)
+    np.savez(
+        path, x_train=x[:24], y_train=np.arange(24) % 3, x_test=x[24:], y_test=np.arange(6) % 3
+    )
+
+
+def test_sites_keep_out_what_they_would_of_one_folder_divided_among_clients(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for seed, domain in enumerate(("grey", "red")):
+        npz(tmp_path / "all" / f"{domain}.npz", seed)
+        (tmp_path / domain).mkdir()
+        shutil.copy(tmp_path / "all" / f"{domain}.npz", tmp_path / domain)
+    settings = {**KEPT, "data.name": "npz", "data.clients-per-domain": 1, "model.name": "cnn"}
+    settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
+    divided = runs.run(
+        runs.config(tmp_path / "divided", **settings, **{"data.dir": str(tmp_path / "all")}),
+        nodes=2,
+    )
+    grid = InlineGrid(app, 2)
+    for domain, context in zip(("grey", "red"), grid.contexts.values(), strict=True):
+        context.node_config = {"domain": domain, "data-dir": str(tmp_path / domain)}
+    from rich.console import Console
+
+    from fairflower.server.session import Session
+
+    config = runs.config(tmp_path / "sites", **settings, **{"evaluate.by": "clients"})
+    sites = Session(grid, config, Console(quiet=True)).run()
+    assert len({(f / "model.safetensors").read_bytes() for f in (divided, sites)}) == 1
+    there, here = accuracies(divided, "validation"), accuracies(sites, "validation")
+    assert {k: float(v) for k, v in there.items()} == pytest.approx(
+        {k: float(v) for k, v in here.items()}
+    )
+
+
+def test_sites_of_which_one_keeps_nothing_out_have_no_validation(tmp_path: Path) -> None:
+    sites = []
+    for seed, share in enumerate((0.25, 0.0)):
+        (tmp_path / str(seed)).mkdir()
+        npz(tmp_path / str(seed) / "x.npz", seed)
+        config = DataConfig(name="npz", dir=str(tmp_path / str(seed)), validation_fraction=share)
+        sites.append(open_site(config, f"site {seed}"))
+    assert unite(sites[:1] * 2).validation_sizes == (12,)
+    assert unite(sites).validation_sizes == ()

@@ -1,0 +1,282 @@
+"""A Ray cluster: its nodes by the guide, what they lack, one that is lost in a round."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import ROOT, TIMEOUT, environment, free_port, run, started
+
+from fairflower.config import RunConfig
+from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
+from fairflower.engines.workers import Workers
+from fairflower.errors import ConfigError, DataError
+from fairflower.machine import versions
+
+FOUR = [Node(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3), ("d", 2))]
+
+
+@pytest.mark.parametrize(
+    ("resources", "cpus", "gpus", "workers"),
+    [
+        ({"CPU": 7.0}, 2, 0, 3),
+        ({"CPU": 8.0, "GPU": 1.0}, 1, 0.25, 4),
+        ({"CPU": 8.0, "GPU": 2.0}, 1, 0.4, 4),  # two to a GPU: none has shares of two
+        ({"CPU": 8.0, "GPU": 3.0}, 1, 2, 1),
+        ({"CPU": 8.0}, 1, 0.25, 0),
+        ({}, 1, 0, 0),  # a head node that is to do nothing else
+    ],
+)
+def test_a_node_has_room_for_so_many_workers(resources, cpus, gpus, workers):
+    assert room(resources, cpus, gpus) == workers
+
+
+def test_workers_are_dealt_to_the_nodes_in_turn():
+    assert "".join(node.node_id for node in spread(FOUR, 100)) == "acdcdc"
+    assert "".join(node.node_id for node in spread(FOUR, 4)) == "acdc"
+    assert spread(FOUR, 0) == spread([], 4) == []
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1", "http://10.0.0.1:6379", "10.0.0.1:x"])
+def test_an_address_of_another_form_is_refused(address: str):
+    with pytest.raises(ConfigError, match="expected auto, host:port or ray://host:port"):
+        connect(address, 1)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_no_cluster_is_is_named_at_once(scheme: str):
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError, match=f"'{address}': no Ray cluster answers.*ray start"):
+        connect(address, 1)
+
+
+def test_a_cluster_needs_our_engine():
+    with pytest.raises(ConfigError, match=r"ray-address.*engine = .inline. runs on this machine"):
+        RunConfig.from_flat({"ray-address": "auto", "engine": "inline"})
+
+
+def test_a_machine_with_other_versions_says_which(monkeypatch: pytest.MonkeyPatch):
+    here = account(lambda: "data", versions())
+    assert here.prepared == "data"
+    assert not here.trouble
+    # Another build of the same version, and other code of ours, which is sent there.
+    needed = versions() | {"fairflower": "0.0.1"}
+    needed["torch"] = needed["torch"].partition("+")[0] + "+cu999"
+    assert not account(None, needed).trouble
+    trouble = account(None, needed | {"flwr": "0.9", "numpy": "1.0"}).trouble
+    assert re.match(r"flwr [\d.]+ \(needed: 0.9\), numpy [\d.]+ \(needed: 1.0\)\. Install", trouble)
+
+
+class Ray:
+    """What is asked of Ray, which here has these nodes, each with one CPU and its own account."""
+
+    exceptions = SimpleNamespace(RayError=ArithmeticError)
+
+    def __init__(self, **accounts: Account | ArithmeticError) -> None:
+        self.accounts = accounts
+        self.lost: set[str] = set()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "NodeID": name * 56,
+                "Alive": name not in self.lost,
+                "NodeManagerAddress": name,
+                "NodeManagerHostname": name,
+                "Resources": {"CPU": 1.0},
+            }
+            for name in self.accounts
+        ]
+
+    def remote(self, **resources: float) -> Any:
+        def call(node: str) -> Any:
+            sign = SimpleNamespace(remote=lambda: node)
+            return SimpleNamespace(__ray_ready__=sign, node=node)
+
+        def options(scheduling_strategy: Any) -> Any:
+            return SimpleNamespace(remote=lambda *_: made(scheduling_strategy.node_id[0]))
+
+        made = call if resources["num_cpus"] else str
+        return lambda thing: SimpleNamespace(options=options)
+
+    def wait(self, names: list[str], **_: Any) -> tuple[list[str], list[str]]:
+        return names, []
+
+    def get(self, name: str) -> Account:
+        found = self.accounts[name]
+        if isinstance(found, ArithmeticError):
+            raise found
+        return found
+
+
+def missing() -> None:
+    raise DataError("FAIRFLOWER_DATA = '/data': there is no folder /data.")
+
+
+def test_nodes_that_lack_something_are_named_before_anything_starts():
+    good = account(None, {})
+    lost = ArithmeticError("the node died")
+    ray = Ray(a=good, b=account(missing, {}), c=lost, d=good._replace(prepared="others"))
+    with pytest.raises(ConfigError) as told:
+        Nodes(ray, 1, 0, None).begin()
+    assert str(told.value).splitlines() == [
+        "Clients cannot work on these Ray nodes:",
+        "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node looks where the "
+        "environment of its `ray start` says.)",
+        "  c: the node died",
+        "  d: its data are others than here. Bring the same files there.",
+    ]
+    with pytest.raises(ConfigError, match="there is no folder /data"):
+        Nodes(Ray(a=good), 1, 0, missing).begin()
+
+
+def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(caplog):
+    good = account(None, {})
+    ray = Ray(a=good)
+    nodes = Nodes(ray, 1, 0, None)
+    assert [node.name for node in nodes.begin()] == ["a"]
+    assert nodes.joined() == []
+    ray.accounts |= {"b": good, "c": account(missing, {})}
+    assert [node.name for node in nodes.joined()] == ["b"]
+    assert "c is left out: FAIRFLOWER_DATA" in caplog.text
+    assert nodes.joined() == []
+
+
+def test_processors_of_several_kinds_are_named(caplog):
+    good = account(None, {})
+    ray = Ray(a=good, b=good._replace(kind="Arm, NEON"), c=good)
+    Nodes(ray, 1, 0, None).begin()
+    (warning,) = caplog.messages
+    assert warning.startswith("The Ray nodes are of 2 kinds")
+    assert "a, c: " in warning
+    assert "b: Arm, NEON" in warning
+    caplog.clear()
+    Nodes(Ray(a=good, b=good), 1, 0, None).begin()
+    assert not caplog.messages
+
+
+def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
+    good = account(None, {})
+    ray = Ray(a=good, b=good, c=good)
+    workers = Workers(ray, object, (), 2, 1, 0, Nodes(ray, 1, 0, None))
+
+    def where() -> str:
+        workers.take_up()
+        return "".join(worker.node.name for worker in workers.at_hand)
+
+    workers.begin()
+    assert where() == "ab"
+    ray.lost.add("a")
+    workers.replace(workers.at_hand[0])
+    assert where() == "bc"
+    # One that dies on a node that is there is replaced there.
+    workers.replace(workers.at_hand[0])
+    assert where() == "cb"
+    # A node is taken for alive for a while after it was lost: then none starts on it.
+    lost = ray.accounts["c"] = ArithmeticError("it was lost")
+    workers.replace(workers.at_hand[0])
+    ray.lost.add("c")
+    assert where() == "b"
+    assert [text for text in caplog.messages if "lost" in text] == [
+        "Ray node a is lost.",
+        "Ray node c is lost.",
+    ]
+    ray.accounts["b"] = lost
+    workers.replace(workers.at_hand[0])
+    assert where() == ""
+    assert not workers.starting
+    assert "A worker cannot start on b: it was lost" in caplog.text
+    ray.accounts["d"] = good
+    workers.look_for_nodes()
+    assert where() == "d"
+
+
+def test_workers_that_no_node_has_room_for_are_refused():
+    ray = Ray(a=account(None, {}))
+    for cpus, gpus in ((2, 0.0), (1, 0.5)):
+        workers = Workers(ray, object, (), 2, cpus, gpus, None)
+        with pytest.raises(ConfigError, match=f"client-cpus = {cpus}, client-gpus = {gpus:g}: no"):
+            workers.begin()
+
+
+# --- two nodes on this machine -----------------------------------------------------------
+
+
+#: Two classes, for two clients.
+IMAGES = {"x": np.zeros((8, 8, 8), np.uint8), "y": np.arange(8) % 2}
+SPLITS = ("train", "test")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as path:
+        yield Path(path)
+
+
+def lines_of_the_guide(folder: Path) -> list[str]:
+    """What docs/cluster.md tells to type, with a port that is free here and a short run."""
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    (block,) = re.findall(r"^```sh try\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    block = block.replace("6390", str(free_port())).replace("$RAY_TMPDIR", str(folder))
+    short = " --rounds 12 --epochs 1 --set data.clients-per-domain=2 --set evaluate.every=100"
+    return [line + short * line.startswith("fairflower") for line in block.splitlines()]
+
+
+# Nightly: on a busy machine Ray at times takes minutes to see that a node is gone.
+@pytest.mark.grid
+@pytest.mark.slow
+def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machine(folder: Path):
+    data = folder / "data"
+    data.mkdir()
+    np.savez(data / "noise.npz", **{f"{k}_{split}": IMAGES[k] for k in IMAGES for split in SPLITS})
+    env = environment(folder, RAY_TMPDIR=str(folder), FAIRFLOWER_DATA=str(data))
+    _, head, _, other, _, run_there, run_here, compare, _ = lines_of_the_guide(folder)
+    log, history = folder / "log.txt", folder / "runs" / "cluster" / "history.csv"
+    with log.open("w") as output:
+
+        @contextmanager
+        def begin(line: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+            call = ["bash", "-c", f"exec env {line.partition('&')[0]}"]
+            with started(call, env=env, stdout=output, stderr=subprocess.STDOUT) as process:
+                yield process
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # asked to end, Ray takes its time
+
+        with begin(head, env):
+            wait_for("Ray runtime started", log)
+            with begin(other, {**env, "FAIRFLOWER_DATA": str(folder / "nowhere")}):
+                wait_for("Ray runtime started", log, 2)
+                refused = run([*run_there.split(), "--data", "npz"], env=env, expect=2)
+                told = " ".join(refused.split())
+                assert "Clients cannot work on these Ray nodes: " in told
+                assert "/nowhere'" in told
+            with begin(other, env) as second:
+                wait_for("Ray runtime started", log, 3)
+                with begin(run_there, env) as cli:
+                    wait_for("\n2,run", history)
+                    os.killpg(second.pid, signal.SIGKILL)
+                    assert cli.wait(TIMEOUT) == 0, log.read_text()
+        notes = (history.parent / "log.txt").read_text()
+        assert "has died. What it was at is tried once more" in notes
+        assert "goes on without" not in notes
+        run(run_here.split(), env=env)
+        run(compare.split(), env=env)
+
+
+def wait_for(text: str, file: Path, times: int = 1) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not file.exists() or file.read_text().count(text) < times:
+        assert time.monotonic() < deadline, file
+        time.sleep(0.1)

@@ -1,0 +1,183 @@
+"""The engine on Ray with apps of somebody else: same results, state, deaths, one copy."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fairflower.engines.inline import InlineGrid
+from fairflower.engines.launch import simulate
+from fairflower.engines.ray import RayGrid
+from fairflower.engines.workers import Worker
+from fairflower.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+WEIGHTS = np.arange(40_000, dtype=np.float64).reshape(200, 200)  # 320 kB: shared
+
+
+def somebodys_client() -> ClientApp:
+    """Moves the model by its number and by how often it was asked."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        record = message.content["arrays"]
+        client = int(context.node_config["partition-id"])
+        count = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        count["n"] = int(count["n"]) + 1
+        kept = context.state.array_records.get("kept")
+        before = kept["w"].numpy() if kept else np.zeros_like(WEIGHTS)
+        w = record["w"].numpy() + before + client * context.run_config["step"] + count["n"]
+        context.state["kept"] = ArrayRecord({"w": Array(w)})
+        die(message.content.config_records.get("config", {}), client)
+        record["w"] = Array(w)  # its message is its own: nobody else sees this
+        content = {
+            "arrays": ArrayRecord({"w": Array(w)}),
+            "metrics": MetricRecord({"num-examples": client + 1, "n": count["n"]}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def die(config: Any, client: int) -> None:
+    """Take the process down, as the kernel does when memory runs out: always, or once."""
+    if config.get("dies") != client:
+        return
+    if marker := config.get("once"):
+        if Path(marker).exists():
+            return
+        Path(marker).touch()
+    os._exit(1)
+
+
+def federate(engine: str, **options: Any) -> np.ndarray:
+    """Three rounds of Flower's own FedAvg; the final model."""
+    server = ServerApp()
+    outcome = {}
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        random.seed(0)  # by which Flower orders the nodes, and so the sums
+        strategy = FedAvg(fraction_evaluate=0.0)
+        result = strategy.start(grid, ArrayRecord({"w": Array(WEIGHTS)}), num_rounds=3)
+        outcome["w"] = result.arrays["w"].numpy()
+        context.state["done"] = ConfigRecord({"step": context.run_config["step"]})
+
+    context = simulate(
+        server, somebodys_client(), 5, engine=engine, run_config={"step": 0.5}, **options
+    )
+    assert context.state["done"]["step"] == 0.5
+    return outcome["w"]
+
+
+def test_two_apps_of_somebody_else_end_alike_on_both_engines():
+    assert np.array_equal(federate("inline"), federate("ray", workers=2))
+
+
+def test_flowers_engine_cannot_hand_on_a_run_config():
+    with pytest.raises(ConfigError, match="run_config"):
+        federate("flower")
+
+
+def test_what_the_server_raises_comes_out():
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        raise ZeroDivisionError("of the server")
+
+    with pytest.raises(ZeroDivisionError, match="of the server"):
+        simulate(server, somebodys_client(), 1, workers=1)
+
+
+def ask(grid: InlineGrid, timeout: float | None = None, **config: Any) -> dict[int, Message]:
+    """One round: the replies by client."""
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(WEIGHTS)})})
+    content["config"] = ConfigRecord(config)
+    nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
+    messages = [Message(content, node, "train") for node in nodes]
+    return {
+        nodes[r.metadata.src_node_id]: r for r in grid.send_and_receive(messages, timeout=timeout)
+    }
+
+
+def models(replies: dict[int, Message]) -> dict[int, list[float]]:
+    return {
+        k: reply.content["arrays"]["w"].numpy().ravel().tolist()
+        for k, reply in sorted(replies.items())
+        if not reply.has_error()
+    }
+
+
+def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path, monkeypatch):
+    settings = {"step": 0.5}
+    inline = InlineGrid(somebodys_client(), 40, settings)
+    expected = [models(ask(inline)) for _ in range(3)]
+    with closing(RayGrid(somebodys_client(), 40, settings, workers=2)) as grid:
+        puts: list[object] = []
+        put = grid._ray.put
+        monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
+        assert models(ask(grid)) == expected[0]
+        assert len(puts) == 1  # for forty messages
+        # One death: tried again with those sent together with it, from the states they had.
+        sent: list[int] = []
+        send = grid._send
+
+        def watched(worker: Worker, tasks: list[Any]) -> None:
+            send(worker, tasks)
+            sent.append(len(tasks))
+            there = [task for batch in worker.batches.values() for task in batch.tasks]
+            assert len(there) == 1 or not any(task.deaths for task in there)
+
+        monkeypatch.setattr(grid, "_send", watched)
+        assert models(ask(grid, dies=3, once=str(tmp_path / "died"))) == expected[1]
+        assert max(sent) > 1
+        # Dies whenever it is asked: an error reply, and nobody else suffers.
+        replies = ask(grid, dies=1)
+        assert [k for k, reply in replies.items() if reply.has_error()] == [1]
+        assert "ActorDied" in replies[1].error.reason
+        alive = {k: w for k, w in expected[2].items() if k != 1}
+        assert models(replies) == alive
+
+
+def test_the_slowest_client_of_the_last_round_comes_first():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        begun = time.time()
+        time.sleep(0.3 if context.node_config["partition-id"] == 4 else 0.0)
+        record = MetricRecord({"begun": begun, "num-examples": 1})
+        return Message(RecordDict({"metrics": record}), reply_to=message)
+
+    with closing(RayGrid(app, 5, workers=1)) as grid:
+        ask(grid)
+        begun = {k: reply.content["metrics"]["begun"] for k, reply in ask(grid).items()}
+    assert min(begun, key=begun.__getitem__) == 4
+
+
+def test_waiting_ends_in_time():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        hangs = message.content.config_records["config"].get("hangs")
+        time.sleep(600 if context.node_config["partition-id"] == hangs else 0)
+        return Message(RecordDict({"metrics": MetricRecord({"n": 1})}), reply_to=message)
+
+    with closing(RayGrid(app, 2, workers=2)) as grid:
+        assert ask(grid).keys() == {0, 1}  # however long the workers take to start
+        assert ask(grid, timeout=15, hangs=0).keys() == {1}

@@ -1,0 +1,78 @@
+"""``flwr run`` against a SuperLink of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from processes import SCRIPTS, TIMEOUT, environment, free_port, run, started
+
+
+class Flower:
+    """``flwr`` in a copy of the app, against a SuperLink of its own."""
+
+    def __init__(self, app: Path, home: Path, scripts: Path = SCRIPTS) -> None:
+        self.app = app
+        self.home = home
+        self.scripts = scripts
+        self.port = free_port()
+        self.env = environment(
+            home,
+            PATH=os.pathsep.join([str(scripts), os.environ.get("PATH", "")]),
+            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(self.port),
+        )
+
+    def __call__(self, *arguments: str) -> str:
+        return run([self.scripts / "flwr", *arguments], env=self.env, cwd=self.app)
+
+    def run(self, settings: dict[str, str], supernodes: int) -> dict[str, Any]:
+        """Make a run; its row in ``flwr ls`` once it has finished."""
+        pairs = " ".join(f"{key}={value}" for key, value in settings.items())
+        federation = f"num-supernodes={supernodes} client-resources-num-cpus=1"
+        options = ["--run-config", pairs, "--federation-config", federation]
+        run_id = json.loads(self("run", ".", "--format", "json", *options))["run-id"]
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            (row,) = json.loads(self("ls", "--run-id", run_id, "--format", "json"))["runs"]
+            if row["status"].startswith("finished"):
+                return row
+            time.sleep(1)
+        raise AssertionError(f"still {row['status']}:\n{self('log', run_id, '--show')}")
+
+
+@contextmanager
+def superlink(app: Path, home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
+    """A SuperLink where ``flwr run`` looks for its local one, which it would start itself."""
+    home.mkdir(exist_ok=True)
+    flower = Flower(app, home, scripts)
+    log = flower.home / "superlink.log"
+    database = flower.home / "state.db"
+    command = [scripts / "flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
+    command += ["--port", str(flower.port), "--database", database]
+    with (
+        log.open("w") as output,
+        started(command, env=flower.env, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        deadline = time.monotonic() + TIMEOUT
+        while not answers(flower.port):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield flower
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

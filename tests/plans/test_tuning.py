@@ -1,0 +1,489 @@
+"""Tuning: equal budgets, choices by validation alone, and studies that go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import belonging_to, environment, run, started
+from rich.console import Console
+from run_folders import Page
+
+from fairflower.arguments import Search
+from fairflower.cli.tune import Select
+from fairflower.client_app import app
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.data import prepare
+from fairflower.engines.inline import InlineGrid
+from fairflower.errors import ConfigError, Pruned, RoundFailed
+from fairflower.plans.plan import Plan
+from fairflower.plans.tuning import Behind, Protocol, Tuning, tunables
+from fairflower.registry import CLIENTS, STRATEGIES
+from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report.tuning import CRITERIA, Trial, Tuned, chosen
+from fairflower.server.figures import Figures, History
+from fairflower.server.session import Session
+
+SMALL = {
+    "num-server-rounds": 4,
+    "data.clients-per-domain": 1,
+    "data.examples-per-client": 30,
+    "data.test-examples": 10,
+    "data.validation-fraction": 0.5,
+    "data.domains": "plain,rotated",
+}
+#: How good a run is, by its config: accuracies of the two domains.
+Quality = Callable[[RunConfig], tuple[float, float]]
+
+
+def by_tau(config: RunConfig) -> tuple[float, float]:
+    """Best at tau = 0.5, wherever it is tested."""
+    tau = config.strategy.args.get("tau", 0.3)
+    return 0.9 - abs(float(tau or 0) - 0.5), 0.8
+
+
+def tuning(
+    folder: Path, names: str = "fedheal,fedavg", settings: Any = None, **protocol: Any
+) -> Tuning:
+    folder.mkdir(exist_ok=True)
+    flat = SMALL | (settings or {})
+    plan = Plan.grid(flat, StrategyConfig.parse(names), [0])
+    return Tuning(
+        folder, plan.runs, Protocol(**{"budget": 5, "select": "worst", "seeds": [1, 2], **protocol})
+    )
+
+
+def of(made: Tuning, method: str) -> Tuned:
+    return next(one for one in made.tuned() if one.method == method)
+
+
+def make(
+    made: Tuning, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
+) -> list[RunConfig]:
+    """Make the runs of an agenda as `execute_side_by_side` does, but without any training."""
+    todo, done = list(made.plan.runs), []
+    while todo and len(done) < most:
+        config = todo.pop(-1 if last_first else 0)
+        error: Exception | None = None
+        try:
+            write(config, quality(config), made.watch(config))
+        except (RoundFailed, OSError) as problem:
+            error = problem
+            write(config, (0.1, 0.1), None, problem)
+        done.append(config)
+        more, excused = made.ended(config, error)
+        assert error is None or excused == (isinstance(error, RoundFailed))
+        todo += more
+    return done
+
+
+def figures(accuracies: Mapping[str, float]) -> Figures:
+    """What is told of a round with these accuracies in validation."""
+    history = History(tuple(accuracies))
+    for domain, value in accuracies.items():
+        history.add(1, "validation", domain, {"accuracy": value})
+    return history.of(1)
+
+
+def write(
+    config: RunConfig, quality: tuple[float, float], watch: Any, error: Exception | None = None
+) -> None:
+    """A run folder with these accuracies from the second round on, written as plain text."""
+    federation = prepare(config.data)
+    folder = Path(config.output_dir) / config.run_name
+    folder.mkdir(parents=True, exist_ok=True)
+    status, reason = (
+        ("failed", f"{type(error).__name__}: {error}") if error else ("completed", None)
+    )
+    level = "domain" if config.evaluate.test else "validation"
+    lines = ["round,level,name,metric,value"]
+    for r in range(1, config.num_server_rounds + 1):
+        values = dict(zip(federation.domains, quality if r > 1 else (0.1, 0.1), strict=True))
+        lines += [f"{r},{level},{domain},accuracy,{value}" for domain, value in values.items()]
+        lines.append(f"{r},run,,seconds,1.0")
+        try:
+            if watch:
+                watch(r, figures(values))
+        except Pruned as why:
+            status, reason = "pruned", str(why)
+            break
+    facts = {
+        **{"label": config.label, "status": status, "error": reason, "rounds": 4},
+        "domains": list(federation.domains),
+        "clients": [vars(client) for client in federation.clients],
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "history.csv").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(config.to_toml())
+
+
+# --- what is tried -------------------------------------------------------------------------------
+
+
+def test_every_method_has_its_budget_with_the_papers_values_first_and_none_is_tested(
+    tmp_path: Path,
+) -> None:
+    made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
+    trials = [config for config in make(made) if not config.evaluate.test]
+    assert [len(one.trials) for one in made.tuned()] == [5, 5, 5]  # and Uniform
+    assert len(trials) == 15
+    assert all(config.seed == 0 for config in trials)
+    for one in made.tuned():
+        defaults = {"strategy.tau": 0.3, "strategy.beta": 0.4, "strategy.q": 1.0}
+        defaults |= {"train.lr": 0.05, "train.local-epochs": 5}
+        assert one.trials[0].values == {key: defaults[key] for key in one.ranges}
+        assert len({tuple(trial.values.values()) for trial in one.trials}) == 5
+        for trial in one.trials:
+            for key, search in one.ranges.items():
+                assert search.low <= trial.values[key] <= search.high
+    rates = [[t.values["train.lr"] for t in one.trials] for one in made.tuned()]
+    assert all(of_one == rates[0] for of_one in rates), "what methods share is tried alike"
+
+
+def test_what_is_given_is_not_tuned_and_without_anything_to_tune_one_trial_will_do(
+    tmp_path: Path,
+) -> None:
+    made = tuning(tmp_path, "fedheal:tau=0.4,fedavg")
+    of_method = {one.method: one for one in made.tuned()}
+    assert list(of_method["fedheal:tau=0.4"].ranges) == ["strategy.beta"]
+    assert len(of_method["fedavg"].trials) == len(of_method["uniform"].trials) == 1
+
+
+def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
+    made = tuning(tmp_path)
+    tests = [config for config in make(made) if config.evaluate.test]
+    assert sorted(config.seed for config in tests) == [1, 1, 1, 2, 2, 2]
+    best = min(of(made, "fedheal").trials, key=lambda t: abs(t.values["strategy.tau"] - 0.5))
+    fedheal = [config for config in tests if config.strategy.name == "fedheal"]
+    for config in fedheal:
+        assert config.strategy.args == {
+            "tau": best.values["strategy.tau"],
+            "beta": best.values["strategy.beta"],
+        }
+    assert made.total == 7 + 6
+    with pytest.raises(ConfigError, match=r"--seeds: 0 is the seed of the trials"):
+        tuning(tmp_path / "other", seeds=[0, 1])
+
+
+#: Arguments that are no matter of degree.
+NOT_SEARCHED = {"rounds", "batches"}
+
+
+@pytest.mark.parametrize("methods", [STRATEGIES, CLIENTS], ids=["strategies", "clients"])
+def test_every_number_has_a_range_to_search_with_the_papers_value_in_it(methods: Any) -> None:
+    for method in methods.values():
+        for name, one in method.declared().items():
+            if isinstance(one.default, (int, float)) and name not in NOT_SEARCHED:
+                assert one.search, f"{method.__name__}: {name} has no Search beside its Range"
+                assert one.search.low <= one.default <= one.search.high, (method, name)
+                for end in (one.search.low, one.search.high):
+                    one.check(name, int(end) if one.whole else end)
+
+
+@given(st.floats(0, 1), st.floats(1e-6, 10), st.floats(1.5, 1e4), st.booleans())
+def test_draws_are_in_their_range(place: float, low: float, ratio: float, log: bool) -> None:
+    search = Search(low, low * ratio, log)
+    assert search.low <= search.at(place) <= search.high
+    assert search.at(0) == pytest.approx(low, rel=0.01)
+    assert search.at(1) == pytest.approx(low * ratio, rel=0.01)
+    assert Search(1, 3).at(place, whole=True) == min(1 + int(3 * place), 3)
+
+
+def test_of_training_the_range_is_around_the_configs_values() -> None:
+    config = RunConfig.from_flat({"train.lr": 0.001, "train.optimizer": "adam"})
+    found = tunables(config, training=True)
+    assert found["train.lr"].search == Search(0.0002, 0.005, log=True)
+    assert found["train.local-epochs"].search == Search(1, 10)
+
+
+# --- what is chosen ------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 40)] * 3), min_size=1, max_size=6),
+    st.sampled_from(list(CRITERIA)),
+)
+def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str) -> None:
+    trials = [
+        Trial(k, {}, "completed", tuple(v / 400 for v in values)) for k, values in enumerate(found)
+    ]
+    best = chosen(trials, select)
+    assert best
+    worst = [min(values) for values in found]
+    if select == "worst":
+        assert best.number == worst.index(max(worst)), "the first of equal ones"
+    else:
+        among = [k for k in range(len(found)) if select == "average" or worst[k] >= max(worst) - 4]
+        sums = [sum(found[k]) for k in among]
+        assert math.isclose(best.average, max(sums) / 3 / 400)
+
+
+def test_what_may_be_chosen_is_completed(tmp_path: Path) -> None:
+    assert chosen([], "worst") is None
+    made = tuning(tmp_path)
+    make(made, most=4)
+    one = of(made, "fedheal")
+    assert {trial.outcome for trial in one.trials} == {"completed", "unfinished"}
+    assert one.chosen in one.completed
+
+
+def test_the_command_has_every_criterion() -> None:
+    assert set(Select) == set(CRITERIA)
+
+
+def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Path) -> None:
+    def diverging(config: RunConfig) -> tuple[float, float]:
+        if float(config.strategy.args.get("tau") or 0) > 0.9 and not config.evaluate.test:
+            raise RoundFailed("nan")
+        return far_behind(config)
+
+    made = tuning(tmp_path)
+    make(made, diverging)
+    runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
+    page = write_report(runs, tmp_path / "report", made.tuned())
+    tables = Page(page.read_text(encoding="utf-8"))
+    one = of(made, "fedheal")
+    best = one.chosen
+    assert best
+    row = tables.table("Tuning")["fedheal"]
+    counts = [len(one.trials), one.count("pruned"), one.count("lost")]
+    assert [row[name] for name in ("trials", "pruned", "lost")] == list(map(str, counts))
+    assert counts[1] > 0 < counts[2]
+    assert row["chosen MIN"] == f"{100 * best.worst:.2f}"
+    (found,) = (
+        row for row in tables.tables["Ranges and chosen values"] if row[0] == "strategy.tau"
+    )
+    assert found[1:] == ["0 to 1", "0.3", str(best.values["strategy.tau"])]
+    drawn = (tmp_path / "report" / "figures" / "tuning-1.svg").read_text()
+    for key in one.ranges:
+        assert key in drawn
+    assert "is lost: nan" in (tmp_path / "report" / "tables.md").read_text()
+    assert "Ranges and chosen" in terminal(made)
+
+
+def terminal(made: Tuning) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(terminal_table([], made.tuned()))
+    return capture.get()
+
+
+# --- trials that do not end ----------------------------------------------------------------------
+
+
+def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
+    def diverging(config: RunConfig) -> tuple[float, float]:
+        if float(config.strategy.args.get("tau") or 0) > 0.5 and not config.evaluate.test:
+            raise RoundFailed("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
+        return by_tau(config)
+
+    made = tuning(tmp_path)
+    make(made, diverging)
+    one = of(made, "fedheal")
+    lost = [trial for trial in one.trials if trial.outcome == "lost"]
+    assert lost
+    assert all(trial.values["strategy.tau"] > 0.5 for trial in lost)
+    assert lost[0].reason == "Round 2: 0 of 2 clients client 0: the loss became nan"
+    assert len(one.trials) == 5, "they count"
+    best = one.chosen
+    assert best
+    assert best.values["strategy.tau"] <= 0.5
+
+
+def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Path) -> None:
+    def diverging(config: RunConfig) -> tuple[float, float]:
+        if config.strategy.name == "fedheal":
+            raise RoundFailed("nan")
+        return by_tau(config)
+
+    made = tuning(tmp_path)
+    done = make(made, diverging)
+    assert {c.strategy.name for c in done if c.evaluate.test} == {"fedavg", "uniform"}
+    one = of(made, "fedheal")
+    assert one.chosen is None
+
+
+def test_a_trial_that_fails_for_another_reason_is_made_again(tmp_path: Path) -> None:
+    def full(config: RunConfig) -> tuple[float, float]:
+        raise OSError("No space left on device")
+
+    made = tuning(tmp_path, "fedheal")
+    make(made, full, most=2)
+    assert {t.outcome for one in made.tuned() for t in one.trials} == {"unfinished"}
+    again = tuning(tmp_path, "fedheal")
+    make(again)
+    assert {t.outcome for one in again.tuned() for t in one.trials} == {"completed"}
+
+
+def far_behind(config: RunConfig) -> tuple[float, float]:
+    tau = float(config.strategy.args.get("tau") or 0.3)
+    return (0.8 if tau < 0.6 else 0.05), 0.8
+
+
+def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for last_first in (False, True):
+        made = tuning(tmp_path / str(last_first))
+        make(made, far_behind, last_first=last_first)
+        found.append(made.tuned())
+    assert found[0] == found[1]
+    (one,) = (one for one in found[0] if one.method == "fedheal")
+    for trial in one.trials:
+        expected = "pruned" if trial.values["strategy.tau"] >= 0.6 else "completed"
+        assert trial.outcome == expected
+    assert one.count("pruned") > 0
+    whole = tuning(tmp_path / "whole", prune=False)
+    make(whole, far_behind)
+    assert of(whole, "fedheal").count("pruned") == 0
+
+
+def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() -> None:
+    curve = {1: 0.9, 2: 0.5, 4: 0.8}
+    of_many = Behind.of("worst", curve, rounds=4, images=10_000)
+    of_few = Behind.of("worst", curve, rounds=4, images=18)
+    assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
+    assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
+    of_many(1, figures({"a": 0.0, "b": 0.0}))
+    of_many(4, figures({"a": 0.71, "b": 0.9}))
+    with pytest.raises(Pruned, match=r"in round 4 69.0 % .* less than 70.0 %"):
+        of_many(4, figures({"a": 0.69, "b": 0.9}))
+    of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
+    of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
+
+
+# --- studies that go on --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
+    whole = tuning(tmp_path / "whole")
+    expected = make(whole)
+    first = make(tuning(tmp_path / "twice"), most=most)
+    (tmp_path / "twice" / "trials" / "fedheal-trial4").mkdir(exist_ok=True)  # killed at once
+    again = tuning(tmp_path / "twice")
+    assert again.total == len(expected) - most
+    rest = make(again)
+    assert len(first) + len(rest) == len(expected)
+    assert again.tuned() == whole.tuned()
+    assert {c.run_name for c in first + rest} == {c.run_name for c in expected}
+    assert not make(tuning(tmp_path / "twice")), "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training": True}, r"other ranges: train.lr was not tuned, and is 0.01 to 0.25"),
+        ({"settings": {"train.lr": 0.1}}, r"other settings: train.lr was 0.05, and is 0.1"),
+        ({"settings": {"data.seed": 1}}, r"other settings: data.seed was 0, and is 1"),
+        ({"budget": 6}, r"other budget: it was 5, and is 6"),
+        ({"select": "average"}, r"other select: it was worst, and is average"),
+    ],
+)
+def test_a_study_of_something_else_is_refused(changes: Any, says: str, tmp_path: Path) -> None:
+    tuning(tmp_path, "fedheal")
+    with pytest.raises(ConfigError, match=says):
+        tuning(tmp_path, "fedheal", **changes)
+    tuning(tmp_path, "fedheal,fedfv")  # another method may come
+
+
+def test_a_study_of_other_images_is_refused(tmp_path: Path) -> None:
+    settings = {"data.name": "npz", "data.dir": str(tmp_path / "images"), "data.domains": ""}
+    settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
+    images(tmp_path / "images", side=8)
+    tuning(tmp_path / "study", "fedheal", settings)
+    images(tmp_path / "images", side=9)
+    with pytest.raises(ConfigError, match=r"has a study of fedheal with other data"):
+        tuning(tmp_path / "study", "fedheal", settings)
+
+
+def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:
+    """Two domains of three classes, told apart by their brightness; labels of six test images."""
+    folder.mkdir(exist_ok=True)
+    for domain in range(2):
+        rng = np.random.default_rng(domain)
+        y = np.arange(30) % 3
+        x = np.clip(rng.normal(60 + 70 * y[:, None, None], 30, (30, side, side)), 0, 255)
+        whole = {"x_train": x[:24].astype(np.uint8), "y_train": y[:24]}
+        np.savez(
+            folder / f"{domain}.npz", x_test=x[24:].astype(np.uint8), y_test=[*test] * 2, **whole
+        )
+
+
+def test_no_test_image_influences_a_choice(tmp_path: Path) -> None:
+    """Whatever the labels of the test images, trials come out alike to the last digit."""
+    found, tested = [], []
+    for place, labels in enumerate([(0, 1, 2), (2, 0, 1)]):
+        images(tmp_path / f"images-{place}", test=labels)
+        settings = {
+            **{"data.name": "npz", "data.dir": str(tmp_path / f"images-{place}")},
+            **{"data.domains": "", "data.examples-per-client": 0, "data.test-examples": 0},
+            **{"data.validation-fraction": 0.25, "num-server-rounds": 3, "train.local-epochs": 1},
+        }
+        protocol = {"select": "average", "budget": 3, "seeds": [1]}
+        made = tuning(tmp_path / f"study-{place}", "fedheal", settings, **protocol)
+        todo = list(made.plan.runs)
+        for config in todo:  # it grows
+            grid = InlineGrid(app, len(prepare(config.data).clients))
+            path = Session(grid, config, Console(quiet=True), on_round=made.watch(config)).run()
+            if config.evaluate.test:
+                tested.append((path / "history.csv").read_text())
+            todo += made.ended(config, None)[0]
+        found.append(made.tuned())
+    assert found[0] == found[1]
+    accuracies = [line for text in tested for line in text.splitlines() if ",domain," in line]
+    half = len(accuracies) // 2
+    assert accuracies[:half] != accuracies[half:], "what is tested does depend on them"
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+COMMAND = [
+    *(sys.executable, "-m", "fairflower.cli", "tune", "--strategies=fedheal"),
+    *("--budget=2", "--seeds=1", "--jobs=2", "--rounds=4", "--epochs=1"),
+    *("--set=data.clients-per-domain=1", "--set=data.examples-per-client=40"),
+    "--set=data.test-examples=20",
+]
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    whole = run([*COMMAND, "--output-dir", tmp_path / "whole"], env=env)
+    assert "Ranges and chosen values" in whole
+    assert "Tuning: accuracy on validation images" in whole
+    begun = [*COMMAND, "--output-dir", tmp_path / "killed"]
+    with started(begun, env=env) as process:
+        while not list((tmp_path / "killed").glob("trials/fedheal-trial1/checkpoints/*2*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for _ in range(200):  # its workers end with it
+            if not belonging_to(tmp_path):
+                break
+            time.sleep(0.05)
+        assert not belonging_to(tmp_path)
+    again = run(begun, env=env)
+    assert "trials are there already" in again
+
+    def outcome(name: str) -> dict[str, Any]:
+        return {
+            str(path.relative_to(tmp_path / name)): path.read_bytes()
+            for path in (tmp_path / name).rglob("model.safetensors")
+        }
+
+    assert outcome("killed") == outcome("whole")
+    page = (tmp_path / "killed" / "report" / "index.html").read_text()
+    assert "strategy.tau" in page

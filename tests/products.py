@@ -1,0 +1,16 @@
+"""Products of methods of which some pairs stand for all; the others run with ``--grid``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def thinned(product: Iterable[tuple[Any, ...]], standing_for_all: Collection[Any]) -> list[Any]:
+    """Values for ``parametrize``: all of a product, marked ``grid`` where others stand for them."""
+    return [
+        pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.grid)
+        for values in product
+    ]

@@ -1,0 +1,99 @@
+"""A disk that fills up in mid-run, and output folders that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import call
+from resuming import config, outcome, resume, session
+from safetensors import SafetensorError
+
+from fairflower import files
+from fairflower.errors import WriteError, told
+from fairflower.server.folder import RunFolder
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def serialised(*_: Any, **__: Any) -> None:
+    raise SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+
+def from_second_round(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full from round 2 on, for whatever writes by this function."""
+    sound: Callable[..., Any] = getattr(kind, name)
+
+    def write(self: RunFolder, server_round: int, *args: Any) -> Any:
+        if server_round < 2:
+            return sound(self, server_round, *args)
+        monkeypatch.setattr(RunFolder, "_write_facts", full)  # nor can its end be written
+        return full()
+
+    monkeypatch.setattr(kind, name, write)
+
+
+@pytest.mark.parametrize("what", ["history", "diagnostics", "checkpoint"])
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = session(config(tmp_path / "whole")).run()
+    with monkeypatch.context() as patched:
+        if what == "checkpoint":
+            patched.setattr(files, "save_file", serialised)
+        else:
+            from_second_round(RunFolder, what, patched)
+        made = session(config(tmp_path / "cut"))
+        with pytest.raises(WriteError) as caught:
+            made.run()
+    assert made.folder is not None
+    folder = made.folder.path
+    text = str(caught.value)
+    assert "No space left on device. Free some space" in text
+    assert f"fairflower run --resume {folder}" in text
+    assert "Traceback" not in "".join(capfd.readouterr())
+    assert json.loads((folder / "run.json").read_text())["status"] in ("failed", "running")
+    assert not list(folder.rglob("*.tmp"))
+    assert outcome(resume(folder)) == outcome(whole)
+
+
+def test_a_log_that_cannot_be_written_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = session(config(tmp_path, **{"num-server-rounds": 1}))
+    monkeypatch.setattr("logging.StreamHandler.flush", full)
+    made.run()
+    assert "Logging error" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_place_that_cannot_be_written_is_told_once_and_before_anything_is_loaded(
+    command: str,
+) -> None:
+    output = call(command, "--output-dir=/proc/x", expect=1)
+    assert output.count("/proc/x") == 2  # the plan, and the error
+    assert "Preparing" not in output
+    assert "failed" not in output
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space .* Free some space"),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only .* another place"),
+        (FileExistsError(errno.EEXIST, "File exists", "k"), "k: File exists. Nothing is written"),
+        (OSError(errno.EIO, "Input/output error"), r"^Input/output error\.$"),
+        (OSError("odd"), "^odd$"),
+        (ValueError("odd"), "^odd$"),
+    ],
+)
+def test_the_systems_errors_come_with_a_remedy(error: Exception, text: str) -> None:
+    with pytest.raises(WriteError, match=text):
+        raise WriteError(told(error))

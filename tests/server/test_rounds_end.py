@@ -1,0 +1,305 @@
+"""What a run is told of its rounds, what ends it early, and its learning rates."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import resuming
+import torch
+from apps import replacing
+from hypothesis import given
+from hypothesis import strategies as st
+from resuming import outcome, resume, session
+from run_folders import shown
+from runs import config, history, run
+
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig, TrainConfig, identity
+from fairflower.errors import ConfigError, Pruned, Stopped, StopRun
+from fairflower.report import read_run, read_summary, write_summary
+from fairflower.report.methods import compare
+from fairflower.server.checkpoint import continued
+from fairflower.server.figures import History, settled
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_history(tmp_path) -> None:
+    told = {}
+    folder = run(config(tmp_path), on_round=lambda r, figures: told.update({r: figures}))
+    rows = [row for row in history(folder) if row["round"] == "2"]
+
+    def values(level: str, metric: str) -> dict[str, float]:
+        chosen = (row for row in rows if (row["level"], row["metric"]) == (level, metric))
+        return {row["name"]: float(row["value"]) for row in chosen}
+
+    accuracies = values("domain", "accuracy")
+    assert list(told) == [1, 2]
+    for domain, accuracy in accuracies.items():
+        assert told[2][f"accuracy/{domain}"] == accuracy
+    assert told[2]["accuracy/MIN"] == min(accuracies.values())
+    assert told[2]["accuracy/AVG"] == pytest.approx(np.mean(list(accuracies.values())))
+    assert told[2]["accuracy/STD"] == pytest.approx(np.std(list(accuracies.values()), ddof=1))
+    sizes, losses = values("client", "num-examples"), values("client", "train_loss")
+    mean = np.average(list(losses.values()), weights=[sizes[name] for name in losses])
+    assert told[2]["train_loss"] == pytest.approx(mean)
+    assert told[2]["seconds"] == values("run", "seconds")[""]
+
+    again = History(list(accuracies))
+    again.read(folder / "history.csv")
+    assert again.of(2) == told[2]
+    final = again.final()
+    for d, domain in enumerate(read_run(folder).domains):
+        assert final[f"accuracy/{domain}"] == pytest.approx(read_run(folder).final()[d])
+
+
+def test_figures_over_domains_need_all_of_them() -> None:
+    found = History(["a", "b"])
+    found.add(1, "domain", "a", {"accuracy": 0.5})
+    assert found.of(1) == {"accuracy/a": 0.5}
+    found.add(1, "domain", "b", {"accuracy": math.nan})
+    assert "accuracy/AVG" not in found.of(1)
+    assert found.final() == {"accuracy/a": 0.5}
+
+
+VALIDATED = {"data.validation-fraction": 0.25, "data.examples-per-client": 30}
+
+
+def test_figures_of_validation_stand_beside_those_of_the_test(tmp_path) -> None:
+    told = {}
+    changes = {**VALIDATED, "num-server-rounds": 1}
+    made = resuming.config(tmp_path, **changes)
+    folder = session(made, on_round=lambda r, figures: told.update(figures)).run()
+    for level, prefix in (("domain", ""), ("validation", "validation_")):
+        rows = [row for row in history(folder) if (row["round"], row["level"]) == ("1", level)]
+        assert len(rows) >= 8, "accuracy and loss of four domains"
+        for row in rows:
+            assert told[f"{prefix}{row['metric']}/{row['name']}"] == float(row["value"])
+        accuracies = [float(row["value"]) for row in rows if row["metric"] == "accuracy"]
+        assert told[f"{prefix}accuracy/MIN"] == min(accuracies)
+        assert told[f"{prefix}accuracy/AVG"] == pytest.approx(np.mean(accuracies))
+
+
+# --- callbacks --------------------------------------------------------------------------------
+
+
+def raises(server_round: int, figures: object) -> None:
+    if server_round == 2:
+        raise StopRun
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("on_round", [lambda r, figures: r == 2, raises])
+def test_a_callback_stops_a_run_that_then_goes_on_as_if_it_never_had(
+    tmp_path, on_round, every
+) -> None:
+    checkpoints = {"checkpoint.every": every}
+    whole = session(resuming.config(tmp_path / "whole", **checkpoints)).run()
+    begun = session(resuming.config(tmp_path / "begun", **checkpoints), on_round=on_round)
+    folder = begun.run()
+    assert read_run(folder).progress == "stopped after round 2 of 3"
+    trained = []
+    app = replacing(
+        train=lambda message, context: (
+            trained.append(message.content["config"]["server-round"])
+            or client_app(message, context)
+        )
+    )
+    assert outcome(resume(folder, app)) == outcome(whole)
+    assert set(trained) == {3}
+
+
+def test_only_true_stops(tmp_path) -> None:
+    assert read_run(run(config(tmp_path), on_round=lambda r, figures: 1)).status == "completed"
+
+
+def test_who_was_ended_while_asked_is_asked_again_and_may_end_for_good(tmp_path) -> None:
+    """A run that a callback prunes comes to the same end if it is killed just before that."""
+
+    def ended(server_round: int, figures: object) -> None:
+        if server_round == 2:
+            raise Stopped
+
+    def prunes(server_round: int, figures: object) -> None:
+        if server_round == 2:
+            raise Pruned("far behind")
+
+    whole = session(resuming.config(tmp_path / "whole"), on_round=prunes).run()
+    assert read_run(whole).progress == "pruned after round 2 of 3"
+    assert json.loads((whole / "run.json").read_text())["error"] == "far behind"
+    begun = session(resuming.config(tmp_path / "begun"), on_round=ended)
+    with pytest.raises(Stopped):
+        begun.run()
+    again = session(continued(begun.folder.path, {}), on_round=prunes).run()
+    assert outcome(again) == outcome(whole)
+
+
+def test_an_error_of_a_callback_ends_the_run_as_failed(tmp_path) -> None:
+    made = session(resuming.config(tmp_path), on_round=lambda r, figures: figures["accuracy/mars"])
+    with pytest.raises(KeyError, match="mars"):
+        made.run()
+    assert json.loads((made.folder.path / "run.json").read_text())["status"] == "failed"
+
+
+# --- early stopping ---------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 4), st.floats(0, 0.3))
+def test_a_run_is_settled_when_patience_rounds_are_no_better_than_the_best(
+    losses, patience, delta
+) -> None:
+    best = 0
+    for i, loss in enumerate(losses):
+        if i == 0 or loss < losses[best] - delta:
+            best = i
+    expected = best + 1 if len(losses) - 1 - best >= patience else 0
+    assert settled(dict(enumerate(losses, 1)), patience, delta) == expected
+
+
+#: By so much no loss falls in a round.
+AT_ONCE = {"num-server-rounds": 4, "stop.patience": 2, "stop.min-delta": 9.0}
+
+
+@pytest.mark.parametrize("server_round", [2, 3])
+def test_patience_ends_a_run_after_the_same_round_however_often_it_is_stopped(
+    tmp_path, server_round
+) -> None:
+    changes = AT_ONCE | {"evaluate.every": 4, "checkpoint.every": 2}
+    whole = session(resuming.config(tmp_path / "whole", **changes)).run()
+    run = read_run(whole)
+    assert run.progress == "completed after round 3 of 4"  # the first, and two that are no better
+    assert run.rounds.tolist() == [0, 3]  # the last round is tested, as always
+    begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), server_round)
+    assert outcome(resume(begun)) == outcome(whole)
+    short = resuming.config(tmp_path / "short", **(changes | {"num-server-rounds": 3}))
+    model = (session(short).run() / "model.safetensors").read_bytes()
+    assert model == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("by", "ends", "kind"), [("server", 4, "validation"), ("clients", 3, "training")]
+)
+def test_patience_looks_at_validation_where_the_server_tests_on_it(
+    tmp_path, by, ends, kind
+) -> None:
+    """Rounds 2, 4, ... are tested: the first of them, and two rounds that are no better."""
+    changes = AT_ONCE | {"num-server-rounds": 6, "evaluate.every": 2, "evaluate.by": by}
+    changes |= VALIDATED
+    whole = session(resuming.config(tmp_path / "whole", **changes)).run()
+    assert f"completed after round {ends} of 6: no {kind} loss below" in shown(whole)
+    begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 3)
+    assert outcome(resume(begun)) == outcome(whole)
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path) -> None:
+    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+    before = outcome(folder)
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    assert outcome(resume(folder)) == before
+
+
+def test_a_run_that_ended_early_is_completed(tmp_path) -> None:
+    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+    with pytest.raises(ConfigError, match="ended after round 3, no training loss below"):
+        resume(folder, **{"num-server-rounds": 9})
+    assert "completed after round 3 of 4: no training loss below" in shown(folder)
+
+
+def test_runs_that_ended_early_are_compared_with_others_of_their_settings(tmp_path) -> None:
+    """Seeds and methods may end after other rounds; who was stopped is still set apart."""
+    folders = []
+    for strategy in ("uniform", "fedheal"):
+        for seed in range(3):
+            changes = AT_ONCE | {"seed": seed, "strategy.name": strategy}
+            changes["stop.patience"] = 2 if seed else 9
+            folders.append(session(resuming.config(tmp_path, **changes)).run())
+            text = (folders[-1] / "config.toml").read_text()
+            (folders[-1] / "config.toml").write_text(text.replace("patience = 9", "patience = 2"))
+    runs = [read_run(folder) for folder in folders]
+    assert {run.last_round for run in runs} == {3, 4}
+    write_summary(runs, tmp_path / "summary.csv")
+    for known in (runs, read_summary(tmp_path / "summary.csv")):
+        (comparison,) = compare(known)
+        assert [len(method.runs) for method in comparison.methods] == [3, 3]
+        first, second = comparison.methods
+        assert first.comparable == second.comparable
+        assert comparison.span() == "mean of the last 5 tested rounds"
+
+
+# --- learning rates ---------------------------------------------------------------------------
+
+#: torch's schedule of the same name, for R rounds from a learning rate of 0.2.
+SCHEDULES = {
+    "cosine": lambda o, R: torch.optim.lr_scheduler.CosineAnnealingLR(o, R, eta_min=0.02),
+    "linear": lambda o, R: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, R),
+    "step": lambda o, R: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+    "constant": lambda o, R: torch.optim.lr_scheduler.ConstantLR(o, 1.0, R),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rates_are_torchs(name) -> None:
+    settings = TrainConfig(
+        lr=0.2, lr_schedule=name, lr_final=0.1, lr_factor=0.5, lr_every=3, momentum=0.0
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
+    schedule = SCHEDULES[name](optimizer, 8)
+    for server_round in range(1, 9):
+        expected = optimizer.param_groups[0]["lr"]
+        assert settings.lr_in(server_round, 8) == pytest.approx(expected)
+        optimizer.step()
+        schedule.step()
+
+
+def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, monkeypatch) -> None:
+    """SCAFFOLD's and q-FFL's steps are by it; a run that is resumed goes on by it."""
+    from fairflower.clients.scaffold import SCAFFOLD
+    from fairflower.strategies import QFFL
+
+    trained, merged = [], []
+    end, merge = SCAFFOLD.end, QFFL.merge
+    monkeypatch.setattr(
+        SCAFFOLD, "end", lambda self, r: trained.append((r, self.settings.lr)) or end(self, r)
+    )
+    monkeypatch.setattr(
+        QFFL, "merge", lambda self, cohort: merged.append(1 / self.L) or merge(self, cohort)
+    )
+    changes = {"client.name": "scaffold", "strategy.name": "qffl", "train.momentum": 0.0}
+    changes |= {"train.lr": 0.3, "train.lr-schedule": "linear"}
+    whole = session(resuming.config(tmp_path / "whole", **changes)).run()
+    expected = [pytest.approx(lr) for lr in (0.3, 0.2, 0.1)]
+    assert [dict(trained)[r] for r in (1, 2, 3)] == expected
+    assert merged == expected
+    begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 2)
+    assert outcome(resume(begun)) == outcome(whole)
+
+
+def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
+    plain = identity(RunConfig().to_flat())
+    for key, value in (
+        ("train.lr-schedule", "cosine"),
+        ("train.lr-final", 0.5),
+        ("stop.patience", 3),
+        ("stop.min-delta", 0.1),
+    ):
+        assert identity(RunConfig.from_flat({key: value}).to_flat()) != plain
+    assert identity(RunConfig.from_flat({"track": "mlflow"}).to_flat()) == plain
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("train.lr-schedule", "cosin", "one of constant, linear, cosine, step"),
+        ("train.lr-every", 0, "at least 1"),
+        ("train.lr-factor", 0.0, "more than 0"),
+        ("stop.patience", -1, "at least 0"),
+        ("track", "tensorbord", "one of none, tensorboard, mlflow, wandb"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_allowed(key, value, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({key: value})

@@ -1,0 +1,147 @@
+"""AAggFF: both forms against the objective that they minimise, solved by somebody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds import Rounds
+from scipy.optimize import minimize
+
+from fairflower.strategies import AAggFF
+from fairflower.strategies.aaggff import CDFS
+
+
+def start(clients: int = 3, **arguments) -> Rounds:
+    return Rounds(AAggFF(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
+
+
+def weights(rounds: Rounds, losses) -> np.ndarray:
+    if not isinstance(losses, dict):
+        losses = dict(enumerate(losses))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in losses},
+        {k: 10 ** (k % 4) for k in losses},
+        metrics={k: {"received_loss": loss} for k, loss in losses.items()},
+    )
+    return np.asarray(rounds.strategy.diagnostics["weights"])
+
+
+def smallest(objective, size: int) -> np.ndarray:
+    """Its minimum on the simplex by a general solver."""
+    return minimize(
+        objective,
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-15, "maxiter": 500},
+    ).x
+
+
+def play(responses, released: bool = False) -> list[np.ndarray]:
+    """Follow the regularised leader after each of several responses, in the silo form."""
+    K = len(responses[0])
+    alpha, beta, p, past, decisions = 4, K / 4, np.full(K, 1 / K), [], []
+    for r in responses:
+        past.append((-r / (1 + p @ r), p))
+
+        def cost(w, past=tuple(past)):
+            total = alpha / 2 * w @ w * (1 + beta if released else 1)
+            for g, at in past:
+                total += g @ w + beta / 2 * (g @ (w if released else w - at)) ** 2
+            return total
+
+        p = smallest(cost, K)
+        decisions.append(p)
+    return decisions
+
+
+def weibull(losses) -> np.ndarray:
+    x = np.array(losses) / np.mean(losses)
+    return 1 - np.exp(-(x**2))
+
+
+LOSSES = [(2.3, 0.5, 0.1), (1.5, 0.7, 0.1), (0.2, 1.9, 0.4), (1.0, 1.0, 0.2)]
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_silo_follows_the_regularised_leader(variant):
+    rounds = start(variant=variant)
+    expected = play([weibull(losses) / 3 for losses in LOSSES], variant == "released")
+    for losses, p in zip(LOSSES, expected, strict=True):
+        np.testing.assert_allclose(weights(rounds, losses), p, atol=2e-5)
+    assert abs(expected[-1] - 1 / 3).max() > 0.01
+
+
+def test_silo_takes_the_absent_for_the_mean():
+    rounds = start()
+    weights(rounds, LOSSES[0])
+    found = weights(rounds, {0: 1.0, 2: 3.0})
+    pair = weibull((1.0, 3.0)) / 3
+    p = play([weibull(LOSSES[0]) / 3, np.array([pair[0], pair.mean(), pair[1]])])[-1]
+    np.testing.assert_allclose(found, p[[0, 2]] / p[[0, 2]].sum(), atol=2e-5)
+
+
+def test_silo_takes_a_client_never_seen_for_one_that_was_always_absent():
+    rounds = start()
+    weights(rounds, {0: 1.0, 2: 3.0})
+    pair = weibull((1.0, 3.0)) / 3
+    first = np.array([pair[0], pair.mean(), pair[1]])
+    p = play([first, weibull(LOSSES[0]) / 3])[-1]
+    np.testing.assert_allclose(weights(rounds, LOSSES[0]), p, atol=2e-5)
+
+
+def test_device_by_hand():
+    """Two rounds of all four clients: C = 1, and r in [0, 1]."""
+    rounds, losses = start(4, form="device"), np.array([4.0, 2.0, 1.0, 1.0])
+    r = weibull(losses)
+    g = -(r - r.mean()) / (1 + r.mean())
+    for t in (1, 2):
+        p = np.exp(-np.sqrt(np.log(4)) * t * g / (3 * np.sqrt(t + 1)))
+        np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
+
+
+def test_device_weighs_what_is_seen_of_a_sample_by_how_seldom_it_is_seen():
+    """Half of four clients: C = 1/2, r in [0, 1/2], and differences count twice."""
+    rounds = start(4, form="device")
+    r = weibull((1.0, 3.0)) / 2
+    g = -2 * (r - r.mean()) / (1 + r.mean())
+    p = np.exp(-np.sqrt(np.log(4)) * g / (2.5 * np.sqrt(2)))
+    np.testing.assert_allclose(weights(rounds, {0: 1.0, 1: 3.0}), p / p.sum())
+    # Who was absent stands where the mean of the others does.
+    r = weibull((1.0, 1.0)) / 2
+    later = np.exp(-np.sqrt(np.log(4)) * np.array([g[1], 0]) / (2.5 * np.sqrt(3)))
+    np.testing.assert_allclose(weights(rounds, {1: 1.0, 2: 1.0}), later / later.sum())
+
+
+@pytest.mark.parametrize("form", ["silo", "device"])
+@pytest.mark.parametrize("losses", [(0.0, 0.0, 0.0), (2.0, 2.0, 2.0)])
+def test_equal_losses_stay_equal_weights(form, losses):
+    rounds = start(form=form)
+    for _ in range(3):
+        np.testing.assert_allclose(weights(rounds, losses), 1 / 3, atol=1e-6)
+
+
+@pytest.mark.parametrize("cdf", CDFS)
+def test_a_response_is_a_distribution_function(cdf):
+    x = np.array([0, 1e-9, 0.5, 1, 1.5, 3, 1e9])
+    values = CDFS[cdf](x)
+    assert (np.diff(values) >= 0).all()
+    assert values.min() >= 0
+    assert values[-1] == pytest.approx(1)
+    rounds = start(cdf=cdf)
+    assert weights(rounds, (3.0, 2.0, 1.0)).argsort().tolist() == [2, 1, 0]
+
+
+def test_responses_at_the_mean_by_hand():
+    at_mean = {name: float(cdf(np.ones(1))[0]) for name, cdf in CDFS.items()}
+    e = np.exp(-1)
+    expected = {"weibull": 1 - e, "exponential": 1 - e, "frechet": e, "gumbel": e}
+    assert at_mean == pytest.approx(expected | {"normal": 0.5, "logistic": 0.5})
+
+
+@pytest.mark.parametrize("losses", [(0.1, 0.2, 1.2), (1e9, 1.0, 0.0)])
+def test_the_worst_client_gains_round_by_round(losses):
+    for form in ("silo", "device"):
+        rounds, worst = start(form=form), int(np.argmax(losses))
+        path = [weights(rounds, losses)[worst] for _ in range(5)]
+        assert (np.diff(path) > 0).all()

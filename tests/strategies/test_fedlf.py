@@ -1,0 +1,137 @@
+"""FedLF: layer by layer against a general solver, layers taken together, and absent clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds import Rounds
+from scipy.optimize import minimize
+
+from fairflower.strategies import FedLF
+
+MODEL = {
+    "one.weight": np.zeros((2, 3)),
+    "one.bias": np.zeros(2),
+    "two.weight": np.zeros(9),
+    "two.running_mean": np.zeros(2),
+}
+LAYERS = (("one.weight", "one.bias"), ("two.weight",))
+LOSSES = np.array([0.2, 1.0, 3.0])
+
+
+def moves(seed: int, clients: int = 3) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    return [
+        {name: (1 + k) * random.normal(size=array.shape) for name, array in MODEL.items()}
+        for k in range(clients)
+    ]
+
+
+def play(rounds: Rounds, updates, losses) -> dict[str, np.ndarray]:
+    before = rounds.model
+    after = rounds.step(updates, metrics={k: {"received_loss": float(losses[k])} for k in updates})
+    return {name: after[name] - before[name] for name in before}
+
+
+def start(model=MODEL, clients: int = 3, **arguments) -> Rounds:
+    return Rounds(FedLF(min_clients=1, **arguments), model, range(clients))
+
+
+def flat(update, names) -> np.ndarray:
+    return np.concatenate([np.asarray(update[name]).ravel() for name in names])
+
+
+def shortest(vectors: np.ndarray) -> np.ndarray:
+    """The shortest vector of a hull."""
+    size, unit = len(vectors), np.linalg.norm(vectors, axis=1).min()
+    scaled = vectors / unit
+    weights = minimize(
+        lambda w: w @ scaled @ scaled.T @ w,
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-16, "maxiter": 1000},
+    ).x
+    return np.asarray(weights @ vectors)
+
+
+def direction(present, names, F, released=False, absent=()) -> np.ndarray:
+    """A layer's direction as the paper and its code have it, with the updates themselves."""
+    g = np.array([flat(update, names) for update in present])
+    old = np.array([flat(update, names) for update in absent]).reshape(len(absent), g.shape[1])
+    F_length, ones = np.linalg.norm(F), np.ones(len(F))
+    h = (F @ ones * F / F_length - ones * F_length) / np.linalg.norm(ones) / F_length**2  # Eq. 5
+    if not released:
+        return shortest(np.vstack([g, old, h @ g]))
+    lengths = np.linalg.norm(g, axis=1, keepdims=True)
+    mean, g = lengths.mean(), g / lengths
+    fair = h @ g
+    old /= np.linalg.norm(old, axis=1, keepdims=True)
+    return mean * shortest(np.vstack([g, old, fair / np.linalg.norm(fair)]))
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_layer_takes_the_shortest_vector_of_its_hull(variant, seed):
+    updates = moves(seed)
+    found = play(start(variant=variant), dict(enumerate(updates)), LOSSES)
+    d = [direction(updates, names, LOSSES, variant == "released") for names in LAYERS]
+    whole, names = np.concatenate(d), [name for layer in LAYERS for name in layer]
+    mean = np.mean([flat(update, names) for update in updates], axis=0)
+    expected = whole * np.linalg.norm(mean) / np.linalg.norm(whole)
+    np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
+    for layer in LAYERS:
+        assert all(flat(update, layer) @ flat(found, layer) > 0 for update in updates)
+
+
+def test_statistics_are_averaged_equally():
+    updates = moves(1)
+    found = play(start(), dict(enumerate(updates)), LOSSES)["two.running_mean"]
+    mean = np.mean([update["two.running_mean"] for update in updates], axis=0)
+    np.testing.assert_allclose(found, mean, rtol=1e-6)
+
+
+def test_a_layer_without_a_direction_is_taken_with_the_next_or_the_last_with_the_one_before():
+    narrow = {"a.bias": np.zeros(1), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
+    random, equal = np.random.default_rng(5), np.ones(2)
+    updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
+    for n in ("a.bias", "c.bias"):
+        updates[0][n], updates[1][n] = np.array([0.5]), np.array([-0.4])
+    found = play(start(narrow, 2), dict(enumerate(updates)), equal)
+    g = np.array([flat(update, narrow) for update in updates])
+    d = shortest(g)
+    expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
+    np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_no_step_serves_clients_that_agree_but_for_their_losses():
+    same = dict.fromkeys(range(3), moves(2)[0])
+    found = play(start(), same, LOSSES)
+    assert all(not found[name].any() for layer in LAYERS for name in layer)
+    found = play(start(), same, np.ones(3))
+    np.testing.assert_allclose(found["one.weight"], same[0]["one.weight"], rtol=1e-4)
+
+
+def test_absent_clients_count_as_long_as_they_are_expected_back():
+    """Four clients, two a round: those of one and two rounds ago, and no older ones."""
+    updates, F = moves(4, 4), np.array([0.3, 2.0, 1.0, 1.0])
+    rounds = start(clients=4)
+    play(rounds, {k: updates[k] for k in (2, 3)}, F)
+    for age in (1, 2, 3):
+        found = play(rounds, {k: updates[k] for k in (0, 1)}, F)
+        absent = updates[2:] if age <= 2 else ()
+        d = [direction(updates[:2], names, F[:2], absent=absent) for names in LAYERS]
+        one, two = (np.linalg.norm(flat(found, names)) for names in LAYERS)
+        for part, names, length in zip(d, LAYERS, (one, two), strict=True):
+            expected = part * length / np.linalg.norm(part)
+            np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
+
+
+def test_who_did_not_move_does_not_stop_the_others():
+    updates = moves(6)
+    updates[1] = {name: np.zeros_like(array) for name, array in MODEL.items()}
+    found = play(start(), dict(enumerate(updates)), np.ones(3))
+    for layer in LAYERS:
+        d = shortest(np.array([flat(updates[k], layer) for k in (0, 2)]))
+        cosine = d @ flat(found, layer) / np.linalg.norm(d) / np.linalg.norm(flat(found, layer))
+        assert cosine == pytest.approx(1, abs=1e-4)

@@ -1,0 +1,108 @@
+"""FedMDFG: the shortest vector of the hull by a general solver, and what it promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds import Rounds
+from scipy.optimize import minimize
+
+from fairflower.strategies import FedMDFG
+
+
+def play(rounds: Rounds, moves: dict[int, np.ndarray], losses: dict[int, float]) -> np.ndarray:
+    before = rounds.model["x"]
+    after = rounds.step(
+        {k: {"x": move} for k, move in moves.items()},
+        metrics={k: {"received_loss": loss} for k, loss in losses.items()},
+    )["x"]
+    return np.asarray(after - before)
+
+
+def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
+    rounds = Rounds(FedMDFG(**arguments), {"x": np.zeros(moves.shape[1])}, range(len(moves)))
+    return play(rounds, dict(enumerate(moves)), dict(enumerate(losses)))
+
+
+def shortest(vectors: np.ndarray) -> np.ndarray:
+    """The shortest vector of a hull."""
+    size = len(vectors)
+    weights = minimize(
+        lambda w: w @ vectors @ vectors.T @ w,
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-16, "maxiter": 1000},
+    ).x
+    return np.asarray(weights @ vectors)
+
+
+def expected(moves: np.ndarray, losses, fairly: bool, absent=()) -> np.ndarray:
+    """As the class says it, with the updates themselves."""
+    F = np.array(losses)
+    hull = [v / np.linalg.norm(v) for v in (*moves, *absent)]
+    if fairly:
+        h = F.sum() / (F @ F) * F - 1
+        hull.insert(0, h / np.linalg.norm(h) @ np.array(hull[: len(moves)]))
+    d = shortest(np.array(hull))
+    return np.asarray(d * np.linalg.norm(moves.mean(axis=0)) / np.linalg.norm(d))
+
+
+RANDOM = np.random.default_rng(3)
+MOVES = RANDOM.normal(size=(4, 12)) * np.array([[1], [5], [0.2], [2]])
+
+
+@pytest.mark.parametrize(
+    ("losses", "fairly"), [((1.0, 1.1, 0.9, 1.0), False), ((0.2, 1.0, 3.0, 0.5), True)]
+)
+def test_the_step_is_the_shortest_vector_of_the_hull(losses, fairly):
+    found = step(MOVES, losses)
+    np.testing.assert_allclose(found, expected(MOVES, losses, fairly), rtol=1e-3, atol=1e-4)
+    assert (MOVES @ found > 0).all()
+
+
+def test_a_tolerant_angle_is_plain_multi_gradient_descent():
+    losses = (0.2, 1.0, 3.0, 0.5)
+    plain = expected(MOVES, losses, fairly=False)
+    np.testing.assert_allclose(step(MOVES, losses, theta=90), plain, rtol=1e-3, atol=1e-4)
+
+
+def test_unequal_losses_become_more_equal():
+    """Of gradients of one length. To first order, each loss falls by <g_k, d>."""
+    F, moves = np.array([0.2, 1.0, 3.0, 0.5]), MOVES / np.linalg.norm(MOVES, axis=1)[:, None]
+    later = F - 1e-3 * moves @ step(moves, F)
+
+    def cosine(v):
+        return v.sum() / np.linalg.norm(v)
+
+    assert cosine(later) > cosine(F)
+
+
+def test_clients_of_the_last_round_count_and_older_ones_do_not():
+    rounds = Rounds(FedMDFG(min_clients=1), {"x": np.zeros(12)}, range(4))
+    equal = dict.fromkeys(range(4), 1.0)
+    play(rounds, dict(enumerate(MOVES)), equal)
+    present = {k: MOVES[k] for k in (0, 1)}
+    found = play(rounds, present, dict.fromkeys(present, 1.0))
+    two = MOVES[:2]
+    remembered = expected(two, (1.0, 1.0), False, absent=MOVES[2:])
+    np.testing.assert_allclose(found, remembered, rtol=1e-3, atol=1e-4)
+    found = play(rounds, present, dict.fromkeys(present, 1.0))
+    np.testing.assert_allclose(found, expected(two, (1.0, 1.0), False), rtol=1e-3, atol=1e-4)
+
+
+def test_no_step_serves_clients_that_agree_but_for_their_losses():
+    same = np.tile(MOVES[0], (3, 1))
+    np.testing.assert_array_equal(step(same, (0.2, 1.0, 3.0)), 0)
+    np.testing.assert_allclose(step(same, (1.0, 1.0, 1.0)), MOVES[0], rtol=1e-4)
+
+
+def test_opposite_updates_cancel():
+    np.testing.assert_array_equal(step(np.array([[1.0, 0], [-3.0, 0]]), (1.0, 1.0)), 0)
+
+
+def test_who_did_not_move_does_not_stop_the_others():
+    moves = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1.0, 0]])
+    found = step(moves, (1.0, 0.0, 1.0))
+    np.testing.assert_allclose(found / found[0], (1, 1, 0), rtol=1e-4)
+    np.testing.assert_array_equal(step(np.zeros((3, 3)), (1.0, 0.0, 2.0)), 0)

@@ -1,0 +1,47 @@
+"""PropFair's rule: the gradient of its objective, and a bound where that would be infinite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds import Rounds
+
+from fairflower.strategies import PropFair
+
+EXAMPLES = np.array([10, 500, 90])
+
+
+def weights(losses, **arguments) -> np.ndarray:
+    rounds = Rounds(PropFair(**arguments), {"x": np.zeros(1)}, range(3))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in range(3)},
+        {k: int(n) for k, n in enumerate(EXAMPLES)},
+        metrics={k: {"received_loss": loss} for k, loss in enumerate(losses)},
+    )
+    found = np.asarray(rounds.strategy.diagnostics["weights"])
+    assert rounds.model["x"][0] == pytest.approx(found @ [1, 2, 3])
+    return found
+
+
+def test_weights_are_the_gradient_of_the_objective():
+    losses, M, step = np.array([0.2, 1.0, 2.5]), 3.0, 1e-6
+
+    def objective(F):
+        return -EXAMPLES / 600 @ np.log(1 - F / M)
+
+    slope = [(objective(losses + step * e) - objective(losses - step * e)) for e in np.eye(3)]
+    np.testing.assert_allclose(weights(losses, M=M), np.array(slope) / sum(slope), atol=1e-7)
+
+
+def test_by_hand():
+    """n / (M - F) = 10 / 1, 500 / 2, 90 / 3."""
+    np.testing.assert_allclose(weights((3.0, 2.0, 1.0), M=4), np.array([10, 250, 30]) / 290)
+
+
+def test_beyond_m_losses_count_alike():
+    found = weights((4.9, 50.0, 0.0), M=5, epsilon=0.5)
+    np.testing.assert_allclose(found, np.array([20, 1000, 18]) / 1038)
+
+
+def test_a_large_m_is_fedavg():
+    np.testing.assert_allclose(weights((3.0, 0.1, 40.0), M=1e9), EXAMPLES / 600, atol=1e-7)

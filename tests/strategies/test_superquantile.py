@@ -1,0 +1,56 @@
+"""Superquantile: the mixture that is worst, by a linear program and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds import Rounds
+from scipy.optimize import linprog
+
+from fairflower.strategies import Superquantile
+
+EXAMPLES = np.array([100, 300, 400, 200])
+
+
+def weights(theta: float, losses, examples=EXAMPLES) -> np.ndarray:
+    rounds = Rounds(Superquantile(theta=theta), {"x": np.zeros(1)}, range(len(losses)))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in range(len(losses))},
+        {k: int(n) for k, n in enumerate(examples)},
+        metrics={k: {"received_loss": loss} for k, loss in enumerate(losses)},
+    )
+    found = np.asarray(rounds.strategy.diagnostics["weights"])
+    assert rounds.model["x"][0] == pytest.approx(found @ (1 + np.arange(len(losses))))
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(0, 9), min_size=4, max_size=4), st.floats(0.01, 1))
+def test_no_allowed_mixture_has_a_larger_loss(losses, theta):
+    bounds = [(0, a) for a in EXAMPLES / 1000 / theta]
+    best = linprog(-np.array(losses), A_eq=np.ones((1, 4)), b_eq=[1], bounds=bounds)
+    found = weights(theta, losses)
+    assert found @ losses == pytest.approx(-best.fun, abs=1e-7)
+    assert (found <= EXAMPLES / 1000 / theta + 1e-9).all()
+
+
+def test_the_client_at_the_quantile_counts_in_part():
+    """Half of 1000 examples: 200 of the worst client, 300 of the 400 of the next."""
+    np.testing.assert_allclose(weights(0.5, (0.1, 0.2, 0.5, 0.9)), (0, 0, 0.6, 0.4))
+
+
+def test_equal_losses_share_what_is_left_by_their_examples():
+    np.testing.assert_allclose(weights(0.5, (0.2, 0.2, 0.1, 0.9)), (0.15, 0.45, 0, 0.4))
+
+
+def test_the_whole_is_fedavg_and_a_small_share_the_worst_client():
+    np.testing.assert_allclose(weights(1, (0.1, 0.2, 0.5, 0.9)), EXAMPLES / 1000)
+    np.testing.assert_allclose(weights(0.01, (0.1, 0.2, 0.5, 0.9)), (0, 0, 0, 1))
+
+
+@pytest.mark.parametrize("theta", [0, -0.1, 1.5, np.nan])
+def test_arguments_out_of_range_are_named(theta):
+    with pytest.raises(ValueError, match=r"theta = .* a number above 0, at most 1"):
+        Superquantile(theta=theta)

@@ -1,0 +1,33 @@
+"""Records made of arrays, against Flower's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array
+from hypothesis import given
+from hypothesis.extra import numpy as arrays_from
+
+from fairflower.arrays import arrays_of, record_of
+
+ANY = arrays_from.arrays(
+    dtype=arrays_from.boolean_dtypes()
+    | arrays_from.integer_dtypes()
+    | arrays_from.floating_dtypes(),
+    shape=arrays_from.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
+)
+
+
+@given(ANY)
+def test_a_record_has_the_bytes_of_flowers_own(array):
+    for layout in (array, np.asfortranarray(array), array[..., ::-1] if array.ndim else array):
+        record = record_of({"a": layout})
+        assert record["a"] == Array(np.asarray(layout, order="C"))
+        back = arrays_of(record)["a"]
+        assert back.dtype == layout.dtype
+        assert np.array_equal(back, layout, equal_nan=layout.dtype.kind == "f")
+
+
+def test_python_objects_do_not_travel():
+    with pytest.raises(ValueError, match="Python objects"):
+        record_of({"a": np.array([{}], dtype=object)})

@@ -1,0 +1,342 @@
+"""Strategies, clients, models and data sets of other packages, by name and by place."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import call
+from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
+
+from fairflower import config
+from fairflower.cli.terminal import console
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.errors import ConfigError
+from fairflower.report import read_run
+from fairflower.report.methods import compare, sweeps
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "my-method"
+PARTS = {
+    "strategy.name": "loss-power",
+    "client.name": "smooth",
+    "model.name": "mlp",
+    "data.name": "stripes",
+}
+QUICK = {
+    "engine": "inline",
+    "num-server-rounds": 1,
+    "data.clients-per-domain": 1,
+    "data.examples-per-client": 20,
+    "data.test-examples": 10,
+    "train.local-epochs": 1,
+}
+OPTIONS = [f"--set={key}={value}" for key, value in QUICK.items()]
+
+
+class Packages:
+    """What is installed, as Python sees it, for the time of a test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._patch = monkeypatch
+        folder.mkdir()
+        monkeypatch.syspath_prepend(str(folder))
+
+    def install(self, name: str, entry_points: dict[str, dict[str, str]], **modules: str) -> None:
+        """A package with entry points, and modules with some source."""
+        info = self.folder / f"{name.replace('-', '_')}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        groups = (
+            f"[{group}]\n" + "".join(f"{n} = {place}\n" for n, place in offers.items())
+            for group, offers in entry_points.items()
+        )
+        (info / "entry_points.txt").write_text("\n".join(groups))
+        for module, source in modules.items():
+            (self.folder / f"{module}.py").write_text(source)
+        # Another path, or what was offered before would be remembered.
+        self._patch.syspath_prepend(str(self.folder / name))
+        importlib.invalidate_caches()
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = set(sys.modules)
+    yield Packages(tmp_path / "site-packages", monkeypatch)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "other", "broken", "my_method"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def example(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example, as if it were installed."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    packages.install(project["name"], project["entry-points"])
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+MINE = """
+from typing import Annotated, Literal
+from fairflower.arguments import Range
+from fairflower.strategies import FedAvg
+import fairflower.strategies
+
+class Mine(FedAvg):
+    "Average as I do."
+    paper = "I"
+    def __init__(self, *, power: Annotated[float, Range(0)] = 1.0,
+                 mode: Literal["fast", "slow"] = "fast", **options):
+        super().__init__(**options)
+
+class Unreadable(FedAvg):
+    def __init__(self, *, power: "Nowhere" = 1.0, **options):
+        super().__init__(**options)
+
+def helper(): ...
+"""
+
+
+@pytest.fixture
+def mine(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """A module ``mine`` in the working directory, and nothing installed."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    return packages
+
+
+# --- what is found --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("example")
+@pytest.mark.parametrize("name", ["loss-power", "my_method.strategy:LossPower"])
+def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> None:
+    made = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
+    assert made.strategy.method.__name__ == "LossPower"
+    assert made.label == f"{name}:power=2.5"
+    assert RunConfig.from_flat(made.to_flat()) == made
+    assert RunConfig.from_flat(config.flatten(tomllib.loads(made.to_toml()))) == made
+    assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == made.strategy
+    # As it can be told where keys are declared beforehand: `flwr run`.
+    assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == made
+    both = {"strategy.name": f"{name}:power=2.5", "strategy.power": 3.0}
+    assert RunConfig.from_flat(both).label == f"{name}:power=3.0"
+    # An argument given as its default is no other method.
+    given = RunConfig.from_flat({"strategy.name": name, "strategy.power": 1.0})
+    assert given.label == name
+    assert config.identity(given.to_flat()) == config.identity({"strategy.name": name} | {
+        key: value for key, value in given.to_flat().items() if "strategy" not in key
+    })  # fmt: skip
+
+
+def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
+    made = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
+    assert made.strategy.method().declared().keys() == {"power", "mode"}
+
+
+def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:
+    Path("json.py").write_text("raise ImportError")
+    Path("numpy.py").write_text("raise ImportError")
+    assert RunConfig.from_flat({"strategy.name": "mine:Mine"}).label == "mine:Mine"
+    assert sys.path[-1] == str(Path.cwd())
+
+
+def test_a_run_folder_is_read_without_running_what_lies_beside_it(mine: Packages) -> None:
+    Path("mine.py").write_text("raise SystemExit('was run')")
+    assert dict(StrategyConfig("mine:Mine", {"power": 2}).defaults()) == {}
+    flat = {"strategy.name": "mine:Mine", "strategy.power": 2}
+    assert ("strategy.power", "2") in config.identity(flat)
+
+
+def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:
+    from fairflower.plans.plan import Plan
+
+    plan = Plan.grid({}, StrategyConfig.parse("mine:Mine"), [0], {"strategy.power": 2})
+    assert [run.label for run in plan.runs] == ["mine:Mine:power=2", "uniform"]
+
+
+def test_arguments_stay_where_the_method_is_named_again() -> None:
+    flat = {"strategy.name": "fedheal:tau=0.4:beta=0.1"}
+    assert StrategyConfig("fedheal", {"beta": "default"}).over(flat) == {
+        "strategy.name": "fedheal",
+        "strategy.tau": 0.4,
+        "strategy.beta": "default",
+    }
+
+
+@pytest.mark.usefixtures("example")
+def test_all_four_parts_run_are_listed_reported_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "width", 200)
+    named = ["--client=smooth:smoothing=0.2", "--model=mlp:hidden=8", "--data=stripes"]
+    where = f"--output-dir={tmp_path / 'runs'}"
+    for power in (1, 2, 3):
+        given = [f"--strategy=loss-power:power={power}", f"--set=run-name=power-{power}"]
+        assert "loss-power" in call("run", *named, *given, *OPTIONS, where)
+    runs = [read_run(path) for path in sorted((tmp_path / "runs").iterdir())]
+    label = "smooth:smoothing=0.2+loss-power"
+    assert [run.label for run in runs] == [label, f"{label}:power=2", f"{label}:power=3"]
+    facts = json.loads((runs[0].path / "run.json").read_text())
+    assert facts["num_parameters"] == 12 * 12 * 8 + 8 + 8 * 3 + 3
+    assert runs[0].domains == ("across", "along")
+    (comparison,) = compare(runs)
+    assert [sweep.key for sweep in sweeps(comparison)] == ["strategy.power"]
+
+    resumed = ["--resume", str(runs[1].path), "--rounds=2"]
+    assert "power = 5 was given" in call("run", *resumed, "--set=strategy.power=5", expect=2)
+    assert "round   2/2" in call("run", *resumed)
+    assert "power = 2" in (runs[1].path / "config.toml").read_text()
+
+    listed = call("list")
+    for words in ("loss-power", "smooth", "mlp", "stripes", "my-method 1.2", "power=1.0",
+                  "hidden=32", "Stripes of three widths"):  # fmt: skip
+        assert words in listed
+
+
+@pytest.mark.usefixtures("example")
+def test_flower_lets_arguments_pass_that_come_with_a_name() -> None:
+    own = flatten_dict(get_project_config(EXAMPLE)["tool"]["flwr"]["app"]["config"])
+    ours = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
+    given = parse_config_args(["strategy.name='loss-power:power=3.0' client.name='smooth'"])
+    for declared in (own, ours):
+        made = RunConfig.from_flat(fuse_dicts(declared, given))
+        assert made.label == "smooth+loss-power:power=3.0"
+    with pytest.raises(ValueError, match=r"strategy\.power"):  # hence with the name
+        fuse_dicts(ours, parse_config_args(["strategy.power=3.0"]))
+
+
+@pytest.mark.usefixtures("example")
+def test_a_plan_shares_arguments_and_names_folders(tmp_path: Path) -> None:
+    from fairflower.plans.plan import Plan
+
+    strategies = StrategyConfig.parse("fedheal,my_method.strategy:LossPower,uniform")
+    clients = ClientConfig.parse("sgd,my_method.training:Smooth:smoothing=0.5")
+    plan = Plan.grid(QUICK, strategies, [0], {"strategy.power": 2}, clients)
+    assert [run.label for run in plan.runs[:4]] == [
+        "fedheal",
+        "my_method.strategy:LossPower:power=2",
+        "uniform",
+        "my_method.training:Smooth:smoothing=0.5+fedheal",
+    ]
+    assert plan.runs[1].run_name == "my_method.strategy-LossPower-power=2-seed0"
+
+
+@pytest.mark.usefixtures("example")
+def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packages) -> None:
+    names = [f"--set={key}={value}" for key, value in PARTS.items()]
+    call("run", *names, *OPTIONS, f"--output-dir={tmp_path / 'runs'}", "--set=strategy.power=2")
+    (folder,) = (tmp_path / "runs").iterdir()
+    with pytest.MonkeyPatch.context() as patch:
+        gone = (str(packages.folder), str(EXAMPLE))
+        patch.setattr(sys, "path", [p for p in sys.path if not p.startswith(gone)])
+        (comparison,) = compare([read_run(folder)])
+        assert comparison.methods[0].name == "smooth+loss-power:power=2"
+        output = call("run", "--resume", str(folder), "--rounds=2", expect=2)
+        assert "Unknown client 'smooth'" in output
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine:Mone", r"mine has no 'Mone'\. Did you mean Mine\?"),
+        ("mine:Mine:powr=1", r"Unknown argument of mine:Mine 'powr'\. Did you mean 'power'"),
+        ("mine:Mine:power=-1", r"strategy\.power = -1: expected a number from 0"),
+        ("mine:Mine:mode=fats", r"strategy\.mode = 'fats': expected fast or slow"),
+        ("mine:helper", r"'mine:helper' is no strategy: expected a subclass of fairflower"),
+        ("mine:fairflower", "is no strategy"),
+        ("json:loads", "is no strategy"),
+        ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),
+        ("nine:Mine", r"No module named 'nine'\. Install the package that has it, wherever"),
+        ("mine.rules:Mine", r"'mine' is not a package"),
+        ("mine.Mine", r"Unknown strategy 'mine\.Mine'.*named as my_package\.module:Class"),
+        ("fedheal:tau", r"Expected key=value, got 'tau'"),
+    ],
+)
+def test_a_strategy_that_cannot_be_had_is_explained(
+    name: str, message: str, mine: Packages
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({"strategy.name": name})
+
+
+@pytest.mark.usefixtures("example")
+@pytest.mark.parametrize(
+    ("key", "name", "message"),
+    [
+        ("strategy.name", "los-power", "Did you mean 'loss-power'"),
+        ("client.name", "my_method.strategy:LossPower", r"is no client: .*fairflower.clients.Tr"),
+        ("model.name", "my_method.training:Smooth", "is no model: .*or a function that makes one"),
+        ("data.name", "my_method.training:MLP", "is no data set"),
+        ("model.name", "mlp:hiden=3", "Unknown argument of mlp 'hiden'. Did you mean 'hidden'"),
+        ("model.name", "mlp:hidden=0", "model.name = 'mlp': hidden = 0: expected a number from 1"),
+        ("model.name", "cnn:hidden=3", "hidden: cnn has no arguments of its own"),
+        ("data.name", "stripes:noise=3", "noise: stripes has no arguments of its own"),
+        ("client.name", "smoothe", "Did you mean 'smooth'"),
+    ],
+)
+def test_a_part_of_the_wrong_kind_is_refused(key: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({key: name})
+
+
+def test_a_function_that_makes_no_model_is_refused(mine: Packages) -> None:
+    from fairflower.models import build
+
+    Path("other.py").write_text("def make(classes, shape): return 3")
+    with pytest.raises(ConfigError, match="'other:make': expected a Classifier"):
+        build("other:make", 3, (1, 8, 8), seed=0)
+
+
+def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> None:
+    for package, place in (("one", "mine:Mine"), ("two", "other:Other")):
+        mine.install(package, {"fairflower.strategies": {"best": place}})
+    Path("other.py").write_text(MINE.replace("Mine", "Other"))
+    with pytest.raises(ConfigError) as refused:
+        RunConfig.from_flat({"strategy.name": "best"})
+    words = "'best': mine:Mine (one 1.2) and other:Other (two 1.2). Name it by its place"
+    assert words in str(refused.value)
+    assert RunConfig.from_flat({"strategy.name": "other:Other"}).label == "other:Other"
+    listed = call("list", "strategies")
+    assert "mine:Mine" in listed
+    assert "other:Other" in listed
+
+
+def test_a_built_in_name_stays_the_built_in_ones(mine: Packages) -> None:
+    mine.install("one", {"fairflower.strategies": {"fedavg": "mine:Mine"}})
+    made = RunConfig.from_flat({"strategy.name": "fedavg"})
+    assert made.strategy.method.__module__ == "fairflower.strategies.fedavg"
+    assert "mine:Mine" in call("list", "strategies")
+
+
+def test_a_broken_package_harms_only_who_names_it(
+    mine: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "width", 250)
+    offers = {"mended": "mine:Mine", "worse": "broken:Rule", "gone": "lost.rules:Rule",
+              "moved": "mine:Mines"}  # fmt: skip
+    mine.install(
+        "one", {"fairflower.strategies": offers}, broken="import no_such_library", mine=MINE
+    )
+    assert RunConfig.from_flat({"strategy.name": "mended"}).label == "mended"
+    assert RunConfig.from_flat({"strategy.name": "fedheal"}).label == "fedheal"
+    for name, message in (
+        ("worse", "'worse' of one 1.2 cannot be imported: .*'no_such_library'. Mend or reinstall"),
+        ("gone", "'gone' of one 1.2 cannot be imported: .*'lost'. Mend or reinstall one"),
+        ("moved", "'moved' of one 1.2: mine has no 'Mines'. Did you mean Mine"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RunConfig.from_flat({"strategy.name": name})
+    listed = call("list", "strategies")
+    assert "Average as I do" in listed
+    assert "no_such_library" in listed

@@ -1,0 +1,103 @@
+"""The documentation as a site: its pages are whole, and all links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="the site needs the extra 'docs'")
+
+import docstrings
+import pages
+
+from fairflower.arguments import Argument, Range
+from fairflower.registry import CLIENTS, STRATEGIES
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages.made()
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [("strategies", name) for name in STRATEGIES] + [("clients", name) for name in CLIENTS],
+)
+def test_every_method_has_a_page_with_its_paper_and_arguments(
+    room: str, name: str, made: dict[str, str]
+) -> None:
+    methods = {"strategies": STRATEGIES, "clients": CLIENTS}[room]
+    method = methods[name]
+    (text,) = [
+        text
+        for path, text in made.items()
+        if path.startswith(f"methods/{room}/") and f"{method.__module__}.{method.__name__}`" in text
+    ]
+    option = {"strategies": "--strategy", "clients": "--client"}[room]
+    assert f"`{option} {name}`" in text
+    assert f"*{method.paper}*" in text
+    assert len(re.findall(r"^:   \*.+?\.\* \S", text, re.MULTILINE)) == len(method.arguments())
+
+
+def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
+    made: dict[str, str],
+) -> None:
+    text = made["methods/strategies/term.md"]
+    assert "\n    1/t log( 1/N sum_k n_k exp(t F_k) )\n" in text
+    assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favour small" in text
+    assert "](../../experiments/fedgcr-digit-five-cpu.md)" in text
+    assert "experiments/precision.md" not in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (Argument(1.0, number=True, range=Range(0, 1), optional=True),
+         "A number in [0, 1] or `none`"),
+        (Argument(1, number=True, whole=True, range=Range(1)), "A whole number from 1"),
+        (Argument("a", words=("a", "b")), "`a` or `b`"),
+        (Argument("a", text=True), "Any word"),
+    ],
+)  # fmt: skip
+def test_what_an_argument_takes_is_said_in_words(argument: Argument, text: str) -> None:
+    assert pages.takes(argument) == text
+
+
+def test_a_pattern_in_the_nav_is_every_page_that_is_not_named_elsewhere() -> None:
+    nav = [{"Guide": ["b.md", "*.md", "x/*.md"]}, "c.md"]
+    found = pages.expanded(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.named(nav)))
+    assert found == [{"Guide": ["b.md", "a.md", "x/d.md"]}, "c.md"]
+
+
+def test_tables_of_methods_lead_to_their_pages_and_programs_lose_their_names() -> None:
+    page = "<!-- table: all_clients -->\n| `fedavg` | x |\n<!-- end -->\n```python mine.py\n```"
+    text = "\n| [`fedavg`](../methods/clients/sgd.md) | x |\n\n```python\n```"
+    assert pages.on_page_markdown(page) == text
+
+
+def test_docstrings_become_markdown_but_for_their_code() -> None:
+    docstring = "Let <a, b> be ``<c>``::\n\n    <d, e>::\n\nA sum::\n\n    f"
+    markdown = "Let &lt;a, b> be ``<c>``:\n\n    <d, e>::\n\nA sum:\n\n    f"
+    assert docstrings.as_markdown(docstring) == markdown
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_all_of_it_is_markup(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.rglob("*.html"):
+        text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
+        for left in ("```", "\n|", "\n- ", "::\n", "<!-- table"):
+            assert left not in text, (path.relative_to(tmp_path), left)
+    assert "<table>" in (tmp_path / "docs/use-one-strategy/index.html").read_text()
+    api = (tmp_path / "api/fairflower/index.html").read_text()
+    assert 'id="fairflower.api.making.compare"' in api

@@ -1,0 +1,212 @@
+"""Figures as the trackers' own libraries read them back from the disk."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import resuming
+from resuming import resume, stopped
+from runs import config, history, run
+
+from fairflower import trackers
+from fairflower.errors import ConfigError
+from fairflower.registry import TRACKERS
+from fairflower.report import read_run
+from fairflower.server import telling
+from fairflower.trackers import Tracker
+
+#: By name, steps and values.
+Scalars = dict[str, list[tuple[int, float]]]
+
+
+def figures_of(folder: Path) -> Scalars:
+    """What the history says of every round, by the names that trackers use."""
+    found: Scalars = {}
+    for row in history(folder):
+        name = {"domain": f"{row['metric']}/{row['name']}", "run": row["metric"]}.get(row["level"])
+        if name:
+            found.setdefault(name, []).append((int(row["round"]), float(row["value"])))
+    return found
+
+
+def tensorboard(folder: Path) -> tuple[Scalars, dict[str, str], dict[str, Any]]:
+    """Scalars by round, texts and hyper-parameters, as TensorBoard shows them."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    scalars = {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+    texts = {
+        name.removesuffix("/text_summary"): events.Tensors(name)[-1].tensor_proto.string_val[0]
+        for name in events.Tags()["tensors"]
+    }
+    metadata = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    chosen = parse_session_start_info_plugin_data(metadata).hparams
+    return scalars, {name: text.decode() for name, text in texts.items()}, dict(chosen)
+
+
+def mlflow(folder: Path) -> tuple[Scalars, dict[str, str], Any]:
+    """Metrics by round, parameters, and the run as MLflow's own client reads them."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (made,) = client.search_runs([client.get_experiment_by_name("fairflower").experiment_id])
+    assert made.info.run_name == folder.name
+    history = {
+        name: client.get_metric_history(made.info.run_id, name) for name in made.data.metrics
+    }
+    scalars = {
+        # MLflow keeps every value of a round that was made twice; it is the same.
+        name: sorted({(metric.step, metric.value) for metric in metrics})
+        for name, metrics in history.items()
+    }
+    return scalars, made.data.params, made
+
+
+def leveldb_log(data: bytes) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, after W&B's header of seven bytes."""
+    block, whole, place = 2**15, b"", 7
+    while place + 7 <= len(data):
+        if block - place % block < 7:  # no room for another record's head
+            place += block - place % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def wandb(folder: Path) -> tuple[Scalars, dict[str, Any], dict[str, Any]]:
+    """Figures by round, config and summary, from the files that ``wandb sync`` would send."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    scalars: Scalars = {}
+    settings: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert len({path.name for path in paths}) == 1, "all sessions are of one run"
+    for path in paths:
+        for data in leveldb_log(path.read_bytes()):
+            record = Record.FromString(data)
+            for item in record.history.item:
+                key = item.key or "/".join(item.nested_key)
+                value = json.loads(item.value_json)
+                if isinstance(value, float | int) and not key.startswith("_"):
+                    scalars.setdefault(key, []).append((record.history.step.num, value))
+            for item in (*record.run.config.update, *record.config.update):
+                settings[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            for item in record.summary.update:
+                summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    return scalars, settings, summary
+
+
+def assert_logged(scalars: Scalars, folder: Path) -> None:
+    expected = figures_of(folder)
+    assert expected.keys() <= scalars.keys()
+    for name, values in expected.items():
+        assert [step for step, _ in scalars[name]] == [step for step, _ in values], name
+        assert [v for _, v in scalars[name]] == pytest.approx([v for _, v in values]), name
+    assert {"accuracy/AVG", "accuracy/MIN", "accuracy/STD", "train_loss"} <= scalars.keys()
+    finals = read_run(folder).final()
+    for domain, value in zip(read_run(folder).domains, finals, strict=True):
+        assert scalars[f"final/accuracy/{domain}"][-1] == (3, pytest.approx(value))
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Make a run that was stopped in its second round and goes on after the first one."""
+
+    def make(track: str, **changes: Any) -> Path:
+        return resume(stopped(resuming.config(tmp_path, track=track, **changes), 2))
+
+    return make
+
+
+def test_tensorboard_reads_what_was_logged_before_and_after_a_stop(interrupted) -> None:
+    # Without a checkpoint the run begins again: no round is there twice.
+    for changes in ({}, {"checkpoint.every": 3}):
+        folder = interrupted("tensorboard", **changes)
+        scalars, texts, chosen = tensorboard(folder)
+        assert_logged(scalars, folder)
+        assert 'strategy.name = "fedheal"' in texts["config"]
+        worst = scalars["final/accuracy/MIN"][-1][1]
+        assert texts["final"].startswith("completed")
+        assert f"| MIN | {100 * worst:.2f} |" in texts["final"]
+        assert chosen["strategy.name"].string_value == "fedheal"
+        assert chosen["train.lr"].number_value == 0.05
+
+
+@pytest.mark.slow
+def test_mlflow_reads_what_was_logged_before_and_after_a_stop(
+    interrupted, tmp_path, monkeypatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    folder = interrupted("mlflow")
+    scalars, params, made = mlflow(folder)
+    assert_logged(scalars, folder)
+    assert made.info.status == "FINISHED"
+    assert params["strategy.name"] == "fedheal"
+    assert params["train.lr"] == "0.05"
+
+
+@pytest.mark.slow
+def test_wandb_writes_for_its_sync_what_was_logged_before_and_after_a_stop(
+    interrupted, monkeypatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = interrupted("wandb")
+    scalars, settings, summary = wandb(folder)
+    finals = {n: [(3, value)] for n, value in summary.items() if n.startswith("final/")}
+    assert_logged(scalars | finals, folder)
+    assert settings["strategy.name"] == "fedheal"
+    assert summary["status"] == "completed"
+
+
+@pytest.mark.parametrize("track", TRACKERS)
+def test_a_library_that_is_not_there_is_named_before_the_run(tmp_path, monkeypatch, track) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf'pip install "fairflower\[{track}\]"'):
+        run(config(tmp_path, track=track))
+    assert not list(tmp_path.iterdir())
+
+
+class Lost(Tracker):
+    """A tracker whose connection breaks."""
+
+    def __init__(self, *args: object) -> None:
+        self.key = "lost"
+
+    def round(self, server_round: int, figures: object) -> None:
+        raise ConnectionError("no route")
+
+    def end(self, status: str, final: object) -> None:
+        raise AssertionError("it is left out")
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(telling, "tracker_class", lambda track: Lost)
+    folder = run(config(tmp_path, track="tensorboard"))
+    assert read_run(folder).status == "completed"
+    assert (folder / "log.txt").read_text().count("track = tensorboard failed") == 1
+
+
+def test_every_tracker_is_an_extra_of_its_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    for track in TRACKERS:
+        assert any(name.startswith(track) for name in extras[track])

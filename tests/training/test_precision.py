@@ -1,0 +1,122 @@
+"""Local steps in bfloat16, and all around them in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import runs
+import torch
+from flwr.app import Context, RecordDict
+from toys import SETTINGS, exchanges, federate, same, trainer
+
+from fairflower import config, machine
+from fairflower.registry import CLIENTS
+from fairflower.strategies import Uniform
+from fairflower.training.app import evaluate_round, train_round
+from fairflower.training.measurements import MEASUREMENTS, train_and_measure
+
+BF16 = replace(SETTINGS, precision="bf16", local_epochs=4)
+
+every_client = pytest.mark.parametrize("name", CLIENTS)
+
+
+def rounds(name, settings, reverse=False):
+    rule = Uniform(exchanges=exchanges(name))
+    made = []
+
+    def make(client):
+        made.append(trainer(name, client, settings=settings))
+        return made[-1]
+
+    model, _ = federate(rule, make, 2, 2, reverse=reverse)
+    return model, made
+
+
+@every_client
+def test_every_client_learns_in_bf16_and_gives_and_keeps_float32(name):
+    model, made = rounds(name, BF16)
+    for one in made:
+        kept = [*one.state.values(), *one.returns.values(), one.send()]
+        for arrays in kept:
+            for array in arrays.values():
+                assert array.dtype in (np.float32, np.int64)
+                assert np.isfinite(array).all()
+    judge = trainer(name)
+    before = judge.measure(judge.train_images)[0]
+    judge.receive(model)
+    assert judge.measure(judge.train_images)[0] < before
+    assert same(model, rounds(name, BF16, reverse=True)[0])
+    assert not same(model, rounds(name, replace(BF16, precision="float32"))[0])
+
+
+def test_gradients_are_float32s_but_for_rounding():
+    found = []
+    for precision in ("bf16", "float32"):
+        one = trainer("sgd", settings=replace(BF16, precision=precision))
+        one.model.train()
+        x, y = next(iter(one.train_images.eval_batches(8)))
+        loss = one.objective(x, y)
+        assert loss.dtype == torch.float32
+        loss.backward()
+        assert all(p.grad.dtype == torch.float32 for p in one.trainable)
+        found.append(torch.cat([p.grad.flatten() for p in one.trainable]))
+    half, full = found
+    assert 0 < torch.norm(half - full) < 0.03 * torch.norm(full)
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_what_is_measured_is_measured_in_float32(name):
+    measured = []
+    for precision in ("float32", "bf16"):
+        # Without epochs nothing is trained, and both precisions have the same model.
+        one = trainer("sgd", settings=replace(BF16, precision=precision, local_epochs=0))
+        metrics, arrays = train_and_measure(one, {"server-round": 1, "measure": name})
+        measured.append(
+            (metrics, {k: {n: a.tolist() for n, a in v.items()} for k, v in arrays.items()})
+        )
+        assert all(a.dtype == np.float32 for v in arrays.values() for a in v.values())
+    assert measured[0] == measured[1]
+
+
+def test_clients_test_in_float32():
+    tested = [
+        trainer("sgd", settings=replace(BF16, precision=p)).test() for p in ("float32", "bf16")
+    ]
+    assert tested[0] == tested[1]
+
+
+def test_numbers_too_small_for_a_normalised_float_are_zero_while_a_client_works():
+    def tiny():
+        return float(torch.tensor(1e-39) * 1)
+
+    one, seen = trainer("sgd"), []
+    one.begin = lambda server_round: seen.append(tiny())
+    one.test = lambda: {"tiny": tiny()}
+    context = Context(0, 0, {}, RecordDict(), {})
+    train_round(one, context, {"server-round": 1})
+    assert seen == [0]
+    assert evaluate_round(one, context, {"server-round": 1})["tiny"] == 0
+    assert tiny() > 0
+
+
+def test_another_precision_is_another_run_and_none_is_float32():
+    flat = dict(config.keys())
+    assert flat["train.precision"] == "float32"
+    assert config.identity(flat) != config.identity(flat | {"train.precision": "bf16"})
+    assert "train.precision" not in config.execution()
+
+
+def test_a_machine_without_units_for_bf16_is_named(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    cpu = torch.device("cpu")
+    cpuinfo.write_text("flags\t: avx2 amx_bf16\n")
+    assert machine.about_precision("float32", cpu) == ""
+    assert "no units" not in machine.about_precision("bf16", cpu)
+    cpuinfo.write_text("flags\t: avx2\n")
+    made = runs.config(tmp_path, **{"train.precision": "bf16", "num-server-rounds": 0})
+    log = (runs.run(made) / "log.txt").read_text()
+    assert log.count("no units for bfloat16") == 1
+    assert "measurements, weights and all that is sent are float32" in log

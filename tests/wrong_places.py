@@ -1,0 +1,145 @@
+"""Folders and files with which something is wrong, by the name that a command line calls them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+EARLIER = Path(__file__).parent / "server" / "earlier"
+X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
+SOUND = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
+
+
+def npz(**changes: Any) -> Callable[[Path], None]:
+    """A folder of one domain, ``a.npz``."""
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        arrays = {name: array for name, array in (SOUND | changes).items() if array is not None}
+        np.savez(place / "a.npz", **arrays)
+
+    return make
+
+
+def text(content: str | bytes) -> Callable[[Path], None]:
+    def make(place: Path) -> None:
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return make
+
+
+def images(*paths: str, mode: str = "L", pixels: Any = None) -> Callable[[Path], None]:
+    """A folder of images, three times two classes of domain ``a`` and these."""
+
+    def make(place: Path) -> None:
+        sound = [f"a/{label}/{number}.png" for label in ("cat", "dog") for number in range(3)]
+        for path in (*sound, *paths):
+            file = place / os.fsdecode(path.encode("latin-1"))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            made = Image.new("L", (4, 4), 99) if path in sound else Image.new(mode, (4, 4))
+            if pixels is not None and path not in sound:
+                made = Image.fromarray(pixels)
+            made.save(file)
+
+    return make
+
+
+def with_files(folder: Callable[[Path], None], **files: str | bytes) -> Callable[[Path], None]:
+    """A folder with more files in it; ``__`` stands for a slash, ``_`` for a dot."""
+
+    def make(place: Path) -> None:
+        folder(place)
+        for name, content in files.items():
+            path = place / name.replace("__", "/").replace("_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text(content)(path)
+
+    return make
+
+
+def run(kind: str = "completed", without: str = "", **files: str | bytes) -> Callable[[Path], None]:
+    """A run folder of an earlier version."""
+
+    def make(place: Path) -> None:
+        shutil.copytree(EARLIER / kind, place)
+        if without:
+            (place / without).unlink()
+        for name, content in files.items():
+            text(content)(place / name.replace("_", "."))
+
+    return make
+
+
+PLACES: dict[str, Callable[[Path], None]] = {
+    "empty": Path.mkdir,
+    "text": text("hello"),
+    "key": text("a key"),
+    "certificates": with_files(Path.mkdir, ca_crt="a certificate"),
+    # configs
+    "utf16": text("seed = 1".encode("utf-16")),
+    "latin": text("run-name = 'caf\xe9'".encode("latin-1")),
+    "torn": text("[train\nlr = 0.1"),
+    "twice": text("seed = 1\nseed = 2"),
+    "unknown-table": text("[trian]\nlr = 0.1"),
+    "list": text("[train]\nlr = [0.1, 0.2]"),
+    "date": text("seed = 2026-01-01"),
+    "nested": text("[train.lr]\nvalue = 0.1"),
+    "scalar": text("train = 3"),
+    "deep": text("a=" + "[" * 9000),
+    # data
+    "npz": npz(),
+    "no-y": npz(y_test=None),
+    "floats": npz(x_train=X / 255),
+    "deep-pixels": npz(x_train=X.astype(np.uint16)),
+    "flat": npz(x_test=X.reshape(8, 16)),
+    "channels-first": npz(x_train=np.zeros((8, 3, 4, 4), np.uint8)),
+    "four-channels": npz(x_train=np.zeros((8, 4, 4, 4), np.uint8)),
+    "fewer-labels": npz(y_train=Y[:5]),
+    "real-labels": npz(y_train=Y / 1.0),
+    "text-labels": npz(y_train=np.array(["cat"] * 8)),
+    "one-hot": npz(y_train=np.eye(8, dtype=int)),
+    "negative": npz(y_train=Y - 1),
+    "huge-label": npz(y_train=np.where(Y, 3_000_000_000, 0)),
+    "large-label": npz(y_train=np.where(Y, 5_000_000, 0)),
+    "no-tests": npz(x_test=X[:0], y_test=Y[:0]),
+    "objects": npz(y_train=np.array([{}] * 8)),
+    "no-zip": with_files(Path.mkdir, a_npz="hello"),
+    "half-zip": with_files(Path.mkdir, a_npz=b"PK\x03\x04" + bytes(40)),
+    "sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **SOUND | {
+        "x_train": np.zeros((8, 5, 5), np.uint8), "x_test": np.zeros((8, 5, 5), np.uint8)})),
+    "latin-npz": with_files(npz(), **{os.fsdecode(b"caf\xe9_npz"): "hello"}),
+    "images": images(),
+    "latin-domain": images("caf\xe9/cat/0.png"),
+    "latin-class": images("a/caf\xe9/0.png"),
+    "nested-images": images("a/cat/patient/0.png"),
+    "stray-image": images("a/readme.png"),
+    "empty-domain": with_files(images(), b__notes_txt="ours"),
+    "broken-image": with_files(images(), a__cat__0_png="no image", a__cat__1_png="no image"),
+    "half-image": with_files(images(), a__dog__0_png=b"\x89PNG\r\n\x1a\n", a__dog__1_png=b""),
+    "signed": images("a/cat/0.tif", "a/cat/1.tif", pixels=np.full((4, 4), -1000, np.int32)),
+    "real": images("a/cat/0.tif", "a/cat/1.tif", pixels=np.full((4, 4), 255, np.float32)),
+    "no-dicom": with_files(images(), a__cat__0_dcm="no DICOM", a__cat__1_dcm="no DICOM"),
+    # run folders
+    "run": run(),
+    "stopped": run("stopped"),
+    "no-facts": run(without="run.json"),
+    "torn-facts": run(run_json="{"),
+    "no-config": run(without="config.toml"),
+    "no-history": run(without="history.csv"),
+    "torn-history": run(history_csv="round,level\n1"),
+    "bad-csv": text("no,summary\n1,2\n"),
+}  # fmt: skip
+
+
+def make(places: Path) -> None:
+    """Make them all in a folder."""
+    for name, made in PLACES.items():
+        made(places / name)
+    for old in ("bad-csv",):
+        (places / old).rename(places / f"{old.replace('-', '.')}")
