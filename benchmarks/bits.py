@@ -51,9 +51,19 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fedce", "harmofl", (*SMALL, "bound.max-client-weight=0.4", "bound.clip-update-median=2")),
     ("fedga", "sgd", (*SMALL, "observe.window=2", "data.dirichlet-alpha=1.0")),
     ("pa3fed", "sgd", (*PART, "data.imbalance-factor=2")),
+    ("superquantile", "propfair", SMALL),
+    ("propfair", "sgd", SMALL),
+    ("fednova", "sgd", (*PART, "data.imbalance-factor=2")),
+    ("aaggff", "sgd", PART),
+    ("aaggff:form=device", "sgd", PART),
+    ("fedeba+:theta=90", "sgd", BATCH_NORM),
+    ("adafed", "sgd", BATCH_NORM),
+    ("fedmdfg", "scaffold", PART),
+    ("fedlf", "sgd", PART),
+    ("fedlf:variant=released", "sgd", BATCH_NORM),
 )
 #: Those of them that are made a second time, stopped in between and resumed.
-RESUMED = ("fedheal", "fedmgda+", "fedga")
+RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf")
 ROUNDS, STOP = 4, 2
 
 

@@ -36,6 +36,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
+from fairflower.aggregation import clusters
 from fairflower.client_app import app
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import prepare
@@ -43,7 +44,6 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.numerics.clustering import cluster, principal
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
 from fairflower.server.session import Session
-from fairflower.strategies import fedgcr
 
 CONFIG = Path(__file__).parents[1] / "experiments" / "fedgcr-digit-five-cpu.toml"
 TYPES = 5
@@ -64,7 +64,7 @@ class Round(NamedTuple):
 def rounds_of_a_run(dif: int, seed: int, data_dir: str, rounds: int) -> list[Round]:
     """Train, and listen to what is clustered."""
     heard: list[tuple[Vectors, list[int], Vectors]] = []
-    find = fedgcr.cluster
+    find = clusters.cluster
 
     def listen(h: Vectors, clients: Iterable[int], *args: Any, **options: Any) -> Any:
         heard.append((h, list(clients), options["sizes"]))
@@ -86,11 +86,11 @@ def rounds_of_a_run(dif: int, seed: int, data_dir: str, rounds: int) -> list[Rou
             }
         )
         domains = [client.domain for client in prepare(config.data).clients]
-        fedgcr.cluster = listen
+        clusters.cluster = listen
         try:
             Session(InlineGrid(app, len(domains)), config, Console(quiet=True)).run()
         finally:
-            fedgcr.cluster = find
+            clusters.cluster = find
     return [Round(h, n, [domains[k] for k in clients]) for h, clients, n in heard]
 
 

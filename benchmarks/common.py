@@ -8,7 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 
-from fairflower.server.machine import machine, versions
+from fairflower.machine import machine, versions
 
 
 def machine_facts() -> str:

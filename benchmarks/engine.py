@@ -62,6 +62,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "inline": {"engine": "inline"},
     "ray, 1 worker": {"engine": "ray", "workers": 1},
     "ray, 2 workers": {"engine": "ray", "workers": 2},
+    "flower, 2 workers": {"engine": "flower", "workers": 2},
 }
 BARE = "bare loop"
 PARTS = ("train", "merge", "write", "evaluate")
@@ -91,6 +92,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
     from fairflower.seeds import derive_seed
 
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     data, train = prepare(config.data), config.train
     model = build(config.model.name, data.num_classes, data.shape, config.seed)
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
@@ -285,7 +287,7 @@ def main() -> None:
     cases = [case.strip() for case in options.cases.split(",")]
     if unknown := [case for case in cases if case not in CASES]:
         sys.exit(f"Unknown cases {unknown}; there are {', '.join(CASES)}.")
-    engines = [name for name in ENGINES if not (options.no_ray and "ray" in name)]
+    engines = [name for name in ENGINES if not (options.no_ray and name != "inline")]
     print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
     if sys.dont_write_bytecode:
         print("PYTHONDONTWRITEBYTECODE is set: `start` includes compiling every imported module")

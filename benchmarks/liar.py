@@ -41,8 +41,10 @@ import numpy as np
 from common import markdown, say, version_facts
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Arrays
-from fairflower.aggregation.records import decode_record, encode_record
+from fairflower.aggregation.records import decode_record
+from fairflower.arrays import record_of
 from fairflower.errors import RoundFailed
 from fairflower.exchanges import (
     ControlVariates,
@@ -52,7 +54,7 @@ from fairflower.exchanges import (
 )
 from fairflower.flower import identify, set_message_id
 from fairflower.numerics.clustering import Clusters
-from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, fedgcr
+from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg
 
 CLIENTS, SHAPE = 10, (1, 400)
 LIAR = CLIENTS - 1
@@ -150,7 +152,7 @@ def answering(lie: Lie) -> Answer:
                 # One array per parameter; a representation is no parameter's.
                 key, shape = ("h", 8) if name.endswith("representation") else ("w", SHAPE)
                 vector = measured(client, server_round, shape) * said.factors[even]
-                content[name] = encode_record({key: vector.astype(np.float32)})
+                content[name] = record_of({key: vector.astype(np.float32)})
             else:
                 content["metrics"][name] = said.numbers.get(name, truth(client))[even]
         return content
@@ -166,7 +168,7 @@ def play(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.ndarra
     for server_round in range(1, rounds + 1):
         # What a strategy would take from the run config that clients get.
         config = ConfigRecord({"train.lr": 0.05, "num-server-rounds": rounds})
-        sent: Any = encode_record(model), config, None
+        sent: Any = record_of(model), config, None
         messages = list(strategy.configure_train(server_round, *sent))
         for i, message in enumerate(messages):
             set_message_id(message, f"{server_round}-{i}")
@@ -183,7 +185,7 @@ def play(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.ndarra
 
 def find_clusters_once() -> None:
     """FedGCR finds the same clusters under most lies, at many times the cost of all else."""
-    find, found = fedgcr.cluster, {}
+    find, found = clusters.cluster, {}
 
     def cluster(*args: Any, **options: Any) -> Clusters:
         question = pickle.dumps((args, options))
@@ -191,7 +193,7 @@ def find_clusters_once() -> None:
             found[question] = find(*args, **options)
         return found[question]
 
-    fedgcr.cluster = cluster
+    clusters.cluster = cluster
 
 
 class Worst(NamedTuple):
@@ -317,7 +319,7 @@ def training(method: str, lie: FalseReturn) -> Answer:
                 w = model["w"] + false
         content = _content(client, w, EXAMPLES[0])
         if kind and kind.returned:
-            content[kind.name] = encode_record(returned)
+            content[kind.name] = record_of(returned)
         return content
 
     return answer
@@ -386,7 +388,7 @@ def _told(names: Iterable[str]) -> Iterator[str]:
 
 
 def _content(client: int, model: np.ndarray, examples: int) -> RecordDict:
-    arrays = encode_record({"w": model.astype(np.float32)})
+    arrays = record_of({"w": model.astype(np.float32)})
     metrics = MetricRecord({"num-examples": examples, "client-id": client})
     return RecordDict({"arrays": arrays, "metrics": metrics})
 

@@ -5,7 +5,8 @@
 
 One client, one thread, colour images of 32x32 pixels, batches of 64, the second round of
 a run. `sgd` is the unit. SAM and GSAM compute two gradients a step and are meant to stay
-near 2: what they add to that are a few passes over the parameters.
+near 2: what they add to that are a few passes over the parameters. `sgd in bf16` is
+`train.precision = "bf16"`: how much that gains, or costs, is the processor's affair.
 
 Times are CPU seconds of this process, all rows measured in turn in every repetition;
 ratios compare min with min and median with median.
@@ -25,20 +26,26 @@ from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.models import build
 from fairflower.training.build import build_trainer
+from fairflower.training.modes import flushed_denormals
 
 CLASSES = 10
 MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
 
 
+BF16 = " in bf16"
+
+
 def make_trainer(name: str, model: str, images: int) -> Trainer:
     """A client with random images that has trained in round 1."""
+    precision = "bf16" if name.endswith(BF16) else "float32"
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
     split = Split(x, rng.integers(0, CLASSES, images))
     data = ClientData(split, split, *MEAN_STD, CLASSES, Augment(crop_padding=4))
     network = build(model, CLASSES, (3, 32, 32), seed=0)
-    settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
-    trainer = build_trainer(name, network, data, settings, client_id=0, seed=0)
+    settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001, precision=precision)
+    method = name.removesuffix(BF16)
+    trainer = build_trainer(method, network, data, settings, client_id=0, seed=0)
     trainer.train(1)
     return trainer
 
@@ -51,7 +58,8 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
         say(f"{model}: repetition {repetition} of {options.repetitions}")
         for name, trainer in trainers.items():
             begin = time.process_time()
-            trainer.train(2)
+            with flushed_denormals():
+                trainer.train(2)
             seconds[name].append(time.process_time() - begin)
     return seconds
 
@@ -68,7 +76,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=9, help="per row (default: 9)")
     parser.add_argument("--quick", action="store_true", help="128 images, 2 repetitions")
     options = parser.parse_args()
-    options.clients = ["sgd", *options.clients.split(",")]
+    options.clients = ["sgd", f"sgd{BF16}", *filter(None, options.clients.split(","))]
     if options.quick:
         options.images, options.repetitions = 128, 2
     return options
