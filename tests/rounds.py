@@ -9,7 +9,18 @@ from flwr.app import Error, Message
 from fairflower.strategies import STRATEGIES
 from fairflower.testing.rounds import MODEL, Rounds, record, reply, still, unpack, updates
 
-__all__ = ["MODEL", "Rounds", "failure", "good", "record", "reply", "still", "unpack", "updates"]
+__all__ = [
+    "MODEL",
+    "Rounds",
+    "failure",
+    "good",
+    "record",
+    "reply",
+    "still",
+    "unpack",
+    "updates",
+    "weights_by",
+]
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
@@ -21,3 +32,15 @@ def failure(message: Message, reason: str) -> Message:
 def good(message: Message, client: int, **metrics) -> Message:
     values = {"num-examples": 3, "client-id": client, "train_loss": 0.5} | metrics
     return reply(message, {k: a + np.ones((), a.dtype) for k, a in MODEL.items()}, values)
+
+
+def weights_by(metric: str, rounds: Rounds, values, examples=None) -> np.ndarray:
+    """Those of a round whose clients, all moving differently, measured these values."""
+    if not isinstance(values, dict):
+        values = dict(enumerate(values))
+    rounds.step(
+        {k: {"x": np.array([1.0 + k])} for k in values},
+        {k: examples[k] if examples else 10 ** (k % 4) for k in values},
+        metrics={k: {metric: value} for k, value in values.items()},
+    )
+    return np.asarray(rounds.strategy.diagnostics["weights"])

@@ -100,8 +100,9 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     # A run made before a setting existed ran with what is now its default.
     own = keys() | read_toml(run / "config.toml")
     check_images(run, facts, own)
+    methods = methods_of(own)
     for key, value in given.items():
-        check_key(key, methods_of(own))
+        check_key(key, methods)
         if key not in CHANGEABLE and value != own.get(key):
             raise ConfigError(
                 f"{key} = {value!r} was given, but {run} goes on by its own settings ({key} = "

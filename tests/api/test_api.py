@@ -109,6 +109,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"seed": 1}, "compare takes seeds"),
         ({"seeds": "a"}, "different numbers"),
         ({"jobs": 0}, "jobs = 0"),
+        ({"jobs": 2, "ray_address": "auto"}, "on a cluster they come one after"),
         ({"strategies": ["fedavg", "fedavg"]}, "named twice"),
         ({"client": "moon"}, "Unknown argument 'client'"),
     ],

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
-from rounds import Rounds
-from scipy.optimize import minimize
+from rounds import Rounds, weights_by
+from solvers import smallest
 
 from fairflower.strategies import AAggFF
 from fairflower.strategies.aaggff import CDFS
 
+weights = partial(weights_by, "received_loss")
+
 
 def start(clients: int = 3, **arguments) -> Rounds:
     return Rounds(AAggFF(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
-
-
-def weights(rounds: Rounds, losses) -> np.ndarray:
-    if not isinstance(losses, dict):
-        losses = dict(enumerate(losses))
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in losses},
-        {k: 10 ** (k % 4) for k in losses},
-        metrics={k: {"received_loss": loss} for k, loss in losses.items()},
-    )
-    return np.asarray(rounds.strategy.diagnostics["weights"])
-
-
-def smallest(objective, size: int) -> np.ndarray:
-    """Its minimum on the simplex by a general solver."""
-    return minimize(
-        objective,
-        np.full(size, 1 / size),
-        bounds=[(0, 1)] * size,
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-        options={"ftol": 1e-15, "maxiter": 500},
-    ).x
 
 
 def play(responses, released: bool = False) -> list[np.ndarray]:

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
-from scipy.optimize import minimize
+from rounds import Rounds, weights_by
+from solvers import smallest
 
 from fairflower.strategies import AFL
 
-
-def weights(rounds: Rounds, losses) -> np.ndarray:
-    if not isinstance(losses, dict):
-        losses = dict(enumerate(losses))
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in losses},
-        {k: 10 ** (k % 4) for k in losses},
-        metrics={k: {"received_loss": loss} for k, loss in losses.items()},
-    )
-    return rounds.strategy.diagnostics["weights"]
-
-
-def start(clients: int = 3, **arguments) -> Rounds:
-    return Rounds(AFL(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
+weights = partial(weights_by, "received_loss")
 
 
 def nearest(point: np.ndarray) -> np.ndarray:
     """The projection by a general solver."""
-    return minimize(
-        lambda w: ((w - point) ** 2).sum(),
-        np.full(len(point), 1 / len(point)),
-        bounds=[(0, 1)] * len(point),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-        options={"ftol": 1e-15},
-    ).x
+    return smallest(lambda w: ((w - point) ** 2).sum(), len(point))
+
+
+def start(clients: int = 3, **arguments) -> Rounds:
+    return Rounds(AFL(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
 
 
 def test_the_first_round_is_uniform_and_the_next_one_step_away():

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
+from rounds import Rounds, weights_by
 
 from fairflower.strategies import FairFed
 
 EXAMPLES = {0: 100, 1: 60, 2: 40}
-
-
-def weights(rounds: Rounds, accuracies, examples=None, metric="received_accuracy") -> np.ndarray:
-    if not isinstance(accuracies, dict):
-        accuracies = dict(enumerate(accuracies))
-    examples = examples or EXAMPLES
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in accuracies},
-        {k: examples[k] for k in accuracies},
-        metrics={k: {metric: value} for k, value in accuracies.items()},
-    )
-    return rounds.strategy.diagnostics["weights"]
+weights = partial(weights_by, "received_accuracy", examples=EXAMPLES)
 
 
 def start(**arguments) -> Rounds:
@@ -43,7 +34,7 @@ def test_two_rounds_by_hand():
 def test_the_gap_is_to_the_mean_over_clients_and_has_no_sign():
     """With the sum left out the gap is m_k (1 - n_k / n): the best client loses most."""
     rounds = start(beta=0.1)
-    found = weights(rounds, (0.9, 0.5, 0.1), dict.fromkeys(range(3), 1))
+    found = weights(rounds, (0.9, 0.5, 0.1), examples=dict.fromkeys(range(3), 1))
     np.testing.assert_allclose(found[0], found[2])
     assert found[1] > found[0]
     assert weights(start(beta=0.1), (0.9, 0.8, 0.8))[0] > 0.49
@@ -56,7 +47,7 @@ def test_beta_0_is_fedavg_whoever_takes_part(seed):
     for _ in range(4):
         present = sorted(random.choice(4, random.integers(1, 5), replace=False).tolist())
         n = {k: int(random.integers(1, 500)) for k in present}
-        found = weights(rounds, {k: float(random.random()) for k in present}, n)
+        found = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
         expected = np.array(list(n.values())) / sum(n.values())
         np.testing.assert_allclose(found, expected)
 
@@ -74,7 +65,7 @@ def test_weights_stay_on_the_simplex_whatever_the_step(seed, beta):
     for _ in range(5):
         present = sorted(random.choice(4, random.integers(1, 5), replace=False).tolist())
         n = {k: int(random.integers(1, 500)) for k in present}
-        found = weights(rounds, {k: float(random.random()) for k in present}, n)
+        found = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
         assert found.min() >= 0
         assert found.sum() == pytest.approx(1)
 
@@ -92,7 +83,7 @@ def test_any_metric_that_the_clients_report_will_do():
     strategy = FairFed(metric="equal_opportunity_difference", min_clients=1)
     assert strategy.needs == ("equal_opportunity_difference",)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
-    found = weights(rounds, (0.0, 0.0, 0.3), metric="equal_opportunity_difference")
+    found = weights_by("equal_opportunity_difference", rounds, (0.0, 0.0, 0.3), EXAMPLES)
     assert found[2] < 0.2
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
+from rounds import Rounds, weights_by
 
 from fairflower.strategies import FedISM
+
+weights = partial(weights_by, "sharpness")
 
 #: Printed by the released function for S = (.02, .05, .1).
 GOLDEN = {
@@ -17,18 +21,6 @@ GOLDEN = {
     2: (0.03100775, 0.19379845, 0.77519380),
     10: (1e-7, 9.7561e-4, 0.99902429),
 }
-
-
-def weights(rounds: Rounds, sharpness) -> np.ndarray:
-    """One round of the clients in ``sharpness``, all moving differently."""
-    if not isinstance(sharpness, dict):
-        sharpness = dict(enumerate(sharpness))
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in sharpness},
-        {k: 10 ** (k % 4) for k in sharpness},
-        metrics={k: {"sharpness": s} for k, s in sharpness.items()},
-    )
-    return rounds.strategy.diagnostics["weights"]
 
 
 def start(clients: int = 3, **arguments) -> Rounds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rounds import Rounds
-from scipy.optimize import minimize
+from solvers import shortest
 
 from fairflower.strategies import FedLF
 
@@ -39,20 +39,6 @@ def start(model=MODEL, clients: int = 3, **arguments) -> Rounds:
 
 def flat(update, names) -> np.ndarray:
     return np.concatenate([np.asarray(update[name]).ravel() for name in names])
-
-
-def shortest(vectors: np.ndarray) -> np.ndarray:
-    """The shortest vector of a hull."""
-    size, unit = len(vectors), np.linalg.norm(vectors, axis=1).min()
-    scaled = vectors / unit
-    weights = minimize(
-        lambda w: w @ scaled @ scaled.T @ w,
-        np.full(size, 1 / size),
-        bounds=[(0, 1)] * size,
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-        options={"ftol": 1e-16, "maxiter": 1000},
-    ).x
-    return np.asarray(weights @ vectors)
 
 
 def direction(present, names, F, released=False, absent=()) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rounds import Rounds
-from scipy.optimize import minimize
+from solvers import shortest
 
 from fairflower.strategies import FedMDFG
 
@@ -22,19 +22,6 @@ def play(rounds: Rounds, moves: dict[int, np.ndarray], losses: dict[int, float])
 def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
     rounds = Rounds(FedMDFG(**arguments), {"x": np.zeros(moves.shape[1])}, range(len(moves)))
     return play(rounds, dict(enumerate(moves)), dict(enumerate(losses)))
-
-
-def shortest(vectors: np.ndarray) -> np.ndarray:
-    """The shortest vector of a hull."""
-    size = len(vectors)
-    weights = minimize(
-        lambda w: w @ vectors @ vectors.T @ w,
-        np.full(size, 1 / size),
-        bounds=[(0, 1)] * size,
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-        options={"ftol": 1e-16, "maxiter": 1000},
-    ).x
-    return np.asarray(weights @ vectors)
 
 
 def expected(moves: np.ndarray, losses, fairly: bool, absent=()) -> np.ndarray:

@@ -1,0 +1,25 @@
+"""General solvers on the simplex, to check special ones against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import minimize
+
+
+def smallest(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
+    """The point of the simplex at which an objective is smallest."""
+    return minimize(
+        objective,
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-16, "maxiter": 1000},
+    ).x
+
+
+def shortest(vectors: np.ndarray) -> np.ndarray:
+    """The shortest vector of a hull."""
+    scaled = vectors / np.linalg.norm(vectors, axis=1).min()
+    return np.asarray(smallest(lambda w: w @ scaled @ scaled.T @ w, len(vectors)) @ vectors)
