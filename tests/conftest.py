@@ -17,6 +17,9 @@ from hypothesis import settings
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("grid", deadline=None, max_examples=200)
 
+# Ray, wherever a test imports it, is not to install an environment of its own for its workers.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
 # The tests' networks are so small that threads cost more than they bring.
 torch.set_num_threads(1)
 

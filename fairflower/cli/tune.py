@@ -60,6 +60,9 @@ def tune(
     tune_training: Annotated[
         bool, typer.Option("--tune-training", help="Tune learning rate and local epochs, too.")
     ] = False,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Test the paper's values, too, beside those chosen.")
+    ] = False,
     prune: Annotated[
         bool, typer.Option(help="End trials early that are clearly behind the paper's values.")
     ] = True,
@@ -93,7 +96,7 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     held = hold(folder)
     try:
-        protocol = Protocol(budget, select, parse_seeds(seeds), tune_training, prune)
+        protocol = Protocol(budget, select, parse_seeds(seeds), tune_training, defaults, prune)
         tuning = Tuning(folder, plan.runs, protocol)
         _announce(tuning)
         _make(tuning, at_a_time or fitting(plan, tuning.total))

@@ -32,6 +32,7 @@ def run_by_flower(
     ConfigError
         If this version of Flower has no ``run_simulation`` any more.
     """
+    prepare_ray()  # before Flower imports Ray
     from flwr import simulation  # late: it is slow
 
     run_simulation = getattr(simulation, "run_simulation", None)
@@ -40,7 +41,6 @@ def run_by_flower(
             f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose "
             "engine = 'ray', which gives the same bits."
         )
-    prepare_ray()
     backend = {
         "client_resources": {"num_cpus": client_cpus, "num_gpus": client_gpus},
         "init_args": {

@@ -52,6 +52,7 @@ class Protocol:
     select: str  # one of `fairflower.report.tuning.CRITERIA`
     seeds: Sequence[int]  # of the runs that are tested
     training: bool = False  # whether learning rate and epochs of local training are tuned, too
+    defaults: bool = False  # whether the paper's values are tested beside those chosen
     prune: bool = True
 
 
@@ -285,16 +286,19 @@ class Method:
         return RunConfig.from_flat(self.config.to_flat() | own)
 
     def _tests(self) -> list[RunConfig]:
-        """The runs of the chosen values that are still to be made."""
-        best = self.tuned().chosen
-        if best is None:
-            return []
+        """The runs of the chosen values, and of the paper's, that are still to be made."""
         folder, name = self.folder / "runs", self.name.replace(":", "-")
-        own: dict[str, Any] = {**best.values, "evaluate.test": True, "output-dir": str(folder)}
-        flat = self.config.to_flat() | own
+        best, first = self.tuned().chosen, self.tuned().trials[0]
+        tested = {name: best} if best else {}
+        if self.protocol.defaults and first.outcome == "completed" and first != best:
+            tested[f"{name}-default"] = first
+        flat = self.config.to_flat() | {"evaluate.test": True, "output-dir": str(folder)}
         plan = Plan(
             [
-                RunConfig.from_flat(flat | {"seed": seed, "run-name": f"{name}-seed{seed}"})
+                RunConfig.from_flat(
+                    flat | trial.values | {"seed": seed, "run-name": f"{run}-seed{seed}"}
+                )
+                for run, trial in tested.items()
                 for seed in self.protocol.seeds
             ]
         )
@@ -349,7 +353,8 @@ class Tuning:
             method.settle()
             self.plan.runs += method.due()
             left = method.tuned().count("unfinished")
-            self.total += left + len(protocol.seeds) if left else len(method.submitted)
+            tests = len(protocol.seeds) * (1 + protocol.defaults)
+            self.total += left + tests if left else len(method.submitted)
 
     def watch(self, config: RunConfig) -> Behind | None:
         """Make what prunes a trial that begins."""

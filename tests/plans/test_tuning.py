@@ -228,6 +228,22 @@ def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str)
         assert math.isclose(best.average, max(sums) / 3 / 400)
 
 
+def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> None:
+    made = tuning(tmp_path, defaults=True)
+    done = [config for config in make(made) if config.evaluate.test]
+    values = [(c.strategy.name, c.strategy.args.get("tau"), c.seed) for c in done]
+    best = of(made, "fedheal").chosen
+    assert best
+    assert best.number  # other than the paper's
+    tau = best.values["strategy.tau"]
+    # What has nothing to tune is tested once.
+    expected = [("fedavg", None), ("uniform", None), ("fedheal", tau), ("fedheal", 0.3)]
+    assert sorted(values, key=str) == sorted(
+        [(*one, seed) for one in expected for seed in (1, 2)], key=str
+    )
+    assert not make(tuning(tmp_path, defaults=True))
+
+
 def test_what_may_be_chosen_is_completed(tmp_path: Path) -> None:
     assert chosen([], "worst") is None
     made = tuning(tmp_path)
