@@ -292,17 +292,18 @@ class Method:
         tested = {name: best} if best else {}
         if self.protocol.defaults and first.outcome == "completed" and first != best:
             tested[f"{name}-default"] = first
-        flat = self.config.to_flat() | {"evaluate.test": True, "output-dir": str(folder)}
+        flat: dict[str, Any] = self.config.to_flat()
+        flat |= {"evaluate.test": True, "output-dir": str(folder)}
         plan = Plan(
             [
                 RunConfig.from_flat(
-                    flat | trial.values | {"seed": seed, "run-name": f"{run}-seed{seed}"}
+                    {**flat, **trial.values, "seed": seed, "run-name": f"{run}-seed{seed}"}
                 )
                 for run, trial in tested.items()
                 for seed in self.protocol.seeds
             ]
         )
-        made = [run for info in folder.glob("*/run.json") if (run := _read(info.parent))]
+        made = [run for info in folder.glob(f"{name}-*/run.json") if (run := _read(info.parent))]
         return plan.without(made).resuming(unfinished(folder)).runs
 
     def watch(self, config: RunConfig) -> Behind | None:
