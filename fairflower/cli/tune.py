@@ -34,6 +34,13 @@ class Select(StrEnum):
     both = "worst-then-average"
 
 
+class Metric(StrEnum):
+    """What it is of; `fairflower.report.tuning.METRICS` has it in words."""
+
+    accuracy = "accuracy"
+    balanced_accuracy = "balanced_accuracy"
+
+
 @with_settings("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr", "seed")
 def tune(
     *,
@@ -57,6 +64,9 @@ def tune(
     select: Annotated[
         Select, typer.Option(help="What to choose by, on validation images.")
     ] = Select.both,
+    metric: Annotated[
+        Metric, typer.Option(help="What that is: accuracy, or its mean over classes.")
+    ] = Metric.accuracy,
     tune_training: Annotated[
         bool, typer.Option("--tune-training", help="Tune learning rate and local epochs, too.")
     ] = False,
@@ -96,7 +106,9 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     held = hold(folder)
     try:
-        protocol = Protocol(budget, select, parse_seeds(seeds), tune_training, defaults, prune)
+        protocol = Protocol(
+            budget, parse_seeds(seeds), select, metric, tune_training, defaults, prune
+        )
         tuning = Tuning(folder, plan.runs, protocol)
         _announce(tuning)
         _make(tuning, at_a_time or fitting(plan, tuning.total))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
@@ -49,8 +50,9 @@ class Protocol:
     """How methods are tuned, the same for all of them."""
 
     budget: int  # trials of each method
-    select: str  # one of `fairflower.report.tuning.CRITERIA`
     seeds: Sequence[int]  # of the runs that are tested
+    select: str  # one of `fairflower.report.tuning.CRITERIA`
+    metric: str = "accuracy"  # or another of `fairflower.report.tuning.METRICS`, that it is of
     training: bool = False  # whether learning rate and epochs of local training are tuned, too
     defaults: bool = False  # whether the paper's values are tested beside those chosen
     prune: bool = True
@@ -105,30 +107,40 @@ def figure(select: str, accuracies: Iterable[float]) -> float:
 class Behind:
     """Prunes a trial that is clearly behind the paper's values.
 
-    That is, from the second half of the rounds on, below the ``floors`` by round.
+    That is, from the second half of the rounds on, below the ``floors`` by round. ``figures`` are
+    the names of what the criterion looks at, a domain each.
     """
 
     select: str
+    figures: Sequence[str]
     floors: Mapping[int, float]
 
     @classmethod
-    def of(cls, select: str, curve: Mapping[int, float], rounds: int, images: int) -> Behind:
+    def of(
+        cls,
+        protocol: Protocol,
+        domains: Iterable[str],
+        curve: Mapping[int, float],
+        rounds: int,
+        images: int,
+    ) -> Behind:
         """With floors below a curve by ten points.
 
         And by no less than two standard errors of the difference of two accuracies on so many
         images, which may be luck.
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
-        return cls(select, {r: value - margin for r, value in curve.items() if 2 * r >= rounds})
+        floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
+        figures = [f"validation_{protocol.metric}/{domain}" for domain in domains]
+        return cls(protocol.select, figures, floors)
 
     def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
         """Raise ``Pruned`` if a round's accuracies are too low."""
-        title = "AVG" if self.select == "average" else "MIN"
-        value = figures.get(f"validation_accuracy/{title}", math.nan)
+        value = figure(self.select, [figures.get(name, math.nan) for name in self.figures])
         floor = self.floors.get(server_round, 0.0)
         if value < floor:
             raise Pruned(
-                f"pruned: in round {server_round} {100 * value:.1f} % of validation images, where "
+                f"pruned: in round {server_round} {100 * value:.1f} % on validation images, where "
                 f"less than {100 * floor:.1f} % is clearly behind the paper's values"
             )
 
@@ -164,6 +176,7 @@ class Method:
             "data": prepare(self.config.data).folder.name,
             "budget": self.budget,
             "select": self.protocol.select,
+            "metric": self.protocol.metric,
             "prune": self.protocol.prune,
         }
         earlier = self.study.user_attrs.get("facts")
@@ -172,7 +185,8 @@ class Method:
             return
         for name, now in facts.items():
             # A study made before a setting existed ran with what is now its default.
-            before = {**keys(), **earlier[name]} if name == "settings" else earlier[name]
+            before = {"metric": "accuracy", **earlier}[name]
+            before = {**keys(), **before} if name == "settings" else before
             now = {**keys(), **now} if name == "settings" else now
             if now != before:
                 raise ConfigError(
@@ -218,7 +232,7 @@ class Method:
             for number in range(self.budget)
         ]
         ranges = {key: one.search for key, one in self.tunables.items()}
-        return Tuned(self.name, ranges, tuple(trials), self.protocol.select)
+        return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
 
     def settle(self) -> None:
         """Put into the study how trials ended whose runs did since."""
@@ -234,7 +248,7 @@ class Method:
             accuracies: list[float] = []
             if outcome == "completed":
                 assert run is not None
-                accuracies = run.final().tolist()
+                accuracies = self._seen(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
                     outcome, reason = "lost", "not every domain was tested throughout"
             value = figure(self.protocol.select, accuracies) if outcome == "completed" else None
@@ -257,8 +271,13 @@ class Method:
         """What the criterion looks at, by round."""
         if run is None:
             return {}
-        pairs = zip(run.rounds.tolist(), run.accuracy, strict=True)
+        pairs = zip(run.rounds.tolist(), self._seen(run), strict=True)
         return {r: figure(self.protocol.select, accuracies) for r, accuracies in pairs}
+
+    def _seen(self, run: Run) -> NDArray[np.float64]:
+        """What the criterion is of, [rounds, domains]."""
+        metric = self.protocol.metric
+        return run.accuracy if metric == "accuracy" else run.scores[metric]
 
     # --- runs ----------------------------------------------------------------------------
 
@@ -312,9 +331,14 @@ class Method:
         names = {self.path(trial.number).name for trial in others}
         if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
             return None
-        images = min(prepare(config.data).validation_sizes)
-        curve = self._curve(_read(self.path(0)))
-        return Behind.of(self.protocol.select, curve, config.num_server_rounds, images)
+        federation = prepare(config.data)
+        return Behind.of(
+            self.protocol,
+            federation.domains,
+            self._curve(_read(self.path(0))),
+            config.num_server_rounds,
+            min(federation.validation_sizes),
+        )
 
 
 class Tuning:

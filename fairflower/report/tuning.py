@@ -23,6 +23,9 @@ CRITERIA = {
     "within one point of the highest",
 }
 
+#: What it is of -> in words.
+METRICS = {"accuracy": "accuracy", "balanced_accuracy": "class-balanced accuracy"}
+
 Outcome = Literal["completed", "pruned", "lost", "unfinished"]
 
 #: How far, as a fraction, worst domains count as equal before averages decide.
@@ -58,6 +61,7 @@ class Tuned:
     ranges: Mapping[str, Search]
     trials: tuple[Trial, ...]
     select: str
+    metric: str = "accuracy"  # one of `METRICS`
 
     @cached_property
     def completed(self) -> list[Trial]:
@@ -106,7 +110,7 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
 def _trials(tuned: Sequence[Tuned]) -> Table:
     first = tuned[0]
     return Table(
-        title="Tuning: accuracy on validation images",
+        title=f"Tuning: {METRICS[first.metric]} on validation images",
         caption=(
             "In %, the mean of the last five tested rounds. Over trials: the mean, and under it ± "
             f"{SIGMA} (ddof 1), of the completed ones. Chosen: {CRITERIA[first.select]}. Every "

@@ -91,7 +91,7 @@ def figures(accuracies: Mapping[str, float]) -> Figures:
     """What is told of a round with these accuracies in validation."""
     history = History(tuple(accuracies))
     for domain, value in accuracies.items():
-        history.add(1, "validation", domain, {"accuracy": value})
+        history.add(1, "validation", domain, {"accuracy": value, "balanced_accuracy": 1 - value})
     return history.of(1)
 
 
@@ -109,7 +109,11 @@ def write(
     lines = ["round,level,name,metric,value"]
     for r in range(1, config.num_server_rounds + 1):
         values = dict(zip(federation.domains, quality if r > 1 else (0.1, 0.1), strict=True))
-        lines += [f"{r},{level},{domain},accuracy,{value}" for domain, value in values.items()]
+        lines += [
+            f"{r},{level},{domain},{metric},{of}"
+            for domain, value in values.items()
+            for metric, of in (("accuracy", value), ("balanced_accuracy", 1 - value))
+        ]
         lines.append(f"{r},run,,seconds,1.0")
         try:
             if watch:
@@ -226,6 +230,19 @@ def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str)
         among = [k for k in range(len(found)) if select == "average" or worst[k] >= max(worst) - 4]
         sums = [sum(found[k]) for k in among]
         assert math.isclose(best.average, max(sums) / 3 / 400)
+
+
+def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
+    """Which is best where accuracy is worst."""
+    made = tuning(tmp_path, metric="balanced_accuracy", budget=12)
+    make(made, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
+    one = of(made, "fedheal")
+    assert one.chosen
+    assert one.chosen.worst == max(trial.worst for trial in one.completed)
+    far = {trial.number: abs(trial.values["strategy.tau"] - 0.5) for trial in one.trials}
+    assert one.chosen.number == max(far, key=far.__getitem__)
+    with pytest.raises(ConfigError, match="with other metric"):
+        tuning(tmp_path, budget=12)
 
 
 def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> None:
@@ -367,8 +384,9 @@ def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
 
 def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() -> None:
     curve = {1: 0.9, 2: 0.5, 4: 0.8}
-    of_many = Behind.of("worst", curve, rounds=4, images=10_000)
-    of_few = Behind.of("worst", curve, rounds=4, images=18)
+    protocol = Protocol(5, [1, 2], "worst")
+    of_many = Behind.of(protocol, "ab", curve, rounds=4, images=10_000)
+    of_few = Behind.of(protocol, "ab", curve, rounds=4, images=18)
     assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
     assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
     of_many(1, figures({"a": 0.0, "b": 0.0}))
@@ -377,6 +395,9 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
         of_many(4, figures({"a": 0.69, "b": 0.9}))
     of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
     of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
+    balanced = Protocol(5, [1, 2], "average", "balanced_accuracy")
+    with pytest.raises(Pruned, match=r"20.0 % .* less than 70.0 %"):
+        Behind.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
 
 
 # --- studies that go on --------------------------------------------------------------------------
