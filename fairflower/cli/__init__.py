@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import compare, data, deploy, landscape, listing, report, run, sharpness, tune
+from fairflower.cli import (
+    compare,
+    data,
+    deploy,
+    landscape,
+    leaderboard,
+    listing,
+    report,
+    run,
+    sharpness,
+    tune,
+)
 from fairflower.cli.terminal import console
 
 app = typer.Typer(
@@ -34,7 +45,7 @@ def root(
 
 for command in (
     *(run.run, compare.compare, tune.tune, report.report),
-    *(landscape.landscape, sharpness.sharpness),
+    *(leaderboard.leaderboard, landscape.landscape, sharpness.sharpness),
 ):
     app.command()(command)
 app.command("list")(listing.list_)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -248,7 +248,7 @@ class Method:
             accuracies: list[float] = []
             if outcome == "completed":
                 assert run is not None
-                accuracies = self._seen(run)[run.last()].mean(axis=0).tolist()
+                accuracies = self.seen(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
                     outcome, reason = "lost", "not every domain was tested throughout"
             value = figure(self.protocol.select, accuracies) if outcome == "completed" else None
@@ -271,10 +271,10 @@ class Method:
         """What the criterion looks at, by round."""
         if run is None:
             return {}
-        pairs = zip(run.rounds.tolist(), self._seen(run), strict=True)
+        pairs = zip(run.rounds.tolist(), self.seen(run), strict=True)
         return {r: figure(self.protocol.select, accuracies) for r, accuracies in pairs}
 
-    def _seen(self, run: Run) -> NDArray[np.float64]:
+    def seen(self, run: Run) -> NDArray[np.float64]:
         """What the criterion is of, [rounds, domains]."""
         metric = self.protocol.metric
         return run.accuracy if metric == "accuracy" else run.scores[metric]
@@ -304,13 +304,26 @@ class Method:
         own: dict[str, Any] = {**trial.values, "run-name": path.name}
         return RunConfig.from_flat(self.config.to_flat() | own)
 
-    def _tests(self) -> list[RunConfig]:
-        """The runs of the chosen values, and of the paper's, that are still to be made."""
-        folder, name = self.folder / "runs", self.name.replace(":", "-")
-        best, first = self.tuned().chosen, self.tuned().trials[0]
+    def _tested(self) -> dict[str, Trial]:
+        """What is tested, by how the runs' names begin."""
+        name, tuned = self.name.replace(":", "-"), self.tuned()
+        best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
         if self.protocol.defaults and first.outcome == "completed" and first != best:
             tested[f"{name}-default"] = first
+        return tested
+
+    def tests(self) -> Iterator[tuple[Trial, Run]]:
+        """The tests that were made, each with the trial whose values it has."""
+        for name, trial in self._tested().items():
+            for seed in self.protocol.seeds:
+                run = _read(self.folder / "runs" / f"{name}-seed{seed}")
+                if run is not None and run.status == "completed":
+                    yield trial, run
+
+    def _tests(self) -> list[RunConfig]:
+        """The tests that are still to be made."""
+        folder, name = self.folder / "runs", self.name.replace(":", "-")
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(folder)}
         plan = Plan(
@@ -318,7 +331,7 @@ class Method:
                 RunConfig.from_flat(
                     {**flat, **trial.values, "seed": seed, "run-name": f"{run}-seed{seed}"}
                 )
-                for run, trial in tested.items()
+                for run, trial in self._tested().items()
                 for seed in self.protocol.seeds
             ]
         )

@@ -18,6 +18,14 @@ from rich.text import Text
 from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunError
+from fairflower.report.leaderboard import (
+    Board,
+    add_to_board,
+    answers,
+    board_tables,
+    is_board,
+    read_board,
+)
 from fairflower.report.methods import Comparison, compare
 from fairflower.report.reading import Run, read_text
 from fairflower.report.summary import read_summary, write_summary
@@ -181,7 +189,41 @@ def fill(document: Path, summary: Path) -> None:
 
 def generated(summary: Path) -> str:
     """What `fill` writes between the marks."""
+    if is_board(summary):
+        return f"\n{_markdown_board(read_board(summary))}\n"
     return f"\n{markdown_tables(read_summary(summary))}\n"
+
+
+def write_board(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write a leaderboard: beside its protocol ``x.toml``, ``x.csv``, ``x.md`` and figures.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Of `fairflower.report.leaderboard.COLUMNS`; they take the place of all that the file has
+        of their benchmarks.
+
+    Returns
+    -------
+    Path
+        The Markdown file.
+    """
+    from fairflower.report.figures import leaderboard as figures  # late: so is matplotlib
+
+    board = add_to_board(file.with_suffix(".csv"), rows)
+    document = file.with_suffix(".md")
+    if not document.exists():
+        document.write_text(f"# {file.stem.capitalize()}\n", encoding="utf-8")
+    figures.draw(board, file.parent / "figures", f"{file.stem}-")
+    fill(document, file.with_suffix(".csv"))
+    return document
+
+
+def _markdown_board(board: Board) -> str:
+    parts = ["\n".join(f"- {sentence}" for sentence in answers(board))]
+    for table in board_tables(board):
+        parts += [_markdown_table(table), table.caption]
+    return "\n\n".join(parts) + "\n"
 
 
 def _markdown_table(table: Table) -> str:

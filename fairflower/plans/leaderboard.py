@@ -1,0 +1,179 @@
+"""The leaderboard: every aggregation rule tuned alike on several benchmarks, from one file.
+
+A study (`fairflower.plans.tuning`) for each benchmark tunes and tests all rules with plain local
+training; then the best of them, by validation on all benchmarks, with other local training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
+from fairflower.data import prepare
+from fairflower.errors import ConfigError
+from fairflower.plans.plan import Plan, parse_seeds
+from fairflower.plans.tuning import Protocol, Tuning
+from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
+from fairflower.report.tuning import CRITERIA, METRICS, Trial
+
+#: Keys and tables of the file.
+_PROTOCOL = ("strategies", "clients", "best", "budget", "select", "seeds")
+_TABLES = ("protocol", "settings", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One data set with its settings, and what methods are chosen by there."""
+
+    name: str
+    settings: Mapping[str, Any]  # run config keys
+    metric: str  # one of `fairflower.report.tuning.METRICS`
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """What a leaderboard is made of.
+
+    Attributes
+    ----------
+    benchmarks
+        In the order of the file.
+    rules
+        Aggregation rules, each with plain local training.
+    clients
+        Methods of local training, with the ``best`` of the rules.
+    budget, select, seeds
+        See `fairflower.plans.tuning.Protocol`.
+    """
+
+    benchmarks: tuple[Benchmark, ...]
+    rules: tuple[StrategyConfig, ...]
+    clients: tuple[ClientConfig, ...]
+    best: int
+    budget: int
+    select: str
+    seeds: tuple[int, ...]
+
+    @classmethod
+    def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Leaderboard:
+        """Read a TOML file with the tables ``protocol``, ``settings`` and ``benchmarks``.
+
+        ``settings`` are run config keys of all benchmarks, over which go those of
+        ``benchmarks.<name>``, and over these what is ``given``.
+
+        Raises
+        ------
+        ConfigError
+            On what is no such file, or has a key that is none.
+        """
+        flat = read_toml(path)
+        _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
+        protocol, common, tables = (_table(flat, name) for name in _TABLES)
+        _check(f"{path}: [protocol]", protocol, _PROTOCOL)
+        select = protocol.get("select", "worst-then-average")
+        _check(f"{path}: select", [select], CRITERIA)
+        benchmarks = []
+        for name in dict.fromkeys(key.partition(".")[0] for key in tables):
+            own = _table(tables, name)
+            metric = own.pop("metric", "accuracy")
+            _check(f"{path}: [benchmarks.{name}] metric", [metric], METRICS)
+            benchmarks.append(Benchmark(name, {**common, **own, **(given or {})}, metric))
+        if not benchmarks or not protocol.get("strategies"):
+            raise ConfigError(
+                f"{path} is no leaderboard: it takes [protocol] with strategies, and a table "
+                "[benchmarks.<name>] for each benchmark, as experiments/leaderboard.toml."
+            )
+        clients = protocol.get("clients", "")
+        return cls(
+            tuple(benchmarks),
+            tuple(StrategyConfig.parse(protocol["strategies"])),
+            tuple(ClientConfig.parse(clients)) if clients else (),
+            int(protocol.get("best", 0)),
+            int(protocol.get("budget", 12)),
+            select,
+            tuple(parse_seeds(str(protocol.get("seeds", "1-5")))),
+        )
+
+    def rules_on(self, benchmark: Benchmark, folder: Path) -> Tuning:
+        """The study of all rules with plain local training."""
+        return self._study(benchmark, folder, self.rules, ())
+
+    def best_on(self, benchmark: Benchmark, folder: Path, rules: Sequence[str]) -> Tuning:
+        """The study of some rules, by their labels, with the other local training."""
+        chosen = [rule for rule in self.rules if rule.label in rules]
+        return self._study(benchmark, folder, chosen, self.clients)
+
+    def _study(
+        self,
+        benchmark: Benchmark,
+        folder: Path,
+        rules: Sequence[StrategyConfig],
+        clients: Sequence[ClientConfig],
+    ) -> Tuning:
+        protocol = Protocol(
+            self.budget, self.seeds, self.select, benchmark.metric, training=True, defaults=True
+        )
+        plan = Plan.grid(benchmark.settings, rules, [0], None, clients)
+        own = folder / benchmark.name
+        own.mkdir(parents=True, exist_ok=True)
+        return Tuning(own, plan.runs, protocol)
+
+
+def best_rules(studies: Sequence[Tuning], count: int) -> list[str]:
+    """The rules of the lowest mean rank over studies, by what was chosen there on validation."""
+    figures = {
+        study.folder.name: {one.method: one.chosen.worst for one in study.tuned() if one.chosen}
+        for study in studies
+    }
+    ranks = pd.DataFrame(figures).rank(ascending=False).mean(axis=1)
+    return [str(name) for name in ranks.sort_values(kind="stable").index[:count]]
+
+
+def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
+    """What `fairflower.report.leaderboard` keeps of a study, its `COLUMNS`: trials, then tests."""
+    domains = " ".join(prepare(study.methods[0].config.data).domains)
+
+    def row(
+        method: str, kind: str, number: int, trial: Trial, figures: Sequence[float], **more: str
+    ) -> dict[str, Any]:
+        return {
+            **{"benchmark": benchmark.name, "metric": benchmark.metric, "method": method},
+            **{"kind": kind, "number": number, "settings": _told(trial.values)},
+            **{"domains": domains, "figures": _told(figures), "processor": ""},
+            **{"outcome": trial.outcome, "reason": trial.reason, **more},
+        }
+
+    for method in study.methods:
+        tuned = method.tuned()
+        for trial in tuned.trials:
+            yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
+        for trial, run in method.tests():
+            kind = CHOSEN if trial == tuned.chosen else PAPERS
+            kind = BOTH if kind == CHOSEN and trial.number == 0 else kind
+            figures = method.seen(run)[run.last()].mean(axis=0).tolist()
+            processor = run.info.get("machine", {}).get("processor", "")
+            yield row(method.name, kind, run.seed, trial, figures, processor=processor)
+
+
+def _told(values: Mapping[str, float] | Sequence[float]) -> str:
+    """Numbers as a cell has them: ``0.5 0.25``, or ``strategy.tau=0.3 train.lr=0.1``."""
+    if isinstance(values, Mapping):
+        return " ".join(f"{key}={value:.8g}" for key, value in values.items())
+    return " ".join(f"{value:.8g}" for value in values)
+
+
+def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The keys below a table of a flat mapping."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
+
+
+def _check(what: str, found: Iterable[str], known: Iterable[str]) -> None:
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"{what}: {unknown('key', key, known)}")

@@ -1,0 +1,75 @@
+"""Figures of the leaderboard: differences to uniform weights, and ranks over benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fairflower.report.figures import canvas
+from fairflower.report.figures.canvas import Drawn, Sketch
+from fairflower.report.leaderboard import REFERENCE, WORST, Board
+from fairflower.report.text import listed
+
+#: By sign of a difference: worse, none, better.
+_COLOURS = {-1: "#b23819", 0: canvas.GREY, 1: "#00a866"}
+
+
+def draw(board: Board, folder: Path, prefix: str) -> list[Drawn]:
+    """Draw all figures into a folder."""
+    with canvas.styled():
+        return canvas.save([*_sketches(board)], folder, prefix)
+
+
+def _sketches(board: Board) -> Iterator[Sketch]:
+    if any(board.against_reference(name, WORST) for name in board.benchmarks):
+        yield _differences(board)
+    if board.ranks(WORST):
+        yield _ranks(board)
+
+
+def _differences(board: Board) -> Sketch:
+    found = {name: board.against_reference(name, WORST) for name in board.benchmarks}
+    longest = max(map(len, found.values()))
+    sheet, axes = canvas.tiles(len(found), 2, 0.21 * longest + 0.6, 0.2)
+    for panel, (benchmark, differences) in zip(axes.flat, found.items(), strict=False):
+        ordered = sorted(differences.items(), key=lambda item: item[1].mean)
+        for place, (_, one) in enumerate(ordered):
+            colour = _COLOURS[one.sign]
+            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
+            panel.plot(one.mean, place, "o", color=colour, markersize=4.5)
+        panel.axvline(0.0, color=canvas.INK, linewidth=0.8)
+        panel.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        panel.set_title(benchmark)
+        panel.set_xlabel(f"worst domain minus that of {REFERENCE}, points")
+    told = {b: [n for n, one in d.items() if one.sign > 0] for b, d in found.items()}
+    return Sketch(
+        "differences",
+        sheet,
+        f"Worst domain of tuned methods against {REFERENCE}",
+        "Mean over seeds and 95 % interval, paired by seed. Coloured: Holm's p below 0.05 over all "
+        "methods of the benchmark.",
+        "; ".join(f"{b}, better: {listed(names) or 'none'}" for b, names in told.items()),
+    )
+
+
+def _ranks(board: Board) -> Sketch:
+    found = board.ranks(WORST)
+    assert found is not None
+    ordered = sorted(found.mean.items(), key=lambda item: -item[1])
+    sheet, axes = canvas.panels(1, 1, canvas.HALF, 0.21 * len(ordered) + 0.8)
+    panel = axes[0, 0]
+    best = ordered[-1][1]
+    for place, (_, rank) in enumerate(ordered):
+        apart = rank - best > found.critical
+        panel.plot(rank, place, "o", color=canvas.GREY if apart else canvas.INK, markersize=5)
+    panel.axvspan(best, best + found.critical, color=canvas.GREY, alpha=0.15, linewidth=0)
+    panel.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+    panel.set_xlabel("mean rank of the worst domain over benchmarks")
+    return Sketch(
+        "ranks",
+        sheet,
+        "Ranks over benchmarks",
+        f"1 is best. Grey: Nemenyi's critical difference, {found.critical:.1f}, from the best. "
+        f"Friedman's p = {found.p:.3g}.",
+        f"{ordered[-1][0]} has the lowest mean rank, {best:.1f}.",
+    )

@@ -1,0 +1,358 @@
+"""The leaderboard's tables and sentences: what tuned methods reached, and what follows.
+
+A CSV file has, of each benchmark, the trials from which values were chosen, and the tests of the
+chosen and of the paper's values with several seeds; from it a document's numbers can be made again.
+Methods are compared with uniform weights, paired by seed, and p-values are Holm's over all methods
+of a benchmark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fairflower.errors import RunError
+from fairflower.numerics import metrics
+from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
+from fairflower.report.tables.cells import Cell, Group, Row, Table, Tone
+from fairflower.report.text import DASH, listed, number, spread
+from fairflower.report.tuning import METRICS
+
+#: Columns of the file. ``kind``: trial, or test of the values that were chosen, of the paper's, or
+#: both where they are the same; ``number``: of the trial, or the seed; ``figures``: by domain.
+COLUMNS = (
+    *("benchmark", "metric", "method", "kind", "number", "settings"),
+    *("domains", "figures", "outcome", "reason", "processor"),
+)
+TRIAL, CHOSEN, PAPERS, BOTH = "trial", "chosen", "paper's", "both"
+
+#: With which all others are compared.
+REFERENCE = "uniform"
+
+#: What is compared, of a run's figures by domain.
+WORST, AVERAGE = "worst domain", "average"
+_FIGURES: dict[str, Callable[[Sequence[float]], float]] = {
+    WORST: metrics.worst,
+    AVERAGE: metrics.mean,
+}
+
+#: What differs between trials -> its term in the analysis of variance.
+_FACTORS = {
+    "aggregation": "C(rule)",
+    "local training": "C(client)",
+    "learning rate": "lr + I(lr ** 2)",
+    "local epochs": "epochs",
+}
+
+
+@dataclass(frozen=True)
+class Board:
+    """All that was measured: a row for each trial and test, of `COLUMNS`."""
+
+    rows: pd.DataFrame
+
+    @cached_property
+    def tests(self) -> pd.DataFrame:
+        """The rows of tests."""
+        return self.rows[self.rows["kind"] != TRIAL]
+
+    @cached_property
+    def benchmarks(self) -> list[str]:
+        """Their names, in the order of the file."""
+        return list(dict.fromkeys(self.tests["benchmark"]))
+
+    def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
+        """A figure in percent: a row for each method, a column for each seed."""
+        rows = self.tests[
+            (self.tests["benchmark"] == benchmark) & self.tests["kind"].isin([values, BOTH])
+        ]
+        of = _FIGURES[figure]
+        found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
+        return found.pivot(index="method", columns="number", values="figure")
+
+    def over_benchmarks(self, figure: str, values: str = CHOSEN) -> pd.DataFrame:
+        """The means over seeds of methods that were tested on all benchmarks, [methods, them]."""
+        means = {b: self.figures(b, figure, values).mean(axis=1) for b in self.benchmarks}
+        return pd.DataFrame(means).dropna()
+
+    def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
+        """Every method's difference to uniform weights, with Holm's p-values."""
+        figures = self.figures(benchmark, figure)
+        if REFERENCE not in figures.index:
+            return {}
+        reference = figures.loc[REFERENCE]
+        found = {}
+        for name, row in figures.iterrows():
+            differences = (row - reference).dropna()
+            if name != REFERENCE and len(differences):
+                found[str(name)] = paired(differences.tolist())
+        return holm(found)
+
+    def by_tuning(self, benchmark: str, figure: str) -> dict[str, Difference]:
+        """What the chosen values gain over the paper's, where these are others."""
+        tuned, papers = (self.figures(benchmark, figure, v) for v in (CHOSEN, PAPERS))
+        found = {}
+        for name in tuned.index.intersection(papers.index):
+            differences = (tuned.loc[name] - papers.loc[name]).dropna()
+            if len(differences):
+                found[str(name)] = paired(differences.tolist())
+        return found
+
+    def ranks(self, figure: str) -> Ranks | None:
+        """Ranks over benchmarks; None with fewer than three."""
+        table = self.over_benchmarks(figure)
+        return ranks(table) if min(table.shape) >= 3 else None
+
+    def variance(self, benchmark: str) -> dict[str, float]:
+        """Shares of the variance of the worst domain over the completed trials, by factor."""
+        mine = self.rows["benchmark"] == benchmark
+        completed = (self.rows["kind"] == TRIAL) & (self.rows["outcome"] == "completed")
+        trials = self.rows[mine & completed]
+        clients, rules = zip(*map(_parts, trials["method"]), strict=True)
+        frame = pd.DataFrame(
+            {
+                "worst": [100 * metrics.worst(_numbers(text)) for text in trials["figures"]],
+                "rule": rules,
+                "client": clients,
+                "lr": np.log([_setting(text, "train.lr") for text in trials["settings"]]),
+                "epochs": [_setting(text, "train.local-epochs") for text in trials["settings"]],
+            }
+        )
+        columns = {"aggregation": "rule", "local training": "client", "learning rate": "lr"}
+        columns["local epochs"] = "epochs"
+        several = {n: t for n, t in _FACTORS.items() if frame[columns[n]].nunique() > 1}
+        return shares(frame, "worst", several)
+
+
+def read_board(path: Path) -> Board:
+    """Read the file; `RunError` if it is not there or is no such file."""
+    try:
+        rows = pd.read_csv(path, keep_default_na=False, dtype={"figures": str})
+    except (OSError, ValueError) as error:
+        raise RunError(f"Cannot read {path}: {error}.") from error
+    if missing := set(COLUMNS) - set(rows.columns):
+        raise RunError(f"{path} is no leaderboard's: it lacks {listed(sorted(missing))}.")
+    return Board(rows)
+
+
+def is_board(path: Path) -> bool:
+    """Whether a CSV file is a leaderboard's."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().startswith(f"{COLUMNS[0]},")
+
+
+def add_to_board(path: Path, rows: Sequence[Mapping[str, Any]]) -> Board:
+    """Write rows into the file, in place of all that it has of their benchmarks."""
+    new = pd.DataFrame(rows, columns=list(COLUMNS))
+    if path.exists():
+        old = read_board(path).rows
+        new = pd.concat([old[~old["benchmark"].isin(new["benchmark"])], new])
+    text = new.to_csv(index=False, lineterminator="\n")
+    path.write_text(text, encoding="utf-8")
+    return read_board(path)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def board_tables(board: Board) -> list[Table]:
+    """All methods on all benchmarks, then each benchmark, then where the variance is."""
+    whole = [_overview(board, figure) for figure in _FIGURES]
+    own = [_benchmark(board, name) for name in board.benchmarks]
+    return [*whole, *own, _variance(board)]
+
+
+def _overview(board: Board, figure: str) -> Table:
+    """A row for each method, best first, and a column for each benchmark."""
+    means = {b: board.figures(b, figure) for b in board.benchmarks}
+    signs = {b: board.against_reference(b, figure) for b in board.benchmarks}
+    placed = pd.DataFrame(
+        {b: found.mean(axis=1).rank(ascending=False) for b, found in means.items()}
+    )
+    order = placed.mean(axis=1).sort_values(kind="stable")
+    rows = []
+    for name, rank in order.items():
+        cells = [
+            _mean(means[b].loc[name].dropna().tolist(), signs[b].get(str(name)))
+            if name in means[b].index
+            else Cell(DASH)
+            for b in board.benchmarks
+        ]
+        rows.append(Row(str(name), "", [*cells, Cell(number(float(rank), 1))]))
+    return Table(
+        f"Tuned: {figure}, by benchmark",
+        f"In %: {figure} of the mean over the last five tested rounds; mean over seeds, and under "
+        "it ± their sample standard deviation (ddof 1). ▲ better, ▼ worse than uniform weights: "
+        "paired by seed, Student's t, Holm's p below 0.05 over all methods of the benchmark. Rank: "
+        "mean over the benchmarks of the method.",
+        [*board.benchmarks, "rank"],
+        [Group("", rows)],
+    )
+
+
+def _mean(values: Sequence[float], difference: Difference | None) -> Cell:
+    mark, tone = _mark(difference)
+    small = spread(float(np.std(values, ddof=1)), len(values)) if len(values) > 1 else ""
+    return Cell(number(float(np.mean(values))) + mark, small, tone)
+
+
+def _mark(difference: Difference | None) -> tuple[str, Tone]:
+    marks: dict[int, tuple[str, Tone]] = {1: (" ▲", "better"), -1: (" ▼", "worse"), 0: ("", "")}
+    return marks[difference.sign if difference else 0]
+
+
+def _benchmark(board: Board, benchmark: str) -> Table:
+    rows_of = board.tests[board.tests["benchmark"] == benchmark]
+    metric = METRICS[rows_of["metric"].iloc[0]]
+    worst, average = (board.figures(benchmark, figure) for figure in _FIGURES)
+    against = {figure: board.against_reference(benchmark, figure) for figure in _FIGURES}
+    gains = board.by_tuning(benchmark, WORST)
+    chosen = rows_of[rows_of["kind"] != PAPERS].drop_duplicates("method")
+    settings = dict(zip(chosen["method"], chosen["settings"], strict=True))
+    rows = []
+    for name in worst.mean(axis=1).sort_values(ascending=False, kind="stable").index:
+        one = against[WORST].get(name)
+        cells = [
+            _mean(worst.loc[name].dropna().tolist(), one),
+            _mean(average.loc[name].dropna().tolist(), against[AVERAGE].get(name)),
+            _difference(one),
+            Cell(f"{one.p:.3f}" if one else DASH),
+            _difference(gains.get(name)),
+        ]
+        rows.append(Row(name, settings[name], cells))
+    seeds = rows_of["number"].nunique()
+    processors = listed(sorted(set(rows_of["processor"])))
+    return Table(
+        f"{benchmark}, {metric}",
+        f"In %, {seeds} seeds, domains {listed(rows_of['domains'].iloc[0].split())}. Differences "
+        "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
+        "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
+        f"values, which are under the name, minus that with the paper's. Made on {processors}.",
+        [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning"],
+        [Group("", rows)],
+    )
+
+
+def _difference(one: Difference | None) -> Cell:
+    if one is None:
+        return Cell(DASH)
+    return Cell(
+        number(one.mean, signed=True),
+        f"[{number(one.low)}, {number(one.high)}]" if one.n > 1 else "",
+    )
+
+
+def _variance(board: Board) -> Table:
+    found = {b: board.variance(b) for b in board.benchmarks}
+    names = [*(n for n in _FACTORS if any(n in one for one in found.values())), "rest"]
+    rows = [
+        Row(b, "", [Cell(number(100 * one[n], 1) if n in one else DASH) for n in names])
+        for b, one in found.items()
+    ]
+    return Table(
+        "Where the variance over trials comes from",
+        "In % of the variance of the worst domain on validation images over completed trials: sums "
+        "of squares of type II of a linear model (statsmodels), learning rate by its logarithm and "
+        "the square of that. Rest: a rule's own arguments, what factors have in common, and noise.",
+        names,
+        [Group("", rows)],
+    )
+
+
+# --- sentences -------------------------------------------------------------------------------
+
+
+def answers(board: Board) -> list[str]:
+    """What the numbers say, in sentences that are computed from them."""
+    return [*_better(board), *_moved(board), *_ranked(board), *_decided(board)]
+
+
+def _better(board: Board) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for benchmark in board.benchmarks:
+        found = board.against_reference(benchmark, WORST)
+        better = [name for name, one in found.items() if one.sign > 0]
+        worse = [name for name, one in found.items() if one.sign < 0]
+        for name in better:
+            counts[name] = counts.get(name, 0) + 1
+        yield (
+            f"{benchmark}: better than uniform weights in the worst domain, after Holm's "
+            f"correction over {len(found)} methods: {listed(better) or 'none'}; worse: "
+            f"{listed(worse) or 'none'}."
+        )
+    many = [f"{name} ({count})" for name, count in counts.items() if count > 2]
+    yield (
+        f"Better than uniform weights on more than two of {len(board.benchmarks)} benchmarks: "
+        f"{listed(many) or 'none'}."
+    )
+
+
+def _moved(board: Board) -> Iterator[str]:
+    for benchmark in board.benchmarks:
+        gains = board.by_tuning(benchmark, WORST)
+        tuned, papers = (board.figures(benchmark, WORST, v).mean(axis=1) for v in (CHOSEN, PAPERS))
+        if len(papers) < 3:
+            continue
+        there = papers.index.intersection(tuned.index)
+        tau = stats.kendalltau(papers[there], tuned[there]).statistic
+        means = {name: one.mean for name, one in gains.items()}
+        low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+        mean = sum(means.values()) / len(means)
+        yield (
+            f"{benchmark}: tuning moves the worst domain by {_points(mean)} points on average, "
+            f"from {_points(means[low])} ({low}) to {_points(means[high])} ({high}). "
+            "Between the rankings at the paper's and at the chosen values Kendall's tau is "
+            f"{number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
+            f"{tuned.idxmax()}."
+        )
+
+
+def _ranked(board: Board) -> Iterator[str]:
+    found = board.ranks(WORST)
+    if found is None:
+        return
+    best = min(found.mean, key=found.mean.__getitem__)
+    apart = [n for n, rank in found.mean.items() if rank - found.mean[best] > found.critical]
+    yield (
+        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. "
+        f"{best} has the lowest mean rank, {number(found.mean[best], 1)}; by Nemenyi's critical "
+        f"difference, {number(found.critical, 1)}, it is better than {listed(apart) or 'none'}."
+    )
+
+
+def _decided(board: Board) -> Iterator[str]:
+    for benchmark in board.benchmarks:
+        found = board.variance(benchmark)
+        told = listed([f"{name} {number(100 * share, 1)} %" for name, share in found.items()])
+        yield f"{benchmark}: of the variance over trials, {told}."
+
+
+def _points(value: float) -> str:
+    return number(float(value), signed=True)
+
+
+# --- cells of the CSV files ------------------------------------------------------------------
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split()]
+
+
+def _setting(text: str, key: str) -> float:
+    """One of ``train.lr=0.1 train.local-epochs=2``."""
+    found = re.search(rf"(?:^| ){re.escape(key)}=(\S+)", text)
+    return float(found[1]) if found else float("nan")
+
+
+def _parts(method: str) -> tuple[str, str]:
+    """Local training and aggregation rule of ``feddyn+fedheal`` or ``fedmgda+``."""
+    client, plus, rule = method.partition("+")
+    return (client, rule) if plus and rule else ("", method)

@@ -1,0 +1,271 @@
+"""The leaderboard: one file for many studies, and sentences that follow from their rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import environment, run
+from scipy import stats
+from studies import by_tau, make
+
+from fairflower.config import RunConfig
+from fairflower.errors import ConfigError, RunError
+from fairflower.plans.leaderboard import Leaderboard, best_rules, rows
+from fairflower.plans.tuning import Tuning
+from fairflower.report.leaderboard import (
+    AVERAGE,
+    COLUMNS,
+    WORST,
+    Board,
+    add_to_board,
+    answers,
+    board_tables,
+    read_board,
+)
+from fairflower.report.pages import generated, write_board
+from fairflower.report.tables.cells import Table
+
+FILE = """
+[protocol]
+strategies = "fedavg,fedheal,qffl:rule=weights"
+budget = 3
+select = "worst"
+seeds = "1-3"
+best = 1
+clients = "scaffold"
+
+[settings]
+num-server-rounds = 4
+
+[settings.data]
+clients-per-domain = 1
+examples-per-client = 30
+test-examples = 10
+validation-fraction = 0.5
+
+[benchmarks.plain.data]
+domains = "plain,rotated"
+
+[benchmarks.noisy]
+metric = "balanced_accuracy"
+
+[benchmarks.noisy.data]
+domains = "plain,inverted"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "board.toml"
+    path.write_text(FILE)
+    return path
+
+
+def quality(config: RunConfig) -> tuple[float, float]:
+    """Better with a tau near 0.5, and a bit by the seed."""
+    worst, other = by_tau(config)
+    bonus = {"fedavg": 0.0, "uniform": 0.01, "fedheal": 0.05}.get(config.strategy.name, -0.2)
+    return worst - 0.2 + bonus + 0.001 * config.seed**2, other
+
+
+def board_of(file: Path, folder: Path) -> tuple[Leaderboard, list[Tuning], list[dict[str, Any]]]:
+    """Studies of all benchmarks, made without any training, and their rows."""
+    made = Leaderboard.read(file)
+    studies = [made.rules_on(one, folder) for one in made.benchmarks]
+    for study in studies:
+        make(study, quality)
+    found = [row for s, b in zip(studies, made.benchmarks, strict=True) for row in rows(s, b)]
+    return made, studies, found
+
+
+def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None:
+    made, (plain, noisy), _ = board_of(file, tmp_path)
+    labels = ["fedavg", "uniform", "fedheal", "qffl:rule=weights"]
+    for study in (plain, noisy):
+        assert sorted(method.name for method in study.methods) == sorted(labels)
+        assert all(method.budget == 3 for method in study.methods)  # their training is tuned, too
+        assert all("train.lr" in method.tunables for method in study.methods)
+        assert all(method.protocol.defaults for method in study.methods)
+    assert noisy.methods[0].protocol.metric == "balanced_accuracy"
+    assert plain.methods[0].config.data.domains == "plain,rotated"
+    assert plain.methods[0].config.num_server_rounds == 4
+    assert best_rules([plain], made.best) == ["fedheal"]
+    other = made.best_on(made.benchmarks[0], tmp_path, ["fedheal"])
+    assert {method.name for method in other.methods} == {"scaffold+fedheal", "scaffold+uniform"}
+    assert other.folder == plain.folder
+
+
+def test_rows_are_those_of_the_studies(file: Path, tmp_path: Path) -> None:
+    _, (plain, noisy), found = board_of(file, tmp_path)
+    for study in (plain, noisy):
+        own = [row for row in found if row["benchmark"] == study.folder.name]
+        for one in study.tuned():
+            mine = [row for row in own if row["method"] == one.method]
+            kinds = [row["kind"] for row in mine]
+            same = one.chosen == one.trials[0]
+            assert kinds.count("trial") == 3
+            assert kinds.count("both") == 3 * same
+            assert kinds.count("chosen") == kinds.count("paper's") == 3 * (not same)
+            for row in mine:
+                assert set(row) == set(COLUMNS)
+                if row["kind"] in ("chosen", "both"):
+                    assert one.chosen
+                    assert row["settings"].startswith(
+                        " ".join(f"{k}={v:.8g}" for k, v in one.chosen.values.items())
+                    )
+    row = next(r for r in found if (r["method"], r["kind"]) == ("uniform", "both"))
+    worst = 0.9 - 0.2 - 0.2 + 0.01 + 0.001 * row["number"] ** 2
+    expected = [(0.1 + 3 * value) / 4 for value in (worst, 0.8)]  # of all four rounds
+    assert [float(v) for v in row["figures"].split()] == pytest.approx(expected)
+
+
+def test_the_file_keeps_other_benchmarks_and_gives_the_same_document(
+    file: Path, tmp_path: Path
+) -> None:
+    _, _, found = board_of(file, tmp_path)
+    document = write_board(file, found)
+    text = document.read_text()
+    assert generated(file.with_suffix(".csv")) in text
+    assert (file.parent / "figures" / "board-differences.png").exists()
+    first = file.with_suffix(".csv").read_text()
+    write_board(file, [row for row in found if row["benchmark"] == "noisy"])
+    assert sorted(file.with_suffix(".csv").read_text().splitlines()) == sorted(first.splitlines())
+    assert read_board(file.with_suffix(".csv")).benchmarks == ["plain", "noisy"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("budget", "budgte", "Unknown key 'budgte'. Did you mean 'budget'"),
+        ('"worst"', '"worts"', "Did you mean 'worst'"),
+        ("[settings]", "[setings]", "Did you mean 'settings'"),
+        ('"balanced_accuracy"', '"balanced"', "balanced_accuracy"),
+        ('strategies = "fedavg,', 'strategies = "fedagv,', "Did you mean 'fedavg'"),
+        ("[benchmarks.", "[settings.", "board.toml"),
+        ('seeds = "1-3"', 'seeds = "0-3"', "seed of the trials"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(
+    file: Path, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    file.write_text(FILE.replace(old, new))
+
+    def read() -> None:
+        made = Leaderboard.read(file)
+        made.rules_on(made.benchmarks[0], tmp_path)
+
+    with pytest.raises(ConfigError, match=said):
+        read()
+
+
+def test_another_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("benchmark,method\na,b\n")
+    with pytest.raises(RunError, match="lacks domains, figures"):
+        read_board(tmp_path / "x.csv")
+    with pytest.raises(RunError, match="Cannot read"):
+        read_board(tmp_path / "none.csv")
+
+
+# --- what is concluded ---------------------------------------------------------------------------
+
+
+def made_up(tmp_path: Path, gains: dict[str, float], benchmarks: Sequence[str]) -> Board:
+    """Five seeds of two domains; methods gain so many points over uniform, up to small noise."""
+    rng = np.random.default_rng(0)
+    found = []
+    for benchmark in benchmarks:
+        for number in range(1, 6):
+            level = rng.uniform(40, 60)
+            for method, gain in {"uniform": 0.0, **gains}.items():
+                worst = level + gain + rng.normal(0, 0.5)
+                for kind, value in (("chosen", worst), ("paper's", worst - 2 - gain / 10)):
+                    found.append(row(benchmark, method, kind, number, value))
+        for number, lr in enumerate((0.01, 0.1, 1.0)):
+            for method, gain in {"uniform": 0.0, **gains}.items():
+                found.append(row(benchmark, method, "trial", number, 50 + gain, lr))
+    return add_to_board(tmp_path / "x.csv", found)
+
+
+def row(
+    benchmark: str, method: str, kind: str, number: int, worst: float, lr: float = 0.1
+) -> dict[str, Any]:
+    return {
+        **{"benchmark": benchmark, "metric": "accuracy", "method": method, "kind": kind},
+        **{"number": number, "settings": f"train.lr={lr} train.local-epochs=2"},
+        **{"domains": "a b", "figures": f"{worst / 100} 0.9", "outcome": "completed"},
+        **{"reason": "", "processor": "one"},
+    }
+
+
+GAINS = {"fedavg": -4.0, "fedheal": 0.0, "afl": 3.0}
+
+
+def test_differences_are_paired_and_corrected_over_the_methods(tmp_path: Path) -> None:
+    board = made_up(tmp_path, GAINS, ["one"])
+    figures = board.figures("one", WORST)
+    assert figures.shape == (4, 5)
+    found = board.against_reference("one", WORST)
+    p = {name: stats.ttest_rel(figures.loc[name], figures.loc["uniform"]).pvalue for name in GAINS}
+    least = min(p, key=p.__getitem__)
+    assert found[least].p == pytest.approx(3 * p[least])
+    assert {name: one.sign for name, one in found.items()} == {"fedavg": -1, "fedheal": 0, "afl": 1}
+    assert found["afl"].low < 3 < found["afl"].high
+    assert board.figures("one", AVERAGE).loc["afl"].mean() == pytest.approx(
+        (figures.loc["afl"].mean() + 90) / 2
+    )
+
+
+def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
+    board = made_up(tmp_path, GAINS, ["one", "two", "three"])
+    said = answers(board)
+    assert (
+        "one: better than uniform weights in the worst domain, after Holm's correction over 3 "
+        "methods: afl; worse: fedavg." in said
+    )
+    assert "Better than uniform weights on more than two of 3 benchmarks: afl (3)." in said
+    (moved,) = (line for line in said if line.startswith("two: tuning moves"))
+    assert "from +1.60 (fedavg) to +2.30 (afl)" in moved
+    assert "Kendall's tau is 1.00" in moved or "Kendall's tau is 0.67" in moved
+    text = "\n".join(said)
+    assert "Over 3 benchmarks Friedman's test gives p = 0.0" in text
+    assert "two: of the variance over trials, aggregation 100.0 %" in text
+
+
+def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
+    board = made_up(tmp_path, GAINS, ["one", "two"])
+    overview, _, one, _, variance = board_tables(board)
+    assert [r.name for r in rows_of(overview)][::3] == ["afl", "fedavg"]
+    afl, *_ = rows_of(overview)
+    assert afl.cells[0].text == f"{board.figures('one', WORST).loc['afl'].mean():.2f} ▲"
+    assert afl.cells[-1].text == "1.0"
+    fedavg = rows_of(one)[-1]
+    assert (fedavg.name, fedavg.remark) == ("fedavg", "train.lr=0.1 train.local-epochs=2")
+    low, high = (board.against_reference("one", WORST)["fedavg"][i] for i in (1, 2))
+    assert fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-") == f"[{low:.2f}, {high:.2f}]"
+    assert variance.columns == ["aggregation", "learning rate", "rest"]
+
+
+def rows_of(table: Table) -> Sequence[Any]:
+    (group,) = table.groups
+    return group.rows
+
+
+@pytest.mark.slow
+def test_the_command_makes_all_of_it_and_nothing_twice(file: Path, tmp_path: Path) -> None:
+    file.write_text(FILE.replace("budget = 3", "budget = 1").replace("1-3", "1-2"))
+    command = [sys.executable, "-m", "fairflower.cli", "leaderboard", str(file)]
+    command += ["--output-dir", str(tmp_path / "out")]
+    done = run(command, env=environment(tmp_path), timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = file.with_suffix(".md").read_text()
+    assert "scaffold+" in text
+    first = file.with_suffix(".csv").read_text()
+    again = run(command, env=environment(tmp_path), timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("0 runs are left") == 4
+    assert file.with_suffix(".csv").read_text() == first

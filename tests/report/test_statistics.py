@@ -1,0 +1,105 @@
+"""Statistics of the leaderboard, against closed forms, published numbers and brute force."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fairflower.report.statistics import Difference, holm, paired, ranks, shares
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@given(st.lists(st.integers(-50, 50), min_size=3, max_size=9))
+def test_a_paired_difference_is_scipys_test_and_students_interval(values: list[int]) -> None:
+    one = paired([float(v) for v in values])
+    if np.ptp(values) == 0:
+        assert (one.low, one.high, one.p) == (values[0], values[0], float(values[0] == 0))
+        return
+    width = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    assert one.mean == pytest.approx(np.mean(values))
+    assert (one.low, one.high) == pytest.approx((one.mean - width, one.mean + width))
+    assert one.p == pytest.approx(stats.ttest_rel(values, np.zeros(len(values))).pvalue)
+    # The interval excludes zero just where p is below 5 %.
+    assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
+    assert one.sign == (np.sign(one.mean) if one.p < 0.05 else 0)
+
+
+def test_one_pair_says_nothing_and_equal_pairs_everything() -> None:
+    one = paired([3.0])
+    assert (one.mean, one.sign) == (3.0, 0)
+    assert all(map(math.isnan, (one.low, one.high, one.p)))
+    assert paired([1e-13, 0.0, -1e-13]).sign == 0  # sums in another order
+    assert paired([-2.0, -2.0, -2.0]).sign == -1
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_steps_down(p: dict[str, float]) -> None:
+    """Rejects from the smallest on, as long as p_(i) < level / (m - i + 1)."""
+    found = holm({name: Difference(1.0, 0.5, 1.5, value, 5) for name, value in p.items()})
+    for level in (0.01, 0.05, 0.2):
+        rejected: set[str] = set()
+        for i, (name, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
+            if not value < level / (len(p) - i):
+                break
+            rejected.add(name)
+        close = any(
+            abs(value * (len(p) - i) - level) < 1e-12 for i in range(len(p)) for value in p.values()
+        )
+        assert close or {name for name, one in found.items() if one.p < level} == rejected
+
+
+def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
+    none = paired([1.0])
+    found = holm({"a": Difference(1.0, 0.5, 1.5, 0.02, 5), "b": none, "c": none._replace(p=0.5)})
+    assert found["a"].p == pytest.approx(0.04)
+    assert math.isnan(found["b"].p)
+    assert holm({"b": none}) == {"b": none}
+
+
+def test_the_critical_difference_is_demsars() -> None:
+    """Demsar (JMLR 2006), Table 6 and text: 4 classifiers, 14 data sets, CD = 1.25."""
+    table = [
+        (0.763, 0.768, 0.771, 0.798), (0.599, 0.591, 0.590, 0.569), (0.954, 0.971, 0.968, 0.967),
+        (0.628, 0.661, 0.654, 0.657), (0.882, 0.888, 0.886, 0.898), (0.936, 0.931, 0.916, 0.931),
+        (0.661, 0.668, 0.609, 0.685), (0.583, 0.583, 0.563, 0.625), (0.775, 0.838, 0.866, 0.875),
+        (1.000, 1.000, 1.000, 1.000), (0.940, 0.962, 0.965, 0.962), (0.619, 0.666, 0.614, 0.669),
+        (0.972, 0.981, 0.9751, 0.975), (0.957, 0.978, 0.946, 0.970),
+    ]  # fmt: skip
+    names = ["C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf"]
+    found = ranks(pd.DataFrame(table, columns=names).T)
+    assert found.mean == pytest.approx(
+        {"C4.5": 3.143, "C4.5+m": 2.000, "C4.5+cf": 2.893, "C4.5+m+cf": 1.964}, abs=5e-4
+    )
+    assert found.critical == pytest.approx(1.25, abs=0.005)
+    assert found.p < 0.05
+
+
+def test_ranks_need_three_of_each() -> None:
+    with pytest.raises(ValueError, match="got 2 and 3"):
+        ranks(pd.DataFrame(np.ones((2, 3))))
+
+
+def test_shares_of_a_balanced_design_are_the_factors_variances() -> None:
+    """Of y = a_i + b_j, each factor's share is its variance over both's."""
+    a, b = {"x": 0.0, "y": 3.0, "z": 1.0}, {0.5: 0.0, 1.0: 2.0}
+    frame = pd.DataFrame([{"rule": i, "lr": j, "y": a[i] + b[j]} for i, j in product(a, b)])
+    found = shares(frame, "y", {"rule": "C(rule)", "rate": "lr"})
+    total = np.var([*a.values()]) + np.var([*b.values()])
+    assert found["rule"] == pytest.approx(np.var([*a.values()]) / total)
+    assert found["rate"] == pytest.approx(np.var([*b.values()]) / total)
+    assert found["rest"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_factors_have_in_common_is_the_rests() -> None:
+    """Two columns that say the same take nothing each from what the other leaves."""
+    frame = pd.DataFrame({"rule": list("xyxy"), "lr": [0.0, 1.0, 0.0, 1.0], "y": [0.0, 2.0, 0, 2]})
+    found = shares(frame, "y", {"rule": "C(rule)", "rate": "lr"})
+    assert found == pytest.approx({"rule": 0.0, "rate": 0.0, "rest": 1.0}, abs=1e-9)

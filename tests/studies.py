@@ -1,0 +1,112 @@
+"""Studies whose runs are written instead of trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.data import prepare
+from fairflower.errors import Pruned, RoundFailed
+from fairflower.plans.plan import Plan
+from fairflower.plans.tuning import Protocol, Tuning
+from fairflower.report.tuning import Tuned
+from fairflower.server.figures import Figures, History
+
+SMALL = {
+    "num-server-rounds": 4,
+    "data.clients-per-domain": 1,
+    "data.examples-per-client": 30,
+    "data.test-examples": 10,
+    "data.validation-fraction": 0.5,
+    "data.domains": "plain,rotated",
+}
+#: How good a run is, by its config: accuracies of the two domains.
+Quality = Callable[[RunConfig], tuple[float, float]]
+
+
+def by_tau(config: RunConfig) -> tuple[float, float]:
+    """Best at tau = 0.5, wherever it is tested."""
+    tau = config.strategy.args.get("tau", 0.3)
+    return 0.9 - abs(float(tau or 0) - 0.5), 0.8
+
+
+def tuning(
+    folder: Path, names: str = "fedheal,fedavg", settings: Any = None, **protocol: Any
+) -> Tuning:
+    folder.mkdir(exist_ok=True)
+    flat = SMALL | (settings or {})
+    plan = Plan.grid(flat, StrategyConfig.parse(names), [0])
+    return Tuning(
+        folder, plan.runs, Protocol(**{"budget": 5, "select": "worst", "seeds": [1, 2], **protocol})
+    )
+
+
+def of(made: Tuning, method: str) -> Tuned:
+    return next(one for one in made.tuned() if one.method == method)
+
+
+def make(
+    made: Tuning, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
+) -> list[RunConfig]:
+    """Make the runs of an agenda as `execute_side_by_side` does, but without any training."""
+    todo, done = list(made.plan.runs), []
+    while todo and len(done) < most:
+        config = todo.pop(-1 if last_first else 0)
+        error: Exception | None = None
+        try:
+            write(config, quality(config), made.watch(config))
+        except (RoundFailed, OSError) as problem:
+            error = problem
+            write(config, (0.1, 0.1), None, problem)
+        done.append(config)
+        more, excused = made.ended(config, error)
+        assert error is None or excused == (isinstance(error, RoundFailed))
+        todo += more
+    return done
+
+
+def figures(accuracies: Mapping[str, float]) -> Figures:
+    """What is told of a round with these accuracies in validation."""
+    history = History(tuple(accuracies))
+    for domain, value in accuracies.items():
+        history.add(1, "validation", domain, {"accuracy": value, "balanced_accuracy": 1 - value})
+    return history.of(1)
+
+
+def write(
+    config: RunConfig, quality: tuple[float, float], watch: Any, error: Exception | None = None
+) -> None:
+    """A run folder with these accuracies from the second round on, written as plain text."""
+    federation = prepare(config.data)
+    folder = Path(config.output_dir) / config.run_name
+    folder.mkdir(parents=True, exist_ok=True)
+    status, reason = (
+        ("failed", f"{type(error).__name__}: {error}") if error else ("completed", None)
+    )
+    level = "domain" if config.evaluate.test else "validation"
+    lines = ["round,level,name,metric,value"]
+    for r in range(1, config.num_server_rounds + 1):
+        values = dict(zip(federation.domains, quality if r > 1 else (0.1, 0.1), strict=True))
+        lines += [
+            f"{r},{level},{domain},{metric},{of}"
+            for domain, value in values.items()
+            for metric, of in (("accuracy", value), ("balanced_accuracy", 1 - value))
+        ]
+        lines.append(f"{r},run,,seconds,1.0")
+        try:
+            if watch:
+                watch(r, figures(values))
+        except Pruned as why:
+            status, reason = "pruned", str(why)
+            break
+    facts = {
+        **{"label": config.label, "status": status, "error": reason, "rounds": 4},
+        "domains": list(federation.domains),
+        "clients": [vars(client) for client in federation.clients],
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "history.csv").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(config.to_toml())
