@@ -9,6 +9,7 @@ import pytest
 import tables
 from hypothesis import given
 from hypothesis import strategies as st
+from shipped import configs
 
 from fairflower import config
 from fairflower.config import RunConfig, StrategyConfig
@@ -55,7 +56,7 @@ def test_pyproject_has_no_federations_which_flower_would_rewrite():
     assert "federations" not in project["tool"]["flwr"]
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.toml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", configs(), ids=lambda p: p.name)
 def test_experiments_are_valid_run_configs(path):
     RunConfig.from_flat(config.read_toml(path))
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import typer
+from shipped import FOLDER, configs
 
 import fairflower.data
 from fairflower.cli import app, compare, landscape, report, run, sharpness
 from fairflower.config import RunConfig, read_toml
 
-FOLDER = Path(__file__).parents[1] / "experiments"
-CONFIGS = sorted(FOLDER.glob("*.toml"))
+CONFIGS = configs()
 INDEX = (FOLDER / "README.md").read_text()
 
 #: What the papers have, by the last number of each, appendices included.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from fairflower.report.measures import Figure, Measure
 from fairflower.report.methods import Estimate
 from fairflower.report.pages import GENERATED, generated
+from fairflower.report.statistics import Difference
 from fairflower.report.verdicts import Contrast, signed, worth
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -80,17 +81,6 @@ def test_no_verdict_is_written_by_hand(path: Path) -> None:
 # --- files whose run folders are gone: their sentences follow from their own tables --------------
 
 
-@dataclass(frozen=True)
-class Told(Estimate):
-    """An estimate of a table, of which the table says whether it counts."""
-
-    told: int = 0
-
-    @property
-    def sign(self) -> int:
-        return self.told
-
-
 FAIRNESS = Measure(
     "",
     (
@@ -103,12 +93,14 @@ FAIRNESS = Measure(
 )
 
 
-def told(cell: str, better: int, n: int) -> Told:
-    """``**−16.42 ▼** ±1.14`` or ``+0.83``."""
+def told(cell: str, better: int, n: int) -> tuple[Estimate, Difference]:
+    """``**−16.42 ▼** ±1.14`` or ``+0.83``: the table says whether it counts."""
     plain = cell.replace("*", "").replace("\N{MINUS SIGN}", "-")
     mark = {"▲": better, "▼": -better}.get("".join(re.findall("[▲▼]", plain)), 0)
     mean, *std = re.sub("[▲▼ ]", "", plain).split("±")
-    return Told(float(mean), float(std[0]) if std else float("nan"), n, mark)
+    estimate = Estimate(float(mean), float(std[0]) if std else math.nan, n)
+    assert not mark or mark * estimate.mean > 0
+    return estimate, Difference(estimate.mean, math.nan, math.nan, 1.0 - abs(mark), n)
 
 
 def tables(text: str, title: str) -> Iterator[list[list[str]]]:
@@ -129,7 +121,10 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
             found[label] = {
                 baseline: Contrast(
                     FAIRNESS,
-                    tuple(told(c, b, int(n)) for c, b in zip(triple, (1, -1, 1), strict=True)),
+                    *zip(
+                        *(told(c, b, int(n)) for c, b in zip(triple, (1, -1, 1), strict=True)),
+                        strict=True,
+                    ),
                 )
                 for baseline, triple in triples
                 if triple[0] != "\N{EN DASH}"
@@ -140,7 +135,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
     worst = ", ".join(f"{signed(c.estimates[0])} points against {b}" for b, c in against.items())
     spread = " and ".join(signed(c.estimates[1]) for c in against.values())
-    lower = " and ".join(f"{b}'s" for b, c in against.items() if c.estimates[2].sign < 0)
+    lower = " and ".join(f"{b}'s" for b, c in against.items() if c.sign("AVG") < 0)
     (n,) = {c.n for c in against.values()}
     return (
         f"- {name}: worst domain {worst}, STD {spread} ({n} seed{'s' * (n > 1)}): "
@@ -156,7 +151,7 @@ def what_counts(text: str) -> list[str]:
         words = []
         for column, more in (("σ type vs FedAvg", -1), ("worst vs FedAvg", 1)):  # noqa: RUF001
             at = header.index(column)
-            signs = {row[0]: told(row[at], more, 3).sign for row in rows if "±" in row[at]}
+            signs = {row[0]: told(row[at], more, 3)[1].sign for row in rows if "±" in row[at]}
             for sign, word in ((1, "higher"), (-1, "lower")):
                 names = ", ".join(name for name, told_sign in signs.items() if told_sign == sign)
                 if names:

@@ -83,23 +83,26 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Every method against FedAvg and uniform weights, paired by seed, in percentage points.
 
     Columns: ``method``, ``against``, ``measure`` and ``figure`` (what is compared), ``mean``,
-    ``std`` and ``seeds`` of the differences, and ``verdict``: better or worse where the 95 %
-    t interval excludes zero, else empty.
+    ``std`` and ``seeds`` of the differences, ``low`` and ``high`` of their 95 % Student-t
+    interval, ``p`` by Holm's correction over all methods that are compared with the same one,
+    and ``verdict``: better or worse where that is below 0.05 with three seeds or more, else empty.
     """
     rows = [
         (
-            *(method.name, against, measure.name, figure.title),
-            *(estimate.mean, estimate.std, estimate.n),
-            _WORDS[figure.better * estimate.sign],
+            *(name, against, measure.name, figure.title),
+            *(estimate.mean, estimate.std, estimate.n, one.low, one.high, one.p),
+            _WORDS[figure.better * sign],
         )
         for comparison in compare(runs)
         for measure in measures(comparison)
-        for method in measure.of
-        for against, found in against_baselines(comparison, method, measure).items()
-        for figure, estimate in zip(measure.figures, found.estimates, strict=True)
+        for name, contrasts in against_baselines(comparison, measure).items()
+        for against, found in contrasts.items()
+        for figure, estimate, one, sign in zip(
+            measure.figures, found.estimates, found.differences, found.signs, strict=True
+        )
     ]
-    names = ("method", "against", "measure", "figure", "mean", "std", "seeds", "verdict")
-    return pd.DataFrame(rows, columns=list(names))
+    names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
+    return pd.DataFrame(rows, columns=[*names, "p", "verdict"])
 
 
 def csv_table(runs: Sequence[Run]) -> str:

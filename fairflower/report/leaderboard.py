@@ -44,13 +44,8 @@ _FIGURES: dict[str, Callable[[Sequence[float]], float]] = {
     AVERAGE: metrics.mean,
 }
 
-#: What differs between trials -> its term in the analysis of variance.
-_FACTORS = {
-    "aggregation": "C(rule)",
-    "local training": "C(client)",
-    "learning rate": "lr + I(lr ** 2)",
-    "local epochs": "epochs",
-}
+#: What differs between trials, in the order of the table.
+_FACTORS = ("aggregation", "local training", "learning rate", "local epochs")
 
 
 @dataclass(frozen=True)
@@ -117,19 +112,18 @@ class Board:
         completed = (self.rows["kind"] == TRIAL) & (self.rows["outcome"] == "completed")
         trials = self.rows[mine & completed]
         clients, rules = zip(*map(_parts, trials["method"]), strict=True)
-        frame = pd.DataFrame(
-            {
-                "worst": [100 * metrics.worst(_numbers(text)) for text in trials["figures"]],
-                "rule": rules,
-                "client": clients,
-                "lr": np.log([_setting(text, "train.lr") for text in trials["settings"]]),
-                "epochs": [_setting(text, "train.local-epochs") for text in trials["settings"]],
-            }
+        lr = np.log([_setting(text, "train.lr") for text in trials["settings"]])
+        epochs = [_setting(text, "train.local-epochs") for text in trials["settings"]]
+        factors = {
+            "aggregation": pd.Series(rules, dtype=str),
+            "local training": pd.Series(clients, dtype=str),
+            "learning rate": pd.DataFrame({"log": lr, "square": lr**2}),
+            "local epochs": pd.DataFrame({"epochs": epochs}),
+        }
+        worst = [metrics.worst(_numbers(text)) for text in trials["figures"]]
+        return shares(
+            worst, {name: of for name, of in factors.items() if len(of.drop_duplicates()) > 1}
         )
-        columns = {"aggregation": "rule", "local training": "client", "learning rate": "lr"}
-        columns["local epochs"] = "epochs"
-        several = {n: t for n, t in _FACTORS.items() if frame[columns[n]].nunique() > 1}
-        return shares(frame, "worst", several)
 
 
 def read_board(path: Path) -> Board:
@@ -260,8 +254,8 @@ def _variance(board: Board) -> Table:
     return Table(
         "Where the variance over trials comes from",
         "In % of the variance of the worst domain on validation images over completed trials: sums "
-        "of squares of type II of a linear model (statsmodels), learning rate by its logarithm and "
-        "the square of that. Rest: a rule's own arguments, what factors have in common, and noise.",
+        "of squares of type II of a linear model, learning rate by its logarithm and the square of "
+        "that. Rest: a rule's own arguments, what factors have in common, and noise.",
         names,
         [Group("", rows)],
     )

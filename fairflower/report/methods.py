@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from fairflower.config import METHOD_TABLES, ClientConfig, StrategyConfig, argument, identity
 from fairflower.numerics.metrics import Vector
@@ -23,9 +22,6 @@ from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
 
 BASELINES = ("fedavg", "uniform")
-
-#: Differences below it, in points, are sums in another order.
-_ROUNDING = 1e-9
 
 #: Seeds below which nothing is concluded.
 FEWEST_SEEDS = 3
@@ -48,18 +44,6 @@ class Estimate:
         """
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         return cls(float(np.mean(values)), spread, len(values))
-
-    @property
-    def sign(self) -> int:
-        """Sign of a difference whose 95 % t interval excludes 0, else 0.
-
-        The interval is ``mean ± t(n - 1) std / sqrt(n)``; it needs three seeds.
-        """
-        if self.n < FEWEST_SEEDS:
-            return 0
-        t = stdtrit(self.n - 1, 0.975)  # the quantile of Student's t
-        width = max(t * self.std / math.sqrt(self.n), _ROUNDING)
-        return int(np.sign(self.mean)) if abs(self.mean) > width else 0
 
 
 class Curve(NamedTuple):

@@ -1,8 +1,9 @@
 """Methods against others: differences paired by seed, and honest sentences on their worth.
 
-A difference counts when the 95 % Student-t interval of the differences paired by seed
-excludes zero, with at least three seeds. A method is *fairer* than a baseline when its
-worst domain is higher or its STD lower by that rule, and neither is worse by it.
+A difference counts when the t test of the differences paired by seed has p < 0.05, by Holm's
+correction over all methods that are compared with the same one, with at least three seeds. A
+method is *fairer* than a baseline when its worst domain is higher or its STD lower by that rule,
+and neither is worse by it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import wraps
 import numpy as np
 
 from fairflower.registry import PLAIN
-from fairflower.report.measures import Measure, fairness, measures
+from fairflower.report.measures import Measure, measures
 from fairflower.report.methods import (
     BASELINES,
     FEWEST_SEEDS,
@@ -25,6 +26,7 @@ from fairflower.report.methods import (
     sweeps,
 )
 from fairflower.report.reading import Run
+from fairflower.report.statistics import Difference, holm, paired
 from fairflower.report.text import listed, number, spread
 
 #: What is said of differences that nobody can judge.
@@ -35,20 +37,32 @@ TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 @dataclass(frozen=True)
 class Contrast:
-    """A method minus another by a measure, in percentage points: an estimate for each figure."""
+    """A method minus another by a measure, in percentage points: one of each for each figure."""
 
     measure: Measure
     estimates: tuple[Estimate, ...]
+    differences: tuple[Difference, ...]
 
     @property
     def n(self) -> int:
         """Seeds that both have."""
         return self.estimates[0].n
 
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Of the differences that count; 0 for the others."""
+        return tuple(one.sign if one.n >= FEWEST_SEEDS else 0 for one in self.differences)
+
     def estimate(self, title: str) -> Estimate:
         """That of one figure."""
-        titles = [figure.title for figure in self.measure.figures]
-        return self.estimates[titles.index(title)]
+        return self.estimates[self._place(title)]
+
+    def sign(self, title: str) -> int:
+        """That of one figure."""
+        return self.signs[self._place(title)]
+
+    def _place(self, title: str) -> int:
+        return [figure.title for figure in self.measure.figures].index(title)
 
     @property
     def judgement(self) -> tuple[str, str]:
@@ -59,8 +73,8 @@ class Contrast:
         if self.n < FEWEST_SEEDS:
             return TOO_FEW, "against"
         signs = {
-            figure.name: figure.better * estimate.sign
-            for figure, estimate in zip(self.measure.figures, self.estimates, strict=True)
+            figure.name: figure.better * sign
+            for figure, sign in zip(self.measure.figures, self.signs, strict=True)
             if figure.judged
         }
         better = ", ".join(name for name, sign in signs.items() if sign > 0)
@@ -84,7 +98,8 @@ class Block:
 def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None:
     """The paired differences, or None where the two have no seed in common.
 
-    Runs that were not tested on every domain throughout do not count.
+    Runs that were not tested on every domain throughout do not count. P-values are of this
+    pair alone; `corrected` makes them Holm's.
     """
 
     def counts(run: Run) -> bool:
@@ -97,28 +112,45 @@ def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None
     if not pairs:
         return None
     values = [[f.value(mine) - f.value(its) for mine, its in pairs] for f in measure.figures]
-    return Contrast(measure, tuple(map(Estimate.of, values)))
+    return Contrast(measure, tuple(map(Estimate.of, values)), tuple(map(paired, values)))
 
 
-def against_baselines(
-    comparison: Comparison, method: Method, measure: Measure
-) -> dict[str, Contrast]:
-    """Against FedAvg and Uniform with the same clients, where they are there."""
-    others = {
-        TITLES[name]: comparison.baseline(method, name) if method.strategy != name else None
-        for name in BASELINES
+def corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Contrast]:
+    """Contrasts with one and the same method, with Holm's p-values over them, by figure."""
+    told = {name: one for name, one in contrasts.items() if one.n >= FEWEST_SEEDS}
+    columns = zip(*(one.differences for one in told.values()), strict=True)
+    new = [holm(dict(zip(told, column, strict=True))) for column in columns]
+    return dict(contrasts) | {
+        name: replace(one, differences=tuple(column[name] for column in new))
+        for name, one in told.items()
     }
-    found = {n: contrast(method, other, measure) for n, other in others.items() if other}
-    return {name: one for name, one in found.items() if one}
+
+
+def against_baselines(comparison: Comparison, measure: Measure) -> dict[str, dict[str, Contrast]]:
+    """Of every method, against FedAvg and Uniform with the same clients, where they are there."""
+    found: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.of}
+    for baseline in BASELINES:
+        families: dict[str, dict[str, Contrast]] = {}
+        for method in measure.of:
+            if method.strategy == baseline:
+                continue
+            other = comparison.baseline(method, baseline)
+            if other and (one := contrast(method, other, measure)):
+                families.setdefault(other.name, {})[method.name] = one
+        for family in families.values():
+            for name, one in corrected(family).items():
+                found[name][TITLES[baseline]] = one
+    return found
 
 
 def by_strategy(comparison: Comparison, measure: Measure) -> list[Block]:
     """For each strategy of a product, with every local training, against the baselines."""
     found: dict[tuple[str, str], dict[str, Contrast]] = {}
+    against = against_baselines(comparison, measure)
     for grid in products(comparison):
         for client, row in grid.items():
             for strategy, method in row.items():
-                for name, one in against_baselines(comparison, method, measure).items():
+                for name, one in against.get(method.name, {}).items():
                     found.setdefault((strategy, name), {})[client] = one
     return [Block(*names, contrasts) for names, contrasts in found.items()]
 
@@ -136,7 +168,7 @@ def _blocks(against: Callable[[Comparison], Iterator[Pairs]]) -> Against:
         found = []
         for heading, other, pairs in against(comparison):
             contrasts = {name: contrast(*pair, measure) for name, pair in pairs.items()}
-            there = {name: one for name, one in contrasts.items() if one}
+            there = corrected({name: one for name, one in contrasts.items() if one})
             found += [Block(heading, other, there)] if there else []
         return found
 
@@ -214,9 +246,12 @@ class Section:
 def verdicts(comparison: Comparison) -> list[Section]:
     """All that may be said of the methods, by every measure and in every comparison."""
     found = measures(comparison)
-    sections = [Section("", [verdict(comparison, method) for method in comparison.methods])]
+    fair = against_baselines(comparison, found[0])
+    sections = [
+        Section("", [verdict(comparison, one, fair[one.name]) for one in comparison.methods])
+    ]
     for measure in found[1:]:
-        compared = {m.name: against_baselines(comparison, m, measure) for m in measure.of}
+        compared = against_baselines(comparison, measure)
         said = [Verdict(name, *sentence(one)) for name, one in compared.items() if one]
         sections.append(Section(f"Against the baselines, {measure.name}", said))
     for title, blocks_of in (("Strategies by local training", by_strategy), *FURTHER):
@@ -242,9 +277,8 @@ def _summed_up(said: Sequence[Verdict]) -> Sequence[Verdict]:
     return [together, *(verdict for verdict in said if verdict not in few)]
 
 
-def verdict(comparison: Comparison, method: Method) -> Verdict:
+def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
     """The sentence on one method's fairness, on the mean of the last five tested rounds."""
-    against = against_baselines(comparison, method, fairness(comparison))
     if not (against or method.whole()):
         return Verdict(method.name, "", "not compared, as not every domain was tested throughout")
     if not against:
@@ -256,7 +290,7 @@ def verdict(comparison: Comparison, method: Method) -> Verdict:
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(one.estimate('MIN'))} points against {n}" for n, one in against.items()]
     spread = [signed(one.estimate("STD")) for one in against.values()]
-    lower = [f"{name}'s" for name, one in against.items() if one.estimate("AVG").sign < 0]
+    lower = [f"{name}'s" for name, one in against.items() if one.sign("AVG") < 0]
     return Verdict(
         method.name,
         f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} ({seeds(against.values())})",
@@ -280,15 +314,16 @@ def _on_each(block: Block) -> list[Verdict]:
 def rule(comparison: Comparison) -> str:
     """What the words of the verdicts mean; empty where nothing was compared."""
     found = measures(comparison)
-    by_baselines = any(against_baselines(comparison, m, found[0]) for m in comparison.methods)
+    by_baselines = any(against_baselines(comparison, found[0]).values())
     if not by_baselines and not any(a(comparison, found[0]) for _, a in FURTHER):
         return ""
     better = "" if len(found) == 1 else " Better or worse: by the figures in brackets."
     return (
         "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
-        "A difference counts when its 95 % Student-t interval, mean ± t·std/√n, excludes zero, "
-        f"with at least {FEWEST_SEEDS} seeds; many comparisons are not corrected for. Fairer: the "
-        "worst domain is higher or STD is lower by this rule, and neither is worse by it."
+        "A difference counts when Student's t test of the pairs has p < 0.05, by Holm's correction "
+        "over all methods that are compared with the same one by the same figure, with at least "
+        f"{FEWEST_SEEDS} seeds. Fairer: the worst domain is higher or STD is lower by this rule, "
+        "and neither is worse by it."
         f"{better}"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shipped import FOLDER, configs
 
 from fairflower.config import RunConfig, read_toml
 from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set
@@ -16,9 +17,8 @@ from fairflower.data.client_groups import groups
 from fairflower.data.data_set import DataSet
 from fairflower.data.split_files import SplitFiles
 
-FOLDER = Path(__file__).parents[2] / "experiments"
 Counts = tuple[int, ...]
-EXPERIMENTS = sorted(FOLDER.glob("*.toml"))
+EXPERIMENTS = configs()
 
 #: Images of every class, in the order of the classes, of what is published without a split.
 WHOLE: dict[str, dict[str, Counts]] = {

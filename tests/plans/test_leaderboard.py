@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from processes import environment, run
 from scipy import stats
+from shipped import LEADERBOARD
 from studies import by_tau, make
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, RunError
 from fairflower.plans.leaderboard import Leaderboard, best_rules, rows
 from fairflower.plans.tuning import Tuning
+from fairflower.registry import STRATEGIES
 from fairflower.report.leaderboard import (
     AVERAGE,
     COLUMNS,
@@ -161,6 +163,15 @@ def test_a_wrong_file_is_refused_by_name(
 
     with pytest.raises(ConfigError, match=said):
         read()
+
+
+def test_the_shipped_file_is_one() -> None:
+    made = Leaderboard.read(LEADERBOARD)
+    assert {rule.name for rule in made.rules} == {*STRATEGIES}
+    for one in made.benchmarks:
+        config = RunConfig.from_flat({**one.settings})
+        assert one.name == config.data.name
+        assert config.data.validation_fraction > 0
 
 
 def test_another_csv_is_refused(tmp_path: Path) -> None:

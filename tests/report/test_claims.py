@@ -33,9 +33,9 @@ from fairflower.cli import app
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.measures import measures
-from fairflower.report.methods import Estimate, compare
+from fairflower.report.methods import compare
 from fairflower.report.pages import GENERATED, markdown_tables
-from fairflower.report.verdicts import contrast, verdicts
+from fairflower.report.verdicts import Contrast, against_baselines, contrast, verdicts
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -106,8 +106,8 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     assert one is not None
     better = (1, 1, 1, -1)
     signs = []
-    for estimate, values_of, sign in zip(
-        one.estimates, (clean_of, noisy_of, mean_of, gap_of), better, strict=True
+    for estimate, counted, values_of, sign in zip(
+        one.estimates, one.signs, (clean_of, noisy_of, mean_of, gap_of), better, strict=True
     ):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
@@ -117,10 +117,8 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
             wanted = 0 if abs(difference.mean()) < 1e-9 else int(np.sign(difference.mean()))
         else:
             p = stats.ttest_rel(new, old).pvalue
-            if abs(p - 0.05) < 1e-4:  # the report's quantiles have four digits
-                return
             wanted = int(np.sign(difference.mean())) if p < 0.05 else 0
-        assert estimate.sign == wanted
+        assert counted == wanted
         signs.append(sign * wanted)
     words = {1: "better", -1: "worse", 0: "not"}
     found = {word for word in ("better", "worse", "not") if word in one.judgement[0]}
@@ -143,9 +141,29 @@ def gap_of(table: np.ndarray) -> np.ndarray:
     return abs(table[:, 0] - table[:, 1])
 
 
-def test_sums_in_another_order_are_no_difference() -> None:
-    assert Estimate(1e-13, 0.0, 3).sign == 0
-    assert Estimate(1e-6, 0.0, 3).sign == 1
+def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) -> None:
+    """The same differences with p = 0.02 count alone, and no more beside two others."""
+    noisy = [0.20, 0.30, 0.40]
+    gains = {"fedism": (0.01, 0.012, 0.017), "afl": (0.01, -0.01, 0.0), "term": (0.0, 0.02, -0.01)}
+    runs = {
+        label: [
+            scored(tmp_path, label, seed, 0.5, noisy[seed] + gains.get(label, (0.0,) * 3)[seed])
+            for seed in range(3)
+        ]
+        for label in ("fedavg", *gains)
+    }
+    p = stats.ttest_1samp(gains["fedism"], 0).pvalue
+    assert 0.05 / 3 < p < 0.05
+
+    def found(*labels: str) -> Contrast:
+        (comparison,) = compare(read_run(path) for label in labels for path in runs[label])
+        return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
+
+    alone, beside = found("fedavg", "fedism"), found("fedavg", *gains)
+    assert alone.estimates == beside.estimates
+    assert (alone.sign("corrupted ACC"), beside.sign("corrupted ACC")) == (1, 0)
+    assert alone.differences[1].p == pytest.approx(p)
+    assert beside.differences[1].p == pytest.approx(3 * p)
 
 
 # --- other measures and comparisons ------------------------------------------------------------

@@ -420,10 +420,6 @@ def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None
 def test_estimates() -> None:
     assert Estimate.of([1.0, 2.0, 3.0]) == Estimate(2.0, 1.0, 3)
     assert math.isnan(Estimate.of([1.0]).std)
-    # Student's t for 2 degrees of freedom: 4.303 / sqrt(3) = 2.484
-    assert [Estimate(mean, 1.0, 3).sign for mean in (2.49, 2.48, -2.49)] == [1, 0, -1]
-    assert Estimate(9.0, 0.1, 2).sign == Estimate(0.0, 0.0, 3).sign == 0
-    assert Estimate(math.nan, math.nan, 3).sign == 0
 
 
 def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:

@@ -91,15 +91,26 @@ def test_shares_of_a_balanced_design_are_the_factors_variances() -> None:
     """Of y = a_i + b_j, each factor's share is its variance over both's."""
     a, b = {"x": 0.0, "y": 3.0, "z": 1.0}, {0.5: 0.0, 1.0: 2.0}
     frame = pd.DataFrame([{"rule": i, "lr": j, "y": a[i] + b[j]} for i, j in product(a, b)])
-    found = shares(frame, "y", {"rule": "C(rule)", "rate": "lr"})
+    found = shares(frame["y"], {"rule": frame["rule"], "rate": frame[["lr"]]})
     total = np.var([*a.values()]) + np.var([*b.values()])
     assert found["rule"] == pytest.approx(np.var([*a.values()]) / total)
     assert found["rate"] == pytest.approx(np.var([*b.values()]) / total)
     assert found["rest"] == pytest.approx(0, abs=1e-9)
 
 
+def test_shares_are_those_of_a_table_of_variance() -> None:
+    """By statsmodels 0.15, anova_lm(ols("y ~ C(rule) + x").fit(), typ=2)."""
+    frame = pd.DataFrame(
+        {"rule": list("aabbcc"), "x": [0.0, 1, 2, 0, 1, 3], "y": [1.0, 2.0, 4.5, 2.0, 2.0, 4.0]}
+    )
+    found = shares(frame["y"], {"rule": frame["rule"], "x": frame[["x"]]})
+    total = ((frame["y"] - frame["y"].mean()) ** 2).sum()
+    assert found["rule"] * total == pytest.approx(2.137873, abs=1e-6)
+    assert found["x"] * total == pytest.approx(5.555556, abs=1e-6)
+
+
 def test_what_factors_have_in_common_is_the_rests() -> None:
     """Two columns that say the same take nothing each from what the other leaves."""
-    frame = pd.DataFrame({"rule": list("xyxy"), "lr": [0.0, 1.0, 0.0, 1.0], "y": [0.0, 2.0, 0, 2]})
-    found = shares(frame, "y", {"rule": "C(rule)", "rate": "lr"})
+    rule, lr = pd.Series(list("xyxy")), pd.DataFrame({"lr": [0.0, 1.0, 0.0, 1.0]})
+    found = shares([0.0, 2.0, 0.0, 2.0], {"rule": rule, "rate": lr})
     assert found == pytest.approx({"rule": 0.0, "rate": 0.0, "rest": 1.0}, abs=1e-9)

@@ -28,7 +28,7 @@ def difference_tables(comparison: Comparison) -> list[Table]:
 
 def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
     """The figures of a measure against the baselines; no groups where there is none."""
-    found = {m.name: against_baselines(comparison, m, measure) for m in measure.of}
+    found = against_baselines(comparison, measure)
     baselines = [name for name in TITLES.values() if any(name in row for row in found.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
@@ -68,17 +68,18 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            pairs = zip(contrasts[other].estimates, measure.figures, strict=True)
-            cells += [_cell(estimate, figure.better) for estimate, figure in pairs]
+            one = contrasts[other]
+            found = zip(one.estimates, one.signs, measure.figures, strict=True)
+            cells += [_cell(estimate, sign * figure.better) for estimate, sign, figure in found]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
     seeds = counts(contrasts.values())
     return Row(name, f"{seeds} paired" if seeds else "nothing to compare with", cells)
 
 
-def _cell(estimate: Estimate, better: int) -> Cell:
+def _cell(estimate: Estimate, judgement: int) -> Cell:
     marks: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
-    mark, tone = marks[estimate.sign * better]
+    mark, tone = marks[judgement]
     text = number(estimate.mean, signed=True) + mark
     return Cell(text, spread(estimate.std, estimate.n), tone)
 
@@ -91,5 +92,6 @@ def _caption(measure: Measure) -> str:
     return (
         "Percentage points, paired by seed: mean over seeds, and under it ± their sample "
         f"standard deviation (ddof 1). {more}: more is better{lessened}. Bold with ▲ "
-        f"(better) or ▼ (worse): the 95 % t interval excludes zero (≥ {FEWEST_SEEDS} seeds)."
+        "(better) or ▼ (worse): p < 0.05, Student's t with Holm's correction over the methods "
+        f"compared (≥ {FEWEST_SEEDS} seeds)."
     )
