@@ -19,19 +19,30 @@ def show(
     name: Annotated[str, typer.Argument(help="Data set; `fairflower list data` shows all.")],
     given: Given,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="PNG; default: <data set>.png here.")
+        Path | None,
+        typer.Option("--out", "-o", help="PNG, of images; default: <data set>.png here."),
     ] = None,
 ) -> None:
-    """Print domains, clients and class counts, and draw a contact sheet."""
+    """Print domains, clients and class counts, and draw a contact sheet of images.
+
+    Of features and token ids it prints what they are like.
+    """
     settings = given.file | {"data.name": name} | given.options | given.assigned
     config = RunConfig.from_flat(settings)
     path = (out or Path(f"{name}.png")).absolute()
     if path.suffix != ".png":
         raise ConfigError(f"--out {out}: expected a name that ends in .png.")
     from fairflower.data import prepare
-    from fairflower.data.show import contact_sheet, table
+    from fairflower.data.cache import make_data_set
+    from fairflower.data.show import contact_sheet, examples_table, table
 
     federation = prepare(config.data)
+    if federation.kind != "images":
+        if out:
+            raise ConfigError(f"--out {out}: there is no picture of {federation.kind}. Remove it.")
+        names = getattr(make_data_set(config.data), "feature_names", ())
+        console.print(table(federation), examples_table(federation, names))
+        return
     console.print(table(federation))
     contact_sheet(federation, path)
     console.print(f"contact sheet: {path}", soft_wrap=True)

@@ -41,6 +41,7 @@ class FedMix(Trainer):
     """
 
     paper = "Yoon et al., ICLR 2021"
+    kinds = ("images",)
     exchanges = (AveragedBatches,)
 
     def __init__(

@@ -49,6 +49,7 @@ class HarmoFL(Trainer):
     """
 
     paper = "Jiang, Wang, Dou, AAAI 2022"
+    kinds = ("images",)
     sharpness = "sam"
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from fairflower.arguments import declared
 from fairflower.config.text import Scalar, argument, kebab, parse_assignments, unknown
 from fairflower.errors import ConfigError
-from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
+from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
 from fairflower.registry.named import Described, Methods, Named, look_here
 
 #: The value of an argument that is left to the method.
@@ -82,12 +82,31 @@ class DataChoice(Choice):
     TABLE: ClassVar[str] = "data"
     NAMED: ClassVar[Described] = DATA_SETS
 
+    @property
+    def kind(self) -> str:
+        """What its examples are, of `fairflower.registry.KINDS`."""
+        return getattr(self.made_by, "kind", "images")
+
 
 class ModelChoice(Choice):
     """Which network: what ``model.name`` says."""
 
     TABLE: ClassVar[str] = "model"
     NAMED: ClassVar[Described] = MODELS
+
+    def check_kind(self, kind: str) -> None:
+        """Raise ``ConfigError`` if it does not take such examples, with a model that does."""
+        built_in = self.name in self.NAMED.data
+        if built_in and self.name not in MODEL_OF.values():
+            kinds: tuple[str, ...] = ("images",)  # nothing to import
+        else:
+            kinds = getattr(self.made_by, "kinds", ("images",))
+        if kind not in kinds:
+            own = "" if built_in else f", or give {self.name} kinds = ({kind!r},) if it takes them"
+            raise ConfigError(
+                f"model.name = {self.name!r}: it takes {' or '.join(kinds)}, and the data are "
+                f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){own}."
+            )
 
 
 @dataclass(frozen=True)

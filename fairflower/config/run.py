@@ -35,7 +35,7 @@ from fairflower.config.settings import (
 )
 from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
 from fairflower.errors import ConfigError
-from fairflower.registry import PLAIN, PRETRAINED, TRACKERS
+from fairflower.registry import MODEL_OF, PLAIN, PRETRAINED, TRACKERS
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,9 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         tables[table][leaf.replace("-", "_")] = value
+    if "model.name" not in flat:
+        data = tables["data"].get("name", DataConfig.name)
+        tables["model"]["name"] = MODEL_OF[DataChoice.read(data).kind]
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}
@@ -266,6 +269,7 @@ def _check(config: RunConfig) -> None:
             f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
         )
     client = config.client.method
+    _check_kind(config, DataChoice.read(config.data.name).kind)
     client.check_model(config.model.name)
     client.check_steps(config.train)
     try:
@@ -289,3 +293,19 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(
             "data.fraction and data.examples-per-client are both set; set one of them to 0."
         )
+
+
+def _check_kind(config: RunConfig, kind: str) -> None:
+    """Refuse a model, a method or settings that are not for the data's kind of examples."""
+    ModelChoice.read(config.model.name).check_kind(kind)
+    config.client.method.check_kind(kind)
+    data = config.data
+    for key, value in (
+        ("image-size", data.image_size),
+        ("corrupted-clients", data.corrupted_clients),
+    ):
+        if value and kind != "images":
+            raise ConfigError(
+                f"data.{key} = {value}: it is for images, and data.name = {data.name!r} has "
+                f"{kind}. Remove it."
+            )

@@ -1,12 +1,14 @@
 """Benchmarks divided among clients.
 
 `prepare` does the work once and keeps the result on disk; a `Federation` reads it.
-A new benchmark is a `DataSet`, named in `fairflower.registry` or by another package.
+A new benchmark is a `DataSet` of images, a `FeatureSet` or a `TokenSet`, named in
+`fairflower.registry` or by another package.
 """
 
 from fairflower.data.cache import prepare, resolve
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
+from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 
 __all__ = [
@@ -14,8 +16,10 @@ __all__ = [
     "ClientInfo",
     "DataError",
     "DataSet",
+    "FeatureSet",
     "Federation",
     "Split",
+    "TokenSet",
     "prepare",
     "resolve",
 ]

@@ -30,6 +30,7 @@ from fairflower.data.federation import (
     Augment,
     ClientInfo,
     Federation,
+    Floats,
     Ints,
     Pixels,
     Split,
@@ -37,6 +38,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.validation import keep_out
+from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.paths import file_name, home
 
@@ -45,10 +47,12 @@ logger = logging.getLogger(__name__)
 #: Raise it when the files or the draw change; older folders are then left alone.
 _FORMAT = 4
 
-#: What a client's images are for -> of which images of the data set they are.
+#: What a client's examples are for -> of which examples of the data set they are.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
 #: Group -> the rows of each of its clients, int64 [n].
 Rows = dict[str, list[Ints]]
+#: Group -> examples, as a data set reads them.
+Found = dict[str, Pixels | Floats | Ints]
 
 
 def prepare(config: DataConfig, *, site: bool = False) -> Federation:
@@ -136,8 +140,9 @@ def _divide(
     labels = {s: {d: data_set.labels(d, s) for d in domains} for s in ("train", "test")}
     parts = groups(data_set, labels["train"])
     rows = _rows(data_set, parts, labels)
-    images = {s: _images(data_set, parts, rows[s], SPLITS[s]) for s in rows}
-    shape = _shape(data_set, images)
+    found = {s: _examples(data_set, parts, rows[s], SPLITS[s]) for s in rows}
+    shape = _shape(data_set, found)
+    mean, std = _scale(data_set, shape)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
     largest = max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or 1 + largest
@@ -149,10 +154,10 @@ def _divide(
         shares: dict[str, list[Split]] = {}
         for s, source in ((s, SPLITS[s]) for s in rows):
             own = rows[s][part.name]
-            pixels = to_chw(images[s][part.name], shape[0], shape[1:])
+            examples = _laid_out(found[s][part.name], shape)
             if part.corrupted:
-                pixels = corrupt(
-                    pixels,
+                examples = corrupt(
+                    examples,
                     np.concatenate(own),
                     config.corruption,
                     config.severity,
@@ -160,7 +165,7 @@ def _divide(
                     domain=part.domain,
                     split=source,
                 )
-            x = np.split(pixels, np.cumsum([len(share) for share in own])[:-1])
+            x = np.split(examples, np.cumsum([len(share) for share in own])[:-1])
             y = [labels[source][part.domain][share] for share in own]
             shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
         for splits in zip(*shares.values(), strict=True):
@@ -175,8 +180,8 @@ def _divide(
         sources=tuple(_source(data_set, part, shape) for part in parts),
         num_classes=num_classes,
         shape=shape,
-        mean=data_set.mean[: shape[0]],
-        std=data_set.std[: shape[0]],
+        mean=mean,
+        std=std,
         augment=data_set.augment,
         test_sizes=_sizes(rows["test"]),
         clients=tuple(clients),
@@ -210,7 +215,7 @@ def _rows(
 
 
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
-    """Name the classes that have no images, and those that are tested and never trained."""
+    """Name the classes that have no examples, and those that are tested and never trained."""
     names = data_set.classes or tuple(map(str, range(num_classes)))
     empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
     if empty:
@@ -264,20 +269,29 @@ def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints
     return rows
 
 
-def _images(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> dict[str, Pixels]:
-    """For each group, the images of its rows in their order; those of two are read once."""
-    found: dict[str, Pixels] = {}
+def _examples(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> Found:
+    """For each group, the examples of its rows in their order; those of two are read once."""
+    found: Found = {}
     for domain in data_set.domains:
         wanted = {p.name: np.concatenate(rows[p.name]) for p in parts if p.domain == domain}
         distinct = np.unique(np.concatenate(list(wanted.values())))
-        images = data_set.images(domain, split, distinct)
-        found |= {name: images[np.searchsorted(distinct, own)] for name, own in wanted.items()}
+        read = data_set.examples(domain, split, distinct)
+        found |= {name: read[np.searchsorted(distinct, own)] for name, own in wanted.items()}
     return found
 
 
-def _shape(data_set: DataSet, images: Mapping[str, dict[str, Pixels]]) -> tuple[int, int, int]:
-    """(C, H, W) that every image is brought to."""
-    shapes = [(name, x.shape[1:]) for found in images.values() for name, x in found.items()]
+def _shape(data_set: DataSet, found: Mapping[str, Found]) -> tuple[int, ...]:
+    """`Federation.shape`, to which every example is brought."""
+    shapes = [(name, x.shape[1:]) for own in found.values() for name, x in own.items()]
+    if isinstance(data_set, FeatureSet | TokenSet):
+        if len({shape for _, shape in shapes}) > 1:
+            listing = ", ".join(f"{name} {n}" for name, (n,) in dict(shapes).items())
+            raise DataError(
+                f"{data_set.config.name}: examples differ in their number of "
+                f"{data_set.kind} ({listing}). Give all of them the same."
+            )
+        vocabulary = (data_set.vocabulary,) if isinstance(data_set, TokenSet) else ()
+        return *vocabulary, *shapes[0][1]
     colour = any(shape[2:] == (3,) for _, shape in shapes)
     channels = data_set.channels or (3 if colour else 1)
     side = data_set.config.image_size or data_set.image_size
@@ -293,8 +307,34 @@ def _shape(data_set: DataSet, images: Mapping[str, dict[str, Pixels]]) -> tuple[
     return channels, height, width
 
 
-def _source(data_set: DataSet, part: Group, shape: tuple[int, int, int]) -> str:
-    """Where a group's images come from and what was done to them."""
+def _scale(
+    data_set: DataSet, shape: tuple[int, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of channels or features, as the data set declares them."""
+    if data_set.kind == "tokens":
+        return (), ()
+    mean, std = data_set.mean, data_set.std
+    if data_set.kind == "images":
+        mean, std = mean[: shape[0]], std[: shape[0]]
+    elif not (mean or std):
+        mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
+    if not len(mean) == len(std) == shape[0]:
+        raise DataError(
+            f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
+            f"{len(std)} standard deviations. Declare one of each in {type(data_set).__name__}."
+        )
+    return mean, std
+
+
+def _laid_out(found: Pixels | Floats | Ints, shape: tuple[int, ...]) -> Any:
+    """Examples as training uses them, a contiguous array."""
+    if len(shape) == 3:
+        return to_chw(found, shape[0], shape[1:])  # type: ignore[arg-type]
+    return np.ascontiguousarray(found)
+
+
+def _source(data_set: DataSet, part: Group, shape: tuple[int, ...]) -> str:
+    """Where a group's examples come from and what was done to them."""
     source = data_set.source(part.domain)
     if not part.corrupted:
         return source

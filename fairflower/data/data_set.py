@@ -1,4 +1,4 @@
-"""What a benchmark is: domains that share their classes and differ in their images."""
+"""What a benchmark is: domains that share their classes and differ in their examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fairflower.config import DataConfig, unknown
-from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.data.federation import Augment, Floats, Ints, Pixels
 from fairflower.data.files import data_folder, logger
 from fairflower.errors import DataError
 
@@ -22,9 +22,12 @@ Opened = TypeVar("Opened")
 class DataSet(ABC):
     """A benchmark before it is divided: subclass it, and name it (`docs/your-own-parts.md`).
 
-    Making one must be cheap, since every client does it; images are read by the methods.
+    Making one must be cheap, since every client does it; examples are read by the methods.
+    They are images, unless it is a `FeatureSet` or a `TokenSet`.
     """
 
+    #: What its examples are: "images", "features" or "tokens".
+    kind: ClassVar[str] = "images"
     #: None: the largest label of all domains plus one.
     num_classes: ClassVar[int | None] = None
     #: Their names, in the order of the labels; empty where data is labelled by numbers.
@@ -70,19 +73,27 @@ class DataSet(ABC):
 
     @abstractmethod
     def labels(self, domain: str, split: str) -> Ints:
-        """Labels of a domain's "train" or "test" images, int64 [N]."""
+        """Labels of a domain's "train" or "test" examples, int64 [N]."""
 
-    @abstractmethod
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """These rows' images, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name} has no images. Define {name}.images(domain, split, rows), or derive it from "
+            "fairflower.data.FeatureSet or TokenSet."
+        )
+
+    def examples(self, domain: str, split: str, rows: Ints) -> Pixels | Floats | Ints:
+        """These rows, as they are read: images, features or token ids."""
+        return self.images(domain, split, rows)
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """A JSON value that changes whenever the images could: files' sizes and times."""
+        """A JSON value that changes whenever the examples could: files' sizes and times."""
 
     @abstractmethod
     def source(self, domain: str) -> str:
-        """Where a domain's images come from, in words."""
+        """Where a domain's examples come from, in words."""
 
     def train_size(self, domain: str, available: int, clients: int) -> int:
         """How many of a domain's ``available`` training images ``clients`` of it share."""

@@ -15,17 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.errors import DataError
+from fairflower.registry import KINDS
 
 META = "meta.json"
 
 Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """Images, uint8 [N, C, H, W], and labels, int64 [N] in ``0 .. num_classes - 1``."""
+    """Examples, and their labels, int64 [N] in ``0 .. num_classes - 1``.
 
-    x: Pixels
+    Images are uint8 [N, C, H, W], features float32 [N, D], token ids int64 [N, L].
+    """
+
+    x: Pixels | Floats | Ints
     y: Ints
 
 
@@ -57,7 +62,7 @@ class Federation:
 
     Opening reads one small JSON file; ``train`` and ``client_test`` read one client's own
     file and no other. Every call reads afresh, so the arrays are the caller's to change.
-    Where there is a ``split``, it is ``"test"`` or ``"validation"``: images kept out of training
+    Where there is a ``split``, it is ``"test"`` or ``"validation"``: examples kept out of training
     to choose hyper-parameters by, if there are any.
     """
 
@@ -71,9 +76,10 @@ class Federation:
     #: For each domain, where its images came from.
     sources: tuple[str, ...]
     num_classes: int
-    #: (C, H, W), the same for every image.
-    shape: tuple[int, int, int]
-    #: Per channel, of images scaled to [0, 1]; as ``std``.
+    #: The same for every example: (C, H, W) of images, (D,) of features, and (V, L) of L token
+    #: ids below V, as if each were written as a one of V.
+    shape: tuple[int, ...]
+    #: Per channel, of images scaled to [0, 1], or per feature; as ``std``. Empty for token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
     #: For training; ``Augment()`` when ``data.augment`` is false.
@@ -146,13 +152,14 @@ class Federation:
         _expect(_is_count(num_classes, 1), num_classes=num_classes)
         named = _all(self.classes, _is_name) and len(self.classes) in (0, num_classes)
         _expect(named and len(set(self.classes)) == len(self.classes), classes=self.classes)
-        image = _all(self.shape, lambda n: _is_count(n, 1), 3) and self.shape[0] in (1, 3)
-        _expect(image, shape=self.shape)
-        channels, *sides = self.shape
-        _expect(_all(self.mean, _is_finite, channels), mean=self.mean)
-        _expect(_all(self.std, _is_finite, channels) and min(self.std) > 0, std=self.std)
+        sizes = _all(self.shape, lambda n: _is_count(n, 1)) and len(self.shape) in KINDS
+        _expect(sizes and (self.kind != "images" or self.shape[0] in (1, 3)), shape=self.shape)
+        scaled = 0 if self.kind == "tokens" else self.shape[0]
+        _expect(_all(self.mean, _is_finite, scaled), mean=self.mean)
+        _expect(_all(self.std, _is_finite, scaled) and min(self.std, default=1) > 0, std=self.std)
         padding, flip = self.augment.crop_padding, self.augment.horizontal_flip
-        _expect(_is_count(padding) and padding <= max(sides), crop_padding=padding)
+        widest = max(self.shape[1:]) if self.kind == "images" else 0
+        _expect(_is_count(padding) and padding <= widest, crop_padding=padding)
         _expect(isinstance(flip, bool), horizontal_flip=flip)
         _expect(isinstance(self.auc, bool), auc=self.auc)
         _expect(isinstance(self.name, str), name=self.name)
@@ -169,6 +176,11 @@ class Federation:
             counts, total = client.class_counts, client.num_examples
             _expect(_all(counts, _is_count, num_classes), class_counts=counts)
             _expect(_is_count(total, 1) and total == sum(counts), num_examples=total)
+
+    @property
+    def kind(self) -> str:
+        """What its examples are: ``"images"``, ``"features"`` or ``"tokens"``."""
+        return KINDS[len(self.shape)]
 
     @property
     def class_names(self) -> tuple[str, ...]:

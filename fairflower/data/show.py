@@ -1,7 +1,8 @@
-"""Looking at a prepared benchmark: a contact sheet of images and a table of clients."""
+"""Looking at a prepared benchmark: a table of clients, and a contact sheet or numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +70,13 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
 
 
 def table(federation: Federation) -> Table:
-    """Clients, domains and class counts, with each domain's totals, test and validation images."""
+    """Clients, domains and class counts, with each domain's totals, and what is not to train on."""
     named = zip(federation.domains, federation.sources, strict=True)
     sources = [f"{domain}: {source}" for domain, source in named]
     numbered = ", ".join(f"{k} {name}" for k, name in enumerate(federation.classes))
     classes = [f"classes: {numbered}"] if numbered else []
     shown = Table(
-        title=f"{federation.name}: training images per client and class",
+        title=f"{federation.name}: training examples per client and class",
         caption="\n".join([*classes, *sources]),
         title_justify="left",
         caption_justify="left",
@@ -98,6 +99,35 @@ def table(federation: Federation) -> Table:
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
         numbers = (sum(totals), *totals, *sizes)
         shown.add_row("all", domain, *map(str, numbers), style="bold", end_section=True)
+    return shown
+
+
+def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
+    """What a domain's training examples are like, where no picture shows it.
+
+    Of features, by their ``names`` or else their numbers, the mean and the standard deviation;
+    of token ids how long texts are, and how many of the vocabulary they use.
+    """
+    title = f"{federation.name}: {federation.kind} per domain, of training"
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("")
+    columns = []
+    for domain in federation.domains:
+        shown.add_column(domain, justify="right")
+        x = np.concatenate([federation.train(k).x for k in federation.clients_of(domain)])
+        if federation.kind == "features":
+            pairs = zip(x.mean(0, np.float64), x.std(0, np.float64), strict=True)
+            columns.append([f"{mean:.3g} ±{std:.3g}" for mean, std in pairs])
+        else:
+            length = np.count_nonzero(x, axis=1)
+            used = len(np.unique(x[x > 0]))
+            columns.append([f"{length.mean():.3g} ±{length.std():.3g}", f"{used:,}"])
+    if federation.kind == "features":
+        rows = list(names) or [f"feature {k}" for k in range(*federation.shape)]
+    else:
+        rows = ["tokens in a text", f"different ones, of {federation.shape[0] - 1:,}"]
+    for row, *cells in zip(rows, *columns, strict=True):
+        shown.add_row(row, *cells)
     return shown
 
 

@@ -79,14 +79,16 @@ def unite(sites: Sequence[Federation]) -> Federation:
     Raises
     ------
     DataError
-        If the sites' images differ in size, or only some sites name their classes.
+        If the sites' examples differ in size, or only some sites name their classes.
     """
-    sizes = {site.shape[1:]: site.domains[0] for site in sites}
+    sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
-        listing = ", ".join(f"{domain} {h}x{w}" for (h, w), domain in sizes.items())
-        raise DataError(
-            f"The sites' images differ in size ({listing}). Set data.image-size to resize them."
+        listing = ", ".join(
+            f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items()
         )
+        kind = sites[0].kind
+        remedy = "Set data.image-size to resize them" if kind == "images" else "Give all the same"
+        raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
     if len({bool(site.classes) for site in sites}) > 1:
         raise DataError("Some sites name their classes and some number them.")
     whole = max(sites, key=lambda site: site.shape[0])
@@ -121,9 +123,9 @@ def unite(sites: Sequence[Federation]) -> Federation:
 def as_in(whole: Federation, site: Federation, split: Split) -> Split:
     """A site's images and labels with the channels and classes of the whole federation."""
     x, y = split
-    if x.shape[1] < whole.shape[0]:
-        x = np.repeat(x, whole.shape[0], axis=1)
-    return Split(x, _numbers(site, whole)[y])
+    grey = whole.kind == "images" and x.shape[1] < whole.shape[0]
+    numbers = _numbers(site, whole)[y]
+    return Split(np.asarray(np.repeat(x, whole.shape[0], axis=1)) if grey else x, numbers)
 
 
 def described(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
@@ -132,6 +134,16 @@ def described(client_id: int, site: Federation, whole: Federation) -> ClientInfo
     counts = np.zeros(whole.num_classes, np.int64)
     counts[_numbers(site, whole)] = client.class_counts
     return replace(client, client_id=client_id, class_counts=tuple(counts.tolist()))
+
+
+def fits(site: Federation, whole: Federation) -> bool:
+    """Whether a site's examples can be trained on with the whole federation's model."""
+    return _size(site) == _size(whole) and site.shape[0] <= whole.shape[0]
+
+
+def _size(site: Federation) -> tuple[str | int, ...]:
+    """What all sites have to have in common of their examples: not the channels of images."""
+    return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
 
 
 def _numbers(site: Federation, whole: Federation) -> Ints:

@@ -12,34 +12,38 @@ from torch import Tensor, nn
 
 from fairflower.config import ModelChoice
 from fairflower.errors import ConfigError
-from fairflower.registry import PRETRAINED
+from fairflower.registry import KINDS, PRETRAINED
 
 
 class Classifier(nn.Module):
     """A feature extractor under a linear head: ``forward(x) = head(features(x))``.
 
     Methods that look at the representation (MOON, FedProto, ...) need the two apart; a
-    subclass sets ``head`` and defines ``features``. It is made of the number of classes and
-    the (channels, height, width) of an image.
+    subclass sets ``head`` and defines ``features``. It is made of the number of classes and the
+    shape of an example: (channels, height, width) of an image; if its ``kinds`` say so (D,)
+    of D features, or (vocabulary, length) of token ids, which are 0 to below the vocabulary.
     """
 
     head: nn.Linear
+
+    #: What it can be given: "images", "features" or "tokens".
+    kinds: ClassVar[tuple[str, ...]] = ("images",)
 
     #: True if ``features`` begins with a stage that is frozen, ``first_stage``: what that
     #: makes of an image never changes, and those who deal batches may ``remember`` it.
     two_stages: ClassVar[bool] = False
 
     def features(self, x: Tensor) -> Tensor:
-        """Normalised images [N, C, H, W] to the head's input [N, D]."""
+        """Normalised images [N, C, H, W], or what else it takes, to the head's input [N, D]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised images [N, C, H, W] to logits [N, classes]."""
+        """The same to logits [N, classes]."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
     def represent(self, x: Tensor) -> Tensor:
-        """Images [N, C, H, W] to what tells their client's type, [N, D]: the features."""
+        """The same to what tells their client's type, [N, D]: the features."""
         return self.features(x)
 
     def first_stage(self, x: Tensor) -> Tensor:
@@ -138,23 +142,23 @@ def _version(x: Tensor) -> int | None:
 
 
 def build(
-    name: str, num_classes: int, shape: tuple[int, int, int], seed: int, weights: str = ""
+    name: str, num_classes: int, shape: tuple[int, ...], seed: int, weights: str = ""
 ) -> Classifier:
     """Make a network; the seed alone decides its initial weights, but for pretrained ones.
 
     ``name`` is what ``model.name`` may be, ``num_classes`` the width of the head and ``shape``
-    the channels, height and width of an image. Torch's global generator is left
-    as it was. A network that can be pretrained gets its ``weights`` from a file, or ``imagenet``;
-    empty for its own default.
+    that of an example (`Classifier`). Torch's global generator is left as it was. A network that
+    can be pretrained gets its ``weights`` from a file, or ``imagenet``; empty for its own default.
 
     Raises
     ------
     ConfigError
-        On an unknown name, images that the network cannot take, or weights that are not
+        On an unknown name, examples that the network cannot take, or weights that are not
         there or not the network's.
     """
     chosen = ModelChoice.read(name)
     chosen.check()
+    chosen.check_kind(KINDS[len(shape)])
     pretrained = {"weights": weights} if name in PRETRAINED else {}
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):

@@ -64,6 +64,13 @@ CLIENTS = Methods(
     base="fairflower.clients:Trainer",
 )
 
+#: What examples are, by how many numbers their shape has: (features,), (vocabulary, length) of
+#: token ids, (channels, height, width).
+KINDS = {1: "features", 2: "tokens", 3: "images"}
+
+#: The model of a run that names none; all other built-in ones are for images.
+MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
+
 #: Names of plain local training, left out of a method's label.
 PLAIN = ("sgd", "fedavg")
 
@@ -71,6 +78,14 @@ MODELS = Described(
     "fairflower.models",
     {
         "cnn": ("cnn:CNN", "three convolutions with group norm, 26 k to 34 k parameters"),
+        "mlp": (
+            "perceptron:MLP",
+            "two hidden layers of 64 (mlp:hidden=64), for features; also for images, of any size",
+        ),
+        "embedding-bag": (
+            "embedding_bag:EmbeddingBag",
+            "the mean of 64 learned numbers per token (embedding-bag:width=64), for token ids",
+        ),
         "resnet10": ("resnet:resnet10", "the papers' ResNet-10, 4.9 M parameters"),
         "resnet12": ("resnet:resnet12", "the papers' ResNet-12, 5.0 M parameters"),
         "resnet18": (
@@ -152,6 +167,11 @@ DATA_SETS = Described(
         "rsna-ich": (
             "medical:RSNAICH",
             "RSNA intracranial haemorrhage from a folder: five kinds, one domain (FedISM)",
+        ),
+        "randhie": (
+            "randhie:RandHIE",
+            "embedded, features: visits to doctors in the RAND Health Insurance Experiment, by "
+            "self-rated health (excellent, good, fair, poor)",
         ),
         "images": ("own_folder:ImageFolder", "your own: a folder with <domain>/<class>/<image>"),
         "npz": (

@@ -31,7 +31,7 @@ from fairflower.numerics.metrics import Vector
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import check_images
-from fairflower.training.batches import Images
+from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
 from fairflower.training.gradients import sharpness
@@ -198,12 +198,12 @@ def surfaces(
     model: nn.Module,
     directions: Sequence[Sequence[Tensor]],
     steps: Vector,
-    data: Sequence[Images],
+    data: Sequence[Examples],
     *,
     batch_size: int = 500,
     advance: Callable[[], object] = lambda: None,
 ) -> Vector:
-    """Mean cross entropy of ``w + x d + y e`` on S sets of images, [S, G, G] by set, y and x.
+    """Mean cross entropy of ``w + x d + y e`` on S sets of examples, [S, G, G] by set, y and x.
 
     ``model`` holds w; it is used as it is, in eval mode or not, and left alone. The
     ``directions`` d and e have a tensor for every trainable parameter; ``steps``, [G], are the
@@ -235,7 +235,7 @@ def surfaces(
     return np.array(found).T.reshape(len(data), len(steps), len(steps))
 
 
-def _mean_loss(model: nn.Module, images: Images, batch_size: int) -> float:
+def _mean_loss(model: nn.Module, images: Examples, batch_size: int) -> float:
     total = torch.zeros((), dtype=torch.float64, device=images.device)
     for x, y in images.eval_batches(batch_size):
         total += F.cross_entropy(model(x), y, reduction="sum")
@@ -244,8 +244,8 @@ def _mean_loss(model: nn.Module, images: Images, batch_size: int) -> float:
 
 def _images(
     federation: Federation, domain: str, split: str, number: int, seed: int, device: torch.device
-) -> Images:
-    """A domain's images: of its clients' training data, or of its test set."""
+) -> Examples:
+    """A domain's examples: of its clients' training data, or of its test set."""
     if split == "test":
         x, y = federation.test(domain)
     else:
@@ -255,7 +255,7 @@ def _images(
     if 0 < number < len(y):
         random = np.random.default_rng(derive_seed(seed, domain, split))
         rows = np.sort(random.choice(len(y), number, replace=False))
-    return Images(Split(x[rows], y[rows]), federation.mean, federation.std, device=device)
+    return examples_of(Split(x[rows], y[rows]), federation.mean, federation.std, device=device)
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def flatness(
     values: dict[str, list[float]] = {domain: [] for domain in federation.domains}
     for client in federation.clients:
         split = federation.train(client.client_id)
-        images = Images(split, federation.mean, federation.std, device=chosen)
+        images = examples_of(split, federation.mean, federation.std, device=chosen)
         values[client.domain].append(sharpness(model, images, rho=radius))
         advance()
     found = {domain: np.array(list_) for domain, list_ in values.items()}

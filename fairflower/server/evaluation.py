@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from fairflower.config import RunConfig
-from fairflower.data import Augment, Federation, Split
+from fairflower.data import Federation, Split
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, trainable
 from fairflower.numerics import metrics
-from fairflower.training.batches import Images
+from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
 
@@ -24,7 +24,7 @@ from fairflower.training.device import choose_device
 class Evaluator:
     """Builds the initial model and tests a global model domain by domain.
 
-    Test images are loaded on first use and stay on the device as uint8. On a
+    Test examples are loaded on first use and stay on the device, images as uint8. On a
     CPU, batches are spread over threads of one core each, so a result does not
     depend on the number of cores.
     """
@@ -37,7 +37,7 @@ class Evaluator:
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
         self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
-        self._tests: dict[tuple[str, str], list[Images]] = {}
+        self._tests: dict[tuple[str, str], list[Examples]] = {}
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -60,7 +60,7 @@ class Evaluator:
     def __call__(
         self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test"
     ) -> dict[str, dict[str, float]]:
-        """Test ``arrays`` on every domain's images of a split, ``"test"`` or ``"validation"``.
+        """Test ``arrays`` on every domain's examples of a split, ``"test"`` or ``"validation"``.
 
         Returns
         -------
@@ -88,20 +88,20 @@ class Evaluator:
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
         return results
 
-    def _chunks(self, domain: str, split: str) -> list[Images]:
-        """A domain's images of a split in pieces of one batch, normalised only when tested."""
+    def _chunks(self, domain: str, split: str) -> list[Examples]:
+        """A domain's examples of a split in pieces of one batch, normalised only when tested."""
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)
             pieces = [Split(x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
             self._tests[domain, split] = [
-                Images(piece, data.mean, data.std, Augment(), self.device, self.model)
+                examples_of(piece, data.mean, data.std, device=self.device, model=self.model)
                 for piece in pieces
             ]
         return self._tests[domain, split]
 
     def _test(
-        self, images: Images
+        self, images: Examples
     ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Summed loss, labels [B], predicted labels [B] and probabilities [B, classes or 0]."""
         with torch.inference_mode():

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
-from fairflower.data.sites import described, unite
+from fairflower.data.sites import described, fits, unite
 from fairflower.errors import ConfigError
 from fairflower.server.inquiry import Answer, Answers, Inquiry
 
@@ -320,8 +320,7 @@ def _of_known_sites(answers: Answers, earlier: Roll) -> tuple[dict[int, int], li
 
 
 def _has_what_it_had(site: Federation, client: int, federation: Federation) -> bool:
-    channels, *sides = site.shape
-    if channels > federation.shape[0] or tuple(sides) != federation.shape[1:]:
+    if not fits(site, federation):
         return False
     try:
         return described(client, site, federation) == federation.clients[client]

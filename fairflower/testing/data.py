@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from fairflower.config import DataConfig
-from fairflower.data import DataSet
+from fairflower.data import DataError, DataSet
 
 
 def check_data(
     made_by: Callable[..., DataSet], config: DataConfig | None = None, **arguments: Any
 ) -> None:
-    """Check what every data set keeps: labels and images that belong together, always the same.
+    """Check what every data set keeps: labels and examples that belong together, always the same.
 
     Parameters
     ----------
     made_by
-        A subclass of `DataSet`, called with ``config`` and these ``arguments``.
+        A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and these
+        ``arguments``.
     config
         Where its files are; by default in $FAIRFLOWER_DATA, if it has any.
 
@@ -37,6 +38,9 @@ def check_data(
     assert json.dumps(one.fingerprint()) == json.dumps(two.fingerprint()), (
         f"{name}: two of the same files have different fingerprints."
     )
+    for scale in (one.mean, one.std) if one.kind == "features" else ():
+        count = one.examples(one.domains[0], "train", np.array([0])).shape[1]
+        assert len(scale) in (0, count), f"{name}: {count} features, {len(scale)} in mean or std."
     if one.classes:
         assert one.num_classes in (None, len(one.classes)), (
             f"{name}: {len(one.classes)} names for {one.num_classes} classes."
@@ -52,7 +56,7 @@ def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
     y = one.labels(domain, split)
     fits = y.ndim == 1 and y.dtype == np.int64
     assert fits, f"{words}: labels are {y.dtype} {y.shape}, expected int64 [N]."
-    assert len(y), f"{words}: there are no images."
+    assert len(y), f"{words}: there are no {one.kind}."
     fits = y.min() >= 0 and (one.num_classes is None or y.max() < one.num_classes)
     assert fits, f"{words}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
     assert np.array_equal(y, two.labels(domain, split)), (
@@ -60,14 +64,17 @@ def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
     )
 
     rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
-    x = one.images(domain, split, rows)
+    try:
+        x = one.examples(domain, split, rows)
+    except DataError as error:  # features and token ids are checked where they are read
+        raise AssertionError(str(error)) from error
     fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
-    assert fits, (
+    assert fits or one.kind != "images", (
         f"{words}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
     )
-    assert len(x) == len(rows), f"{words}: {len(x)} images for {len(rows)} rows."
+    assert len(x) == len(rows), f"{words}: {len(x)} {one.kind} for {len(rows)} rows."
     for k, row in enumerate(rows):
-        (alone,) = two.images(domain, split, np.array([row]))
+        (alone,) = two.examples(domain, split, np.array([row]))
         assert np.array_equal(alone, x[k]), (
-            f"{words}: image {row} differs from call to call, or by the rows beside it."
+            f"{words}: {one.kind} of row {row} differ from call to call, or by the rows beside it."
         )

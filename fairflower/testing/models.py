@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairflower.models import Classifier, copy_arrays, set_arrays, trainable
+from fairflower.registry import KINDS
 
 _CLASSES, _BATCH = 3, 4
 
 
 def check_model(
     made_by: Callable[..., Classifier],
-    shape: tuple[int, int, int] = (1, 16, 16),
+    shape: tuple[int, ...] = (1, 16, 16),
     **arguments: Any,
 ) -> None:
     """Check what every network keeps: its head, its classes, what travels, what is trained.
@@ -27,7 +28,8 @@ def check_model(
         A subclass of `Classifier`, or a function that makes one, called with the number of
         classes, ``shape`` and these ``arguments``.
     shape
-        Channels, height and width of the images that it is tried on.
+        Channels, height and width of the images that it is tried on; (D,) for D features, or
+        (vocabulary, length) for token ids.
 
     Raises
     ------
@@ -44,7 +46,16 @@ def check_model(
     model, again, other = make(0), make(0), make(1)
     assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."
     assert isinstance(model.head, nn.Linear), f"{name}: its head has to be a torch.nn.Linear."
-    x = torch.randn(_BATCH, *shape, generator=torch.Generator().manual_seed(0))
+    kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
+    assert kind in kinds, (
+        f"{name}: tried on {kind}, and it takes {' or '.join(kinds)}. Give it kinds = ({kind!r},), "
+        "or `check_model` another shape."
+    )
+    draws = torch.Generator().manual_seed(0)
+    if kind == "tokens":
+        x = torch.randint(shape[0], (_BATCH, shape[1]), generator=draws)
+    else:
+        x = torch.randn(_BATCH, *shape, generator=draws)
     y = torch.arange(_BATCH) % _CLASSES
 
     for one in (model, again, other):

@@ -1,14 +1,17 @@
-"""A client's images on the training device, dealt out in normalised batches.
+"""A client's examples on the training device, dealt out in normalised batches.
 
 Images stay uint8 until they are used, and are cropped, flipped and normalised
 a batch at a time: torchvision's ``RandomCrop``, ``RandomHorizontalFlip``,
-``ToTensor`` and ``Normalize`` exactly, without a Python call per image.
+``ToTensor`` and ``Normalize`` exactly, without a Python call per image. Features are
+normalised once, and token ids left as they are.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,57 +21,157 @@ from torch.nn import functional as F
 from fairflower.data import Augment, Split
 from fairflower.models import Classifier, remember
 
-#: By the identity of an array of images: a model, and what its frozen first stage makes
+#: By the identity of an array of examples: a model, and what its frozen first stage makes
 #: of each of them.
 FirstStages = dict[int, tuple[Classifier, Tensor]]
 
-#: Images per pass of a frozen first stage.
+#: Examples per pass of a frozen first stage.
 _FIRST_STAGE_BATCH = 128
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """Images of one client, and how they are to be presented to a model."""
+    """Examples of one client, and how they are to be presented to a model."""
 
     train: Split
     test: Split
-    #: Per channel, of images scaled to [0, 1].
+    #: Per channel, of images scaled to [0, 1]; per feature; of token ids there is none.
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     augment: Augment = field(default_factory=Augment)
-    #: Images kept out of training, to choose hyper-parameters by.
+    #: Examples kept out of training, to choose hyper-parameters by.
     validation: Split | None = None
-    #: What frozen first stages make of these images, kept for later rounds.
+    #: What frozen first stages make of these examples, kept for later rounds.
     first_stages: FirstStages = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def kind(self) -> str:
+        """What its examples are: ``"images"``, ``"features"`` or ``"tokens"``."""
+        x = self.train.x
+        return "images" if x.ndim == 4 else "features" if x.dtype == np.float32 else "tokens"
+
     def to_validate(self) -> ClientData:
-        """The same with the images for validation in place of those to test on."""
+        """The same with the examples for validation in place of those to test on."""
         if self.validation is None:
-            raise ValueError("There are no images for validation: data.validation-fraction is 0.")
+            raise ValueError("There are no examples for validation: data.validation-fraction is 0.")
         return replace(self, test=self.validation)
 
 
-class Images:
-    """One split on a device.
+class Examples(ABC):
+    """One split on a device, dealt in batches; `examples_of` makes what its kind wants.
 
     Parameters
     ----------
     split
-        Images, uint8 [N, C, H, W], and labels, int64 [N].
+        Examples and their labels, int64 [N].
+    device
+        Where the batches are wanted.
+    model
+        Whom they are for. Where it has a frozen first stage (`Classifier.two_stages`),
+        that looks at every example once, and batches come with what it saw. Images
+        are then not augmented, since it would see something new every time.
+    first_stages
+        Where that is kept, for all who hold the same split; this object, if None.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        device: str | torch.device = "cpu",
+        model: nn.Module | None = None,
+        first_stages: FirstStages | None = None,
+    ) -> None:
+        x, y = split
+        if y.dtype != np.int64 or y.shape != x.shape[:1]:
+            raise ValueError(f"Expected {len(x)} labels as int64 [N], got {y.dtype} {y.shape}.")
+        self.device = torch.device(device)
+        self.model = model if isinstance(model, Classifier) and model.two_stages else None
+        self.first_stages = {} if first_stages is None else first_stages
+        self._split = split
+        self._y = torch.tensor(y, device=device)
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self._y)
+
+    def epochs(
+        self, count: int, batch_size: int, seed: int
+    ) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+        """``epoch_batches`` of several epochs; a second time with this seed they are the same."""
+        draws = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            yield self.epoch_batches(batch_size, draws)
+
+    def epoch_batches(
+        self, batch_size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Deal every example once, in random order; images augmented.
+
+        Parameters
+        ----------
+        batch_size
+            Examples per batch. A last batch of one example is joined to the batch
+            before it, because batch norm cannot normalise by a single one.
+        generator
+            A CPU generator: all draws come from it, so that they are the same on
+            every device.
+
+        Yields
+        ------
+        x : float32 [B, C, H, W], in channels-last memory order, or [B, features]; or int64
+            [B, length]
+        y : int64 [B]
+        """
+        order = torch.randperm(len(self), generator=generator)
+        for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
+            yield self._noted(x, index), self._y[index]
+
+    def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Deal every example once, in order and as it is; the last batch may be smaller."""
+        for start in range(0, len(self), batch_size):
+            rows = slice(start, start + batch_size)
+            yield self._noted(self._originals(rows), rows), self._y[rows]
+
+    @abstractmethod
+    def _originals(self, rows: slice | Tensor) -> Tensor:
+        """These rows as they are, normalised."""
+
+    def _drawn(
+        self, order: Tensor, sizes: list[int], generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of these sizes in this order, each with its rows."""
+        for index in torch.split(order.to(self.device), sizes):
+            yield self._originals(index), index
+
+    def _noted(self, x: Tensor, rows: Tensor | slice) -> Tensor:
+        """A batch with a note of what the model's frozen first stage makes of it."""
+        if self.model is None:
+            return x
+        key = id(self._split.x)
+        model, seen = self.first_stages.get(key, (None, x))
+        if model is not self.model or seen.device != x.device:
+            size = _FIRST_STAGE_BATCH
+            parts = [slice(i, i + size) for i in range(0, len(self), size)]
+            # Inference tensors could not be trained on later.
+            with torch.inference_mode(False), torch.no_grad():
+                seen = torch.cat([self.model.first_stage(self._originals(part)) for part in parts])
+            self.first_stages[key] = (self.model, seen)
+        return remember(x, seen[rows])
+
+
+class Images(Examples):
+    """Images, uint8 [N, C, H, W].
+
+    Parameters
+    ----------
+    split, device, model, first_stages
+        See `Examples`.
     mean, std
         Per channel, of images scaled to [0, 1].
     augment
         Applied by ``epoch_batches`` alone. Crops are cut from the image padded
         with black, as torchvision pads a PIL image before it is normalised.
-    device
-        Where the batches are wanted.
-    model
-        Whom they are for. Where it has a frozen first stage (`Classifier.two_stages`),
-        that looks at every image once, and batches come with what it saw. The images
-        are then not augmented, since it would see something new every time.
-    first_stages
-        Where that is kept, for all who hold the same split; this object, if None.
 
     Raises
     ------
@@ -86,88 +189,36 @@ class Images:
         model: nn.Module | None = None,
         first_stages: FirstStages | None = None,
     ) -> None:
-        _check(split, mean, std)
-        self.device = torch.device(device)
-        self.model = model if isinstance(model, Classifier) and model.two_stages else None
-        self.first_stages = {} if first_stages is None else first_stages
-        self._split = split
+        x = split.x
+        if x.dtype != np.uint8 or x.ndim != 4:
+            raise ValueError(f"Expected images as uint8 [N, C, H, W], got {x.dtype} {x.shape}.")
+        super().__init__(split, device, model, first_stages)
+        _check_scale(x.shape[1], "channels", mean, std)
         self.augment = Augment() if self.model or augment is None else augment
-        _, _, height, width = split.x.shape
+        _, _, height, width = x.shape
         pad = self.augment.crop_padding
-        padded = F.pad(torch.tensor(split.x, device=device), (pad, pad, pad, pad))
+        padded = F.pad(torch.tensor(x, device=device), (pad, pad, pad, pad))
         # A view: crops[n, :, top, left] is image n cut at that corner, [C, H, W].
         self._crops = padded.unfold(2, height, 1).unfold(3, width, 1)
-        self._y = torch.tensor(split.y, device=device)
         self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
 
-    def __len__(self) -> int:
-        """Count the images."""
-        return len(self._y)
-
-    def epochs(
-        self, count: int, batch_size: int, seed: int
-    ) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-        """``epoch_batches`` of several epochs; a second time with this seed they are the same."""
-        draws = torch.Generator().manual_seed(seed)
-        for _ in range(count):
-            yield self.epoch_batches(batch_size, draws)
-
-    def epoch_batches(
-        self, batch_size: int, generator: torch.Generator
+    def _drawn(
+        self, order: Tensor, sizes: list[int], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every image once, in random order, augmented.
-
-        Parameters
-        ----------
-        batch_size
-            Images per batch. A last batch of one image is joined to the batch
-            before it, because batch norm cannot normalise by a single image.
-        generator
-            A CPU generator: all draws come from it, so that they are the same on
-            every device.
-
-        Yields
-        ------
-        x : float32 [B, C, H, W], in channels-last memory order
-        y : int64 [B]
-        """
-        n = len(self)
-        order = torch.randperm(n, generator=generator)
+        n = len(order)
         top, left = torch.randint(2 * self.augment.crop_padding + 1, (2, n), generator=generator)
         flip = torch.rand(n, generator=generator) < 0.5
         draws = [draw.to(self.device) for draw in (order, top, left, flip)]
-        sizes = batch_sizes(n, batch_size)
         for index, i, j, flipped in zip(*(torch.split(draw, sizes) for draw in draws), strict=True):
             x = self._crops[index, :, i, j]
             if self.augment.horizontal_flip:
                 x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(3), x)
-            yield self._noted(self._normalise(x), index), self._y[index]
+            yield self._normalise(x), index
 
-    def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every image once, in order and as it is; the last batch may be smaller."""
-        for start in range(0, len(self), batch_size):
-            rows = slice(start, start + batch_size)
-            yield self._noted(self._originals(rows), rows), self._y[rows]
-
-    def _originals(self, rows: slice) -> Tensor:
+    def _originals(self, rows: slice | Tensor) -> Tensor:
         centre = self.augment.crop_padding
         return self._normalise(self._crops[rows, :, centre, centre])
-
-    def _noted(self, x: Tensor, rows: Tensor | slice) -> Tensor:
-        """A batch with a note of what the model's frozen first stage makes of it."""
-        if self.model is None:
-            return x
-        key = id(self._split.x)
-        model, seen = self.first_stages.get(key, (None, x))
-        if model is not self.model or seen.device != x.device:
-            size = _FIRST_STAGE_BATCH
-            parts = [slice(i, i + size) for i in range(0, len(self), size)]
-            # Inference tensors could not be trained on later.
-            with torch.inference_mode(False), torch.no_grad():
-                seen = torch.cat([self.model.first_stage(self._originals(part)) for part in parts])
-            self.first_stages[key] = (self.model, seen)
-        return remember(x, seen[rows])
 
     def _normalise(self, x: Tensor) -> Tensor:
         """Scale to [0, 1], then by mean and std, with the arithmetic of torchvision."""
@@ -176,8 +227,47 @@ class Images:
         return x.contiguous(memory_format=torch.channels_last)
 
 
+class Vectors(Examples):
+    """Features, float32 [N, D], by ``mean`` and ``std`` [D]; or token ids, int64 [N, L].
+
+    Nothing is done to token ids, and nothing at random to either. The other parameters are
+    those of `Examples`; a ``ValueError`` says which array is something else.
+    """
+
+    def __init__(
+        self, split: Split, mean: tuple[float, ...], std: tuple[float, ...], **options: Any
+    ) -> None:
+        x = split.x
+        if x.ndim != 2 or x.dtype not in (np.float32, np.int64):
+            raise ValueError(
+                "Expected features as float32 [N, D], token ids as int64 [N, L] or images as "
+                f"uint8 [N, C, H, W], got {x.dtype} {x.shape}."
+            )
+        super().__init__(split, **options)
+        self._x = torch.tensor(x, device=self.device)
+        if x.dtype == np.float32:
+            _check_scale(x.shape[1], "features", mean, std)
+            self._x.sub_(self._x.new_tensor(mean)).div_(self._x.new_tensor(std))
+
+    def _originals(self, rows: slice | Tensor) -> Tensor:
+        return self._x[rows]
+
+
+def examples_of(
+    split: Split,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    augment: Augment | None = None,
+    **options: Any,
+) -> Examples:
+    """Images, features or token ids, whatever a split holds; for parameters see there."""
+    if split.x.ndim == 4:
+        return Images(split, mean, std, augment, **options)
+    return Vectors(split, mean, std, **options)
+
+
 def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """Sizes of the training batches of n images.
+    """Sizes of the training batches of n examples.
 
     >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
     ([4, 4, 2], [4, 5], [1], [1, 1, 1])
@@ -191,13 +281,8 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def _check(split: Split, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    x, y = split
-    if x.dtype != np.uint8 or x.ndim != 4:
-        raise ValueError(f"Expected images as uint8 [N, C, H, W], got {x.dtype} {x.shape}.")
-    if y.dtype != np.int64 or y.shape != x.shape[:1]:
-        raise ValueError(f"Expected {len(x)} labels as int64 [N], got {y.dtype} {y.shape}.")
-    if not len(mean) == len(std) == x.shape[1]:
+def _check_scale(count: int, what: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    if not len(mean) == len(std) == count:
         raise ValueError(
-            f"Expected a mean and a std for each of {x.shape[1]} channels, got {mean} and {std}."
+            f"Expected a mean and a std for each of {count} {what}, got {mean} and {std}."
         )

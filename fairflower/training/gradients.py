@@ -11,17 +11,17 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fairflower.models import trainable
-from fairflower.training.batches import Images
+from fairflower.training.batches import Examples
 from fairflower.training.modes import evaluating
 
-#: A client's images; or batches (x [B, ...], y int64 [B]), as dicts by the names below, too.
-Batches = Images | Iterable[Sequence[Tensor] | Mapping[str, Any]]
+#: A client's examples; or batches (x [B, ...], y int64 [B]), as dicts by the names below, too.
+Batches = Examples | Iterable[Sequence[Tensor] | Mapping[str, Any]]
 
 #: What data sets on the Hugging Face Hub, and so Flower's tutorials, call x and y.
 INPUTS = ("img", "image", "x", "pixel_values", "features")
 LABELS = ("label", "labels", "y", "fine_label")
 
-#: Images per forward pass over `Images`: as many as training takes, so memory is alike.
+#: Examples per forward pass over `Examples`: as many as training takes, so memory is alike.
 _BATCH_SIZE = 64
 
 
@@ -139,7 +139,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Deal batches on the model's device."""
     device = next(model.parameters()).device
-    for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Images) else data:
+    for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Examples) else data:
         x, y = _pair(batch)
         yield x.to(device), y.to(device)
 

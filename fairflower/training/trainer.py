@@ -19,7 +19,7 @@ from fairflower.data import Split
 from fairflower.errors import ConfigError
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.seeds import derive_seed
-from fairflower.training.batches import ClientData, Images
+from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.modes import reproducible, running_statistics, widened
 from fairflower.training.optim import build_optimizer, sharpen
 
@@ -38,6 +38,8 @@ class Method(Declared):
     optimizer: ClassVar[str] = ""
     #: The only models that it trains; empty: any.
     models: ClassVar[tuple[str, ...]] = ()
+    #: The only kinds of examples that it trains on, "images", "features" or "tokens"; empty: any.
+    kinds: ClassVar[tuple[str, ...]] = ()
     #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".
     sharpness: ClassVar[str | None] = None
 
@@ -67,6 +69,15 @@ class Method(Declared):
             raise ConfigError(
                 f"model.name = {model!r}: {cls.__name__} trains {' or '.join(cls.models)}. "
                 "Set one of them, or choose another client.name."
+            )
+
+    @classmethod
+    def check_kind(cls, kind: str) -> None:
+        """Raise ``ConfigError`` for examples that it does not train on."""
+        if cls.kinds and kind not in cls.kinds:
+            raise ConfigError(
+                f"{cls.__name__} trains on {' or '.join(cls.kinds)}, and the data are {kind}. "
+                "Choose another client.name, or another data.name."
             )
 
     @classmethod
@@ -103,7 +114,7 @@ class Trainer(Method, Declared):
         and buffers, float32 as float32 and int64 as int64; a `Classifier` may leave
         some out (``Classifier.travelling``).
     data
-        The client's images.
+        The client's examples; a ``ConfigError`` if the method is not for such.
     settings
         Epochs, batch size, learning rate, momentum, weight decay and precision. Whatever
         that is, the model's arrays, the optimiser's and those of ``send`` are float32, and so
@@ -134,7 +145,7 @@ class Trainer(Method, Declared):
         Rounds that the run is to have, for methods with a schedule; 0: not known.
     """
 
-    #: Images per forward pass when nothing is trained: a matter of speed and memory.
+    #: Examples per forward pass when nothing is trained: a matter of speed and memory.
     eval_batch_size = 500
 
     #: Memory for measuring what a strategy asks for; see `fairflower.training.measurements`.
@@ -153,6 +164,7 @@ class Trainer(Method, Declared):
         seed: int,
         device: str | torch.device = "cpu",
     ) -> None:
+        self.check_kind(data.kind)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.data = data
@@ -172,7 +184,10 @@ class Trainer(Method, Declared):
         """Prepare a round of training: the model holds what was received."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of a batch, images [B, C, H, W] and labels [B]: the cross entropy."""
+        """Mean loss of a batch, the cross entropy: labels [B] of images [B, C, H, W].
+
+        Or of features [B, D], or of token ids [B, L].
+        """
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -189,7 +204,7 @@ class Trainer(Method, Declared):
         """Finish a round of training: write ``state`` and ``returns``."""
 
     def test(self) -> dict[str, float]:
-        """Test the model on the client's own test images."""
+        """Test the model on the client's own test examples."""
         loss, accuracy = self.measure(self.test_images)
         return {"eval_loss": loss, "accuracy": accuracy}
 
@@ -278,9 +293,9 @@ class Trainer(Method, Declared):
         Returns
         -------
         dict
-            ``train_loss``: the mean loss over all images seen, each before the step
+            ``train_loss``: the mean loss over all examples seen, each before the step
             that it took part in (Flower's convention). With no local epochs, the
-            received model's loss on the training images as they are.
+            received model's loss on the training examples as they are.
 
         Raises
         ------
@@ -327,8 +342,8 @@ class Trainer(Method, Declared):
         """Copy the model's arrays, by name."""
         return copy_arrays(self.model)
 
-    def measure(self, images: Images) -> tuple[float, float]:
-        """Mean cross entropy and accuracy (0 to 1) of the model on images as they are."""
+    def measure(self, images: Examples) -> tuple[float, float]:
+        """Mean cross entropy and accuracy (0 to 1) of the model on examples as they are."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         self.model.eval()
@@ -344,21 +359,27 @@ class Trainer(Method, Declared):
         return derive_seed(self.seed, self.client_id, server_round, purpose)
 
     @cached_property
-    def train_images(self) -> Images:
-        """The training images on the device."""
+    def train_images(self) -> Examples:
+        """The training images, features or token ids on the device."""
         return self._images(self.data.train, "training")
 
     @cached_property
-    def test_images(self) -> Images:
-        """The test images on the device."""
+    def test_images(self) -> Examples:
+        """Those to test on."""
         return self._images(self.data.test, "test")
 
-    def _images(self, split: Split, kind: str) -> Images:
-        if not len(split.y):
-            raise ValueError(f"{self} has no {kind} images. Give it some, or leave it out.")
+    def _images(self, split: Split, purpose: str) -> Examples:
         data = self.data
-        return Images(
-            split, data.mean, data.std, data.augment, self.device, self.model, data.first_stages
+        if not len(split.y):
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Give it some, or leave it out.")
+        return examples_of(
+            split,
+            data.mean,
+            data.std,
+            data.augment,
+            device=self.device,
+            model=self.model,
+            first_stages=data.first_stages,
         )
 
     def __str__(self) -> str:

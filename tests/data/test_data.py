@@ -84,7 +84,7 @@ class Restless(NpzFolder):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Fickle, "a, train: image 0 differs from call to call"),
+        (Fickle, "a, train: images of row 0 differ from call to call"),
         (FromMinusOne, "labels from -1 to 1, expected 0 to num_classes - 1"),
         (Scaled, "images are float64"),
         (Restless, "different fingerprints"),

@@ -1,0 +1,41 @@
+"""A bag of embeddings, the default for texts."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from torch import Tensor, nn
+
+from fairflower.arguments import Range
+from fairflower.models import Classifier
+
+
+class EmbeddingBag(Classifier):
+    """A linear classifier of the mean of a text's token embeddings, as fastText's.
+
+    A. Joulin, E. Grave, P. Bojanowski, T. Mikolov, *Bag of tricks for efficient text
+    classification* (EACL 2017), without its n-grams. The order of the tokens does not matter,
+    and zeros, which fill short texts up, do not count.
+
+    Parameters
+    ----------
+    width
+        Numbers per token. Default 64.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("tokens",)
+
+    def __init__(
+        self, num_classes: int, shape: tuple[int, int], *, width: Annotated[int, Range(1)] = 64
+    ) -> None:
+        super().__init__()
+        vocabulary, _ = shape
+        # Not nn.EmbeddingBag, of which a GPU adds gradients in any order.
+        self.tokens = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Token ids, int64 [N, L], to the mean of their embeddings [N, width]."""
+        count = (x > 0).sum(1, keepdim=True).clamp(min=1)
+        mean: Tensor = self.tokens(x).sum(1) / count
+        return mean

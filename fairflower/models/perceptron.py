@@ -1,0 +1,38 @@
+"""A multilayer perceptron, the default for features."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+from torch import Tensor, nn
+
+from fairflower.arguments import Range
+from fairflower.models import Classifier
+
+
+class MLP(Classifier):
+    """Two hidden layers with ReLUs, of features or of an image's pixels in a row.
+
+    It has no norm: a batch's statistics would tell of one client's data, and averages of them fit
+    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`).
+
+    Parameters
+    ----------
+    hidden
+        Width of both layers. Default 64.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("features", "images")
+
+    def __init__(
+        self, num_classes: int, shape: tuple[int, ...], *, hidden: Annotated[int, Range(1)] = 64
+    ) -> None:
+        super().__init__()
+        self.layer1 = nn.Linear(math.prod(shape), hidden)
+        self.layer2 = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Normalised features [N, D], or images [N, C, H, W], to [N, hidden]."""
+        return self.layer2(self.layer1(x.flatten(1)).relu()).relu()  # type: ignore[no-any-return]
