@@ -22,7 +22,7 @@ ROUNDED = {
     "idp": 0,
     "lpi": 2,
     "fmde": 2,
-    "physlm": 2,
+    "physlm": 3,
     "disea": 2,
     "linc": 2,
     "num": 0,

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import tables as needs
 import torch
+from command import call
 from flwr.app import Context, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
 from fairflower.aggregation import clusters
 from fairflower.engines.inline import InlineGrid
+from fairflower.report import read_run
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.testing import check_strategy
+from fairflower.testing import check_data, check_strategy
 
 DOCS = Path(__file__).parents[1] / "docs"
 CLIENTS = 4
@@ -78,6 +80,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
         exec(compile(texts[name], name, "exec"), names)
         return names
 
+    run.texts = texts  # type: ignore[attr-defined]
     return run
 
 
@@ -137,6 +140,57 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
 
 def test_the_rule_of_the_page_keeps_what_the_page_has_it_checked_for(programs: Any) -> None:
     check_strategy(programs("mine.py")["LossPower"], power=2.0)
+
+
+QUICK = {
+    "engine": "inline",
+    "num-server-rounds": 4,
+    "data.clients-per-domain": 1,
+    "train.local-epochs": 2,
+    "train.lr": 3.0,
+}
+
+
+def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder of ``reviews.py``, as the page says; the loss is the page's own."""
+    found = programs("reviews.py")
+    check_data(found["Reviews"])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.py").write_text(programs.texts["reviews.py"])
+    output = call("data", "show", "reviews:Reviews")
+    assert re.search(r"tokens in a text +\S+ ±", output)
+    assert not list(tmp_path.glob("*.png"))
+    assert "--out x.png: there is no picture of tokens" in call(
+        "data", "show", "reviews:Reviews", "--out", "x.png", expect=2
+    )
+
+    options = [f"--set={key}={value}" for key, value in QUICK.items()]
+    methods = ["--clients=sgd,reviews:Focal", "--strategies=fedavg,afl", "--output-dir=out"]
+    call("compare", "--data=reviews:Reviews", "--seeds=0", "--jobs=1", *methods, *options)
+    runs = [read_run(path) for path in sorted(Path("out/runs").iterdir())]
+    assert len(runs) == 6  # uniform averaging is in every comparison
+    for run in runs:
+        assert run.config["model.name"] == "embedding-bag"
+        # Praise or complaint is in the first word: what is learned in one shop helps the others.
+        assert min(run.accuracy[-1]) > 0.9
+    assert "reviews:Focal" in call("sharpness", "out/runs")
+
+
+def test_the_loss_of_the_page_is_the_papers(programs: Any) -> None:
+    """Without focus it is the cross entropy; what has 0.9 counts a hundredth with gamma 2."""
+    net = nn.Identity()
+    x, y = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log(), torch.tensor([0, 0])
+
+    def loss(gamma: float) -> float:
+        own = SimpleNamespace(model=net, gamma=gamma)
+        return float(programs("reviews.py")["Focal"].loss(own, x, y))
+
+    entropies = -np.log([0.9, 0.5])
+    assert loss(0) == pytest.approx(entropies.mean(), rel=1e-6)
+    assert loss(2) == pytest.approx((entropies * [0.01, 0.25]).mean(), rel=1e-5)
 
 
 def test_the_page_on_packages_shows_the_examples_own_lines() -> None:

@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "my-method"
 PARTS = {
     "strategy.name": "loss-power",
     "client.name": "smooth",
-    "model.name": "mlp",
+    "model.name": "shallow",
     "data.name": "stripes",
 }
 QUICK = {
@@ -176,7 +176,7 @@ def test_all_four_parts_run_are_listed_reported_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "width", 200)
-    named = ["--client=smooth:smoothing=0.2", "--model=mlp:hidden=8", "--data=stripes"]
+    named = ["--client=smooth:smoothing=0.2", "--model=shallow:hidden=8", "--data=stripes"]
     where = f"--output-dir={tmp_path / 'runs'}"
     for power in (1, 2, 3):
         given = [f"--strategy=loss-power:power={power}", f"--set=run-name=power-{power}"]
@@ -196,7 +196,7 @@ def test_all_four_parts_run_are_listed_reported_and_resumed(
     assert "power = 2" in (runs[1].path / "config.toml").read_text()
 
     listed = call("list")
-    for words in ("loss-power", "smooth", "mlp", "stripes", "my-method 1.2", "power=1.0",
+    for words in ("loss-power", "smooth", "shallow", "stripes", "my-method 1.2", "power=1.0",
                   "hidden=32", "Stripes of three widths"):  # fmt: skip
         assert words in listed
 
@@ -277,9 +277,17 @@ def test_a_strategy_that_cannot_be_had_is_explained(
         ("strategy.name", "los-power", "Did you mean 'loss-power'"),
         ("client.name", "my_method.strategy:LossPower", r"is no client: .*fairflower.clients.Tr"),
         ("model.name", "my_method.training:Smooth", "is no model: .*or a function that makes one"),
-        ("data.name", "my_method.training:MLP", "is no data set"),
-        ("model.name", "mlp:hiden=3", "Unknown argument of mlp 'hiden'. Did you mean 'hidden'"),
-        ("model.name", "mlp:hidden=0", "model.name = 'mlp': hidden = 0: expected a number from 1"),
+        ("data.name", "my_method.training:Shallow", "is no data set"),
+        (
+            "model.name",
+            "shallow:hiden=3",
+            "Unknown argument of shallow 'hiden'. Did you mean 'hidden'",
+        ),
+        (
+            "model.name",
+            "shallow:hidden=0",
+            "model.name = 'shallow': hidden = 0: expected a number from 1",
+        ),
         ("model.name", "cnn:hidden=3", "hidden: cnn has no arguments of its own"),
         ("data.name", "stripes:noise=3", "noise: stripes has no arguments of its own"),
         ("client.name", "smoothe", "Did you mean 'smooth'"),

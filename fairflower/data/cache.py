@@ -221,12 +221,12 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
     if empty:
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
         logger.warning(
-            "%s: of %d classes %s has no image.%s",
+            "%s: of %d classes %s has no example.%s",
             *(data_set.config.name, num_classes, shortened(empty), remedy),
         )
     if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
         logger.warning(
-            "%s: there are test images of class %s, but none to train on.",
+            "%s: there are test examples of class %s, but none to train on.",
             *(data_set.config.name, shortened(unlearnt)),
         )
 
@@ -262,7 +262,7 @@ def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints
         kept = order[: config.test_examples or None]
         if len(kept) < len(part.sizes):
             raise DataError(
-                f"Domain {part.name!r} has {len(kept)} test images for {len(part.sizes)} "
+                f"Domain {part.name!r} has {len(kept)} test examples for {len(part.sizes)} "
                 "clients. Lower data.clients-per-domain or raise data.test-examples."
             )
         rows[part.name] = np.array_split(kept, len(part.sizes))

@@ -80,15 +80,15 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         needed = sum(sizes)
         if len(sizes) > len(own):
             raise DataError(
-                f"Domain {domain!r} has {len(own)} training images for {len(sizes)} clients. "
+                f"Domain {domain!r} has {len(own)} training examples for {len(sizes)} clients. "
                 "Lower data.clients-per-domain."
             )
         if not (sizes and min(sizes) > 0 and needed <= len(own)):
             low, high = min(sizes, default=0), max(sizes, default=0)
             each = f"{low}" if low == high else f"{low} to {high}"
             raise DataError(
-                f"Domain {domain!r} has {len(own)} training images, but "
-                f"{len(sizes)} clients x {each} images = {needed} were asked "
+                f"Domain {domain!r} has {len(own)} training examples, but "
+                f"{len(sizes)} clients x {each} examples = {needed} were asked "
                 "for. Change data.clients-per-domain, data.fraction or "
                 "data.examples-per-client."
             )
@@ -100,7 +100,7 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
             if min(sizes) < kinds:
                 raise DataError(
                     f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
-                    f"{min(sizes)} images each were asked for. Raise data.fraction or "
+                    f"{min(sizes)} examples each were asked for. Raise data.fraction or "
                     "data.examples-per-client."
                 )
             order = with_every_value(order, values, sizes, rng)
@@ -125,7 +125,7 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
             except ValueError as error:
                 raise DataError(
                     f"No Dirichlet partition with data.dirichlet-alpha = {self._alpha:g} gives "
-                    f"each of {len(sizes)} clients two of the {len(pool)} training images of "
+                    f"each of {len(sizes)} clients two of the {len(pool)} training examples of "
                     f"domain {domain!r}. Raise it, or lower data.clients-per-domain."
                 ) from error
         return [np.asarray(share["row"][:], np.int64) for share in shares]

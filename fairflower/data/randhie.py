@@ -91,7 +91,7 @@ class RandHIE(FeatureSet):
     num_classes: ClassVar[int] = 2
     feature_names = (*COLUMNS.values(), "female child")
     mean = (
-        *(2.389, 0.2587, 4.707, 4.042, 0.1176, 11.17, 8.698),
+        *(2.389, 0.2587, 4.707, 4.042, 0.1177, 11.17, 8.698),
         *(1.248, 11.97, 25.67, 0.5162, 0.4018, 0.1918),
     )
     std = (

@@ -85,5 +85,5 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
             )
         raise DataError(
             f"data.validation-fraction = {share:g}: client {client} ({name}) has {images} training "
-            f"images of {classes} classes, of which one each has to stay in training. {remedy}"
+            f"examples of {classes} classes, of which one each has to stay in training. {remedy}"
         )

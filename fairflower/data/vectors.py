@@ -73,5 +73,5 @@ class TokenSet(DataSet):
 
 
 def _wrong(data_set: DataSet, domain: str, split: str, found: str, expected: str) -> DataError:
-    where = f"{data_set.config.name}: {domain}: {split}: {data_set.kind}"
+    where = f"{type(data_set).__name__}: {domain}: {split}: {data_set.kind}"
     return DataError(f"{where}: found {found}; expected {expected}.")

@@ -10,6 +10,7 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.data import DataError, DataSet
+from fairflower.data.federation import Ints
 
 
 def check_data(
@@ -39,7 +40,7 @@ def check_data(
         f"{name}: two of the same files have different fingerprints."
     )
     for scale in (one.mean, one.std) if one.kind == "features" else ():
-        count = one.examples(one.domains[0], "train", np.array([0])).shape[1]
+        count = _examples(one, one.domains[0], "train", np.array([0])).shape[1]
         assert len(scale) in (0, count), f"{name}: {count} features, {len(scale)} in mean or std."
     if one.classes:
         assert one.num_classes in (None, len(one.classes)), (
@@ -64,10 +65,7 @@ def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
     )
 
     rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
-    try:
-        x = one.examples(domain, split, rows)
-    except DataError as error:  # features and token ids are checked where they are read
-        raise AssertionError(str(error)) from error
+    x = _examples(one, domain, split, rows)
     fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
     assert fits or one.kind != "images", (
         f"{words}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
@@ -78,3 +76,11 @@ def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
         assert np.array_equal(alone, x[k]), (
             f"{words}: {one.kind} of row {row} differ from call to call, or by the rows beside it."
         )
+
+
+def _examples(data_set: DataSet, domain: str, split: str, rows: Ints) -> Any:
+    """What a set gives; of features and token ids it checks itself what they are."""
+    try:
+        return data_set.examples(domain, split, rows)
+    except DataError as error:
+        raise AssertionError(str(error)) from error

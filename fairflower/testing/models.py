@@ -37,6 +37,11 @@ def check_model(
         With what is broken, and what to do.
     """
     name = getattr(made_by, "__name__", str(made_by))
+    kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
+    assert kind in kinds, (
+        f"{name}: tried on {kind}, and it takes {' or '.join(kinds)}. Give it kinds = ({kind!r},), "
+        "or `check_model` another shape."
+    )
 
     def make(seed: int) -> Classifier:
         with torch.random.fork_rng(devices=[]):
@@ -46,11 +51,6 @@ def check_model(
     model, again, other = make(0), make(0), make(1)
     assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."
     assert isinstance(model.head, nn.Linear), f"{name}: its head has to be a torch.nn.Linear."
-    kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
-    assert kind in kinds, (
-        f"{name}: tried on {kind}, and it takes {' or '.join(kinds)}. Give it kinds = ({kind!r},), "
-        "or `check_model` another shape."
-    )
     draws = torch.Generator().manual_seed(0)
     if kind == "tokens":
         x = torch.randint(shape[0], (_BATCH, shape[1]), generator=draws)

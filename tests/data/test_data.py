@@ -283,14 +283,17 @@ def test_sizes_follow_the_config(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fraction": 0.6}, r"'a' has 40 training images, but 2 clients x 24 images = 48"),
-        ({"examples_per_client": 11}, r"'b' has 20 training images, but 2 clients x 11 .* 22"),
+        ({"fraction": 0.6}, r"'a' has 40 training examples, but 2 clients x 24 examples = 48"),
+        ({"examples_per_client": 11}, r"'b' has 20 training examples, but 2 clients x 11 .* 22"),
         (
             {"clients_per_domain": 21},
-            r"'b' has 20 training images for 21 clients. Lower data.clients-per-",
+            r"'b' has 20 training examples for 21 clients. Lower data.clients-per-",
         ),
         ({"fraction": 0.001}, r"x 0 images = 0 were asked for. Change data.clients-per-domain"),
-        ({"test_examples": 1}, r"'a' has 1 test images for 2 clients. Lower .* data.test-examples"),
+        (
+            {"test_examples": 1},
+            r"'a' has 1 test examples for 2 clients. Lower .* data.test-examples",
+        ),
         ({"domains": "a,c"}, r"data.domains = 'a,c': Unknown domain 'c'"),
         ({"domains": "a,a"}, r"names a domain twice"),
     ],

@@ -203,7 +203,9 @@ def test_digits_fraction_is_of_the_published_size(tmp_path: Path) -> None:
     federation = prepare(all_digits(tmp_path, domains="usps"))
     assert [client.num_examples for client in federation.clients] == [72, 72]
     np.savez(tmp_path / "usps.npz", **arrays(train=143))
-    with pytest.raises(DataError, match=r"'usps' has 143 training .* 2 clients x 72 images = 144"):
+    with pytest.raises(
+        DataError, match=r"'usps' has 143 training .* 2 clients x 72 examples = 144"
+    ):
         prepare(all_digits(tmp_path, domains="usps"))
 
 

@@ -358,9 +358,9 @@ def test_unequal_domains_keep_their_clients_and_test_sets(five: DataConfig) -> N
     [
         ({"domains": "a"}, "imbalance-factor = 5: it is between domains, and there is one"),
         ({"corrupted_clients": 1}, "imbalance-factor and data.corrupted-clients are both set"),
-        ({"examples_per_client": 700}, r"'a' has 3000 training images, but 5 clients x 265 to"),
-        ({"examples_per_client": 1}, r"clients x 0 to 1 images = .* were asked for"),
-        ({"test_examples": 2}, r"'a' has 2 test images for 5 clients"),
+        ({"examples_per_client": 700}, r"'a' has 3000 training examples, but 5 clients x 265 to"),
+        ({"examples_per_client": 1}, r"clients x 0 to 1 examples = .* were asked for"),
+        ({"test_examples": 2}, r"'a' has 2 test examples for 5 clients"),
     ],
 )
 def test_impossible_imbalance_is_explained(

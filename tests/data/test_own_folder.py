@@ -288,9 +288,9 @@ def npz(root: Path, train: list[int], test: list[int]) -> DataConfig:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([1, 2, 3], [1, 2, 3], "npz: of 4 classes ['0'] has no image. Number labels from 0"),
+        ([1, 2, 3], [1, 2, 3], "npz: of 4 classes ['0'] has no example. Number labels from 0"),
         ([0, 1, 3], [0], "of 4 classes ['2'] has no image"),
-        ([0, 1], [0, 2], "there are test images of class ['2'], but none to train on"),
+        ([0, 1], [0, 2], "there are test examples of class ['2'], but none to train on"),
         ([0, 1, 2], [0, 1], ""),
     ],
 )

@@ -270,7 +270,7 @@ def test_the_installed_command_runs_and_reports(foreign: Path, tmp_path: Path):
 # --- a package with a strategy, a client, a model and a data set of its own ------------------
 
 RULE = "loss-power:power=2.0"
-PARTS = ["--model=mlp:hidden=16", "--data=stripes"]
+PARTS = ["--model=shallow:hidden=16", "--data=stripes"]
 SHORT = [*PARTS, "--rounds=1", "--epochs=1", "--set=data.clients-per-domain=1"]
 
 

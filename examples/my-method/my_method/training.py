@@ -20,7 +20,7 @@ class Smooth(Trainer):
         return F.cross_entropy(self.model(x), y, label_smoothing=self.smoothing)
 
 
-class MLP(Classifier):
+class Shallow(Classifier):
     """One hidden layer."""
 
     def __init__(self, classes, shape, *, hidden: Annotated[int, Range(1)] = 32):

@@ -1,6 +1,6 @@
 from my_method.data import Stripes
 from my_method.strategy import LossPower
-from my_method.training import MLP, Smooth
+from my_method.training import Shallow, Smooth
 
 from fairflower.testing import check_data, check_model, check_strategy, check_trainer
 
@@ -8,5 +8,5 @@ from fairflower.testing import check_data, check_model, check_strategy, check_tr
 def test_my_method():
     check_strategy(LossPower, power=2.0)
     check_trainer(Smooth, smoothing=0.2)
-    check_model(MLP, hidden=8)
+    check_model(Shallow, hidden=8)
     check_data(Stripes)

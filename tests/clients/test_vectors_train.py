@@ -1,0 +1,142 @@
+"""Every strategy and every client on features and on token ids: it trains, or says that it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toys import SETTINGS, exchanges, federate
+from vectors import MODELS, data
+
+from fairflower.clients import Trainer
+from fairflower.config import RunConfig
+from fairflower.errors import ConfigError
+from fairflower.registry import CLIENTS, STRATEGIES
+from fairflower.strategies import Uniform
+from fairflower.testing import check_model
+from fairflower.training.build import build_trainer
+
+kinds = pytest.mark.parametrize("kind", MODELS)
+RUN = {"features": "randhie", "tokens": "vectors:Texts"}
+
+#: Those that say no, and why.
+REFUSE = {
+    "harmofl": "HarmoFL trains on images, and the data are",
+    "fedmix": "FedMix trains on images, and the data are",
+    "fedgc": "FedGC trains prompt-vit-tiny or|trains a PromptViT's GC-Net",
+}
+
+
+def trainer(name: str, kind: str, client: int) -> Trainer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MODELS[kind]()
+    return build_trainer(name, model, data(kind, client), SETTINGS, client_id=client, seed=0)
+
+
+@kinds
+@pytest.mark.parametrize("name", CLIENTS)
+def test_every_client_trains_on_them_or_refuses_by_name(name: str, kind: str) -> None:
+    if name in REFUSE:
+        with pytest.raises(ConfigError, match=REFUSE[name]):
+            trainer(name, kind, 0)
+        with pytest.raises(ConfigError, match=REFUSE[name]):
+            RunConfig.from_flat({"data.name": RUN[kind], "client.name": name})
+        return
+    RunConfig.from_flat({"data.name": RUN[kind], "client.name": name})
+    start = trainer(name, kind, 0).send()
+    rule = Uniform(exchanges=exchanges(name))
+    model, _ = federate(rule, lambda client: trainer(name, kind, client), 3, 2, start)
+    assert rule.dropped == {}
+    assert any(not np.array_equal(model[key], start[key]) for key in start)
+    assert all(np.isfinite(array).all() for array in model.values())
+
+
+@kinds
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_merges_models_of_them(name: str, kind: str) -> None:
+    rule = STRATEGIES[name]()
+    start = trainer("sgd", kind, 0).send()
+    model, _ = federate(rule, lambda client: trainer("sgd", kind, client), 3, 2, start)
+    assert rule.dropped == {}
+    assert any(not np.array_equal(model[key], start[key]) for key in start)
+    assert all(np.isfinite(array).all() for array in model.values())
+
+
+@kinds
+def test_what_training_says_of_them_is_the_loss_and_accuracy_by_hand(kind: str) -> None:
+    one = trainer("sgd", kind, 0)
+    x, y = one.data.test
+    scaled = torch.tensor(x if kind == "tokens" else (x - 0.5) / np.float32(2))
+    logits = one.model(scaled).detach().double()
+    loss = -logits.log_softmax(1)[torch.arange(len(y)), torch.tensor(y)].mean()
+    right = (logits.argmax(1).numpy() == y).mean()
+    found = one.test()
+    assert found["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(right)
+
+
+def test_the_models_keep_what_is_checked_of_any() -> None:
+    from fairflower.models.embedding_bag import EmbeddingBag
+    from fairflower.models.perceptron import MLP
+
+    check_model(MLP, (7,))
+    check_model(MLP, (3, 8, 8), hidden=5)
+    check_model(EmbeddingBag, (30, 6))
+    with pytest.raises(AssertionError, match="tried on images, and it takes tokens"):
+        check_model(EmbeddingBag)
+
+
+def test_a_bag_knows_no_order_and_no_filling() -> None:
+    bag = MODELS["tokens"]()
+    x = torch.tensor([[3, 5, 9, 0, 0], [9, 3, 5, 0, 0], [3, 5, 9, 3, 5], [0, 0, 0, 0, 0]])
+    found = bag.features(x)
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], bag.tokens.weight[[3, 5, 9]].mean(0))
+    assert not torch.allclose(found[0], found[2])
+    assert not found[3].any()
+
+
+# --- what goes with what --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data_name", "model"),
+    [("uci-digits", "cnn"), ("randhie:groups=site", "mlp"), ("vectors:Texts", "embedding-bag")],
+)
+def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model: str) -> None:
+    assert RunConfig.from_flat({"data.name": data_name}).model.name == model
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"model.name": "cnn"},
+            "model.name = 'cnn': it takes images, and the data are features. Set it to mlp ",
+        ),
+        ({"model.name": "resnet18"}, "'resnet18': it takes images"),
+        ({"model.name": "embedding-bag"}, "'embedding-bag': it takes tokens"),
+        (
+            {"model.name": "toys:net"},
+            r"'toys:net': it takes images, .*\(--model mlp\), or give toys:net kinds = \('features'",
+        ),
+        ({"model.name": "mlp", "data.name": "vectors:Texts"}, "to embedding-bag"),
+        ({"model.name": "embedding-bag", "data.name": "uci-digits"}, "Set it to cnn"),
+        (
+            {"data.image-size": 8},
+            "data.image-size = 8: it is for images, and data.name = 'randhie' has features",
+        ),
+        ({"data.corrupted-clients": 1}, "data.corrupted-clients = 1: it is for images"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_what_does(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({"data.name": "randhie"} | settings)
+
+
+def test_images_of_an_mlp_are_in_a_row() -> None:
+    config = RunConfig.from_flat({"model.name": "mlp:hidden=8"})
+    assert config.data.name == "uci-digits"

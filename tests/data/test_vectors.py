@@ -1,0 +1,342 @@
+"""Features and token ids: prepared, divided, dealt and shown as images are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from vectors import Plain, Table, Texts
+
+from fairflower.config import DataConfig
+from fairflower.data import DataSet, FeatureSet, Federation, TokenSet, prepare
+from fairflower.data.randhie import RandHIE, _table
+from fairflower.data.show import examples_table, table
+from fairflower.data.sites import as_in, fits, open_site, unite
+from fairflower.errors import DataError
+from fairflower.registry import KINDS
+from fairflower.testing import check_data
+from fairflower.training.batches import examples_of
+
+TABLE = DataConfig(name="vectors:Table", clients_per_domain=2)
+TEXTS = DataConfig(name="vectors:Texts", clients_per_domain=2)
+
+
+def rows(federation: Federation, split: str = "train") -> list[list[int]]:
+    """Which rows of `Table` or `Texts` each client holds."""
+    found = []
+    for client in federation.clients:
+        x = federation.train(client.client_id).x
+        if split != "train":
+            x = federation.client_test(client.client_id, split).x
+        first = x[:, 0].astype(int) % 1000
+        found.append((first // 10 if federation.kind == "features" else first - 1).tolist())
+    return found
+
+
+# --- a federation of them -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "shape", "dtype"),
+    [(TABLE, "features", (3,), np.float32), (TEXTS, "tokens", (41, 5), np.int64)],
+)
+def test_every_row_is_some_clients_and_as_the_set_gave_it(
+    config: DataConfig, kind: str, shape: tuple[int, ...], dtype: type
+) -> None:
+    federation = prepare(config)
+    assert (federation.kind, federation.shape, federation.domains) == (kind, shape, ("a", "b"))
+    for domain in (0, 2):
+        held = rows(federation)[domain : domain + 2]
+        assert sorted(held[0] + held[1]) == list(range(40))
+        assert len(held[0]) == len(held[1])
+    for client in federation.clients:
+        x, y = federation.train(client.client_id)
+        assert x.dtype == dtype
+        assert np.array_equal(y % 4, np.array(rows(federation)[client.client_id]) % 4)
+
+
+@pytest.mark.parametrize("config", [TABLE, TEXTS])
+def test_they_are_divided_by_the_settings_of_images(config: DataConfig) -> None:
+    few = prepare(replace(config, examples_per_client=7, test_examples=6))
+    assert [client.num_examples for client in few.clients] == [7] * 4
+    assert few.test_sizes == (6, 6)
+    shifted = prepare(replace(config, dirichlet_alpha=0.3))
+    assert len({client.class_counts for client in shifted.clients}) > 1
+    kept = prepare(replace(config, validation_fraction=0.25))
+    for train, out in zip(rows(kept), rows(kept, "validation"), strict=True):
+        assert (len(train), len(out)) == (15, 5)
+        assert not set(train) & set(out)
+    unequal = prepare(replace(config, imbalance_factor=2))
+    assert [client.domain for client in unequal.clients] == ["a"] * 2 + ["b"]
+
+
+def test_features_of_no_declared_scale_are_used_as_they_are() -> None:
+    federation = prepare(replace(TABLE, name="test_vectors:Bare"))
+    assert federation.mean == (0.0,) * 3
+    x, y = next(examples_of(federation.train(0), federation.mean, federation.std).eval_batches(50))
+    assert np.array_equal(x.numpy(), federation.train(0).x)
+    assert np.array_equal(y.numpy(), federation.train(0).y)
+
+
+class Bare(Table):
+    mean = std = ()
+
+
+def test_a_declared_scale_is_what_batches_are_divided_by() -> None:
+    federation = prepare(TABLE)
+    split = federation.train(0)
+    dealt = examples_of(split, federation.mean, federation.std)
+    (x, _), *_ = dealt.eval_batches(50)
+    wanted = (split.x - np.array([100, 101, 0])) / np.array([10, 1, 1])
+    np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6)
+    batches = [x for x, _ in dealt.epoch_batches(8, torch.Generator().manual_seed(0))]
+    assert [len(x) for x in batches] == [8, 8, 4]
+    drawn = torch.cat(batches)
+    assert not torch.equal(drawn, x)
+    assert torch.equal(drawn.sort(0).values, x.sort(0).values)
+
+
+def test_token_ids_are_dealt_as_they_are() -> None:
+    federation = prepare(TEXTS)
+    split = federation.train(1)
+    (x, _), *_ = examples_of(split, (), ()).eval_batches(50)
+    assert x.dtype == torch.int64
+    assert np.array_equal(x.numpy(), split.x)
+
+
+@pytest.mark.parametrize("config", [TABLE, TEXTS])
+def test_what_describes_them_is_read_back_and_checked(config: DataConfig) -> None:
+    federation = prepare(config)
+    again = Federation.from_json(federation.to_json(), federation.folder)
+    again.check()
+    assert again == federation
+    wrong: list[dict[str, Any]] = [
+        {"shape": ()},
+        {"shape": (1, 2, 3, 4)},
+        {"mean": (1.0,) * 9},
+        {"augment": replace(federation.augment, crop_padding=1)},
+    ]
+    for change in wrong:
+        with pytest.raises(DataError):
+            replace(federation, **change).check()
+
+
+def test_images_are_described_as_before() -> None:
+    federation = prepare(DataConfig(name="uci-digits"))
+    assert federation.kind == "images"
+    assert set(json.loads(federation.to_json())) == {
+        *("name", "domains", "sources", "num_classes", "shape", "mean", "std", "augment"),
+        *("test_sizes", "clients", "auc", "classes", "fingerprint"),
+    }
+
+
+# --- what a set has to keep -----------------------------------------------------------------
+
+
+def test_tables_and_texts_keep_what_is_checked_of_any() -> None:
+    for kind in (Table, Bare, Texts):
+        check_data(kind)
+
+
+class Missing(Table):
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return np.where(rows[:, None] == 0, np.nan, 1).astype(np.float32)
+
+
+class Doubled(Table):
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return super().features(domain, split, rows).astype(np.float64)
+
+
+class Unscaled(Table):
+    mean = (0.0,)
+
+
+class Beyond(Texts):
+    vocabulary = 40
+
+
+class Words(Texts):
+    def tokens(self, domain: str, split: str, rows: Any) -> Any:
+        return np.full((len(rows), 2), "word")
+
+
+class Growing(Table):
+    mean = std = ()
+
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return np.zeros((len(rows), 3 + (domain == "b")), np.float32)
+
+
+class Nothing(Plain, DataSet):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Missing, "a: train: features: found numbers that are not finite; expected missing ones"),
+        (Doubled, r"a: train: features: found float64 \[\d+, 3\]; expected float32 \[N, D\]"),
+        (Unscaled, "features, .* in mean or std|3 channels or features, but 1 means"),
+        (
+            Beyond,
+            "a: train: tokens: found 1 to 40; expected 0 to vocabulary - 1 = 39|found 0 to 40",
+        ),
+        (Words, "expected whole numbers"),
+    ],
+)
+def test_a_set_that_breaks_a_rule_is_told_so(kind: type[Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_data(kind)
+    with pytest.raises(DataError, match=message):
+        prepare(replace(TABLE, name=f"test_vectors:{kind.__name__}"))
+
+
+def test_domains_have_the_same_features() -> None:
+    with pytest.raises(DataError, match=r"differ in their number of features \(a 3, b 4\)"):
+        prepare(replace(TABLE, name="test_vectors:Growing"))
+
+
+def test_a_set_of_nothing_is_told_what_to_define() -> None:
+    with pytest.raises(NotImplementedError, match=r"Nothing\.images.*FeatureSet or TokenSet"):
+        prepare(replace(TABLE, name="test_vectors:Nothing"))
+
+
+# --- sites ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [TABLE, TEXTS])
+def test_sites_with_tables_of_their_own_are_one_federation(config: DataConfig) -> None:
+    sites = [open_site(config, domain) for domain in ("a", "b")]
+    whole = unite(sites)
+    assert whole.shape == sites[0].shape
+    for site in sites:
+        assert fits(site, whole)
+        x, y = as_in(whole, site, site.train(0))
+        assert np.array_equal(x, site.train(0).x)
+        assert np.array_equal(y, site.train(0).y)
+
+
+def test_sites_whose_features_differ_are_refused() -> None:
+    one, other = open_site(TABLE, "a"), replace(open_site(TABLE, "b"), shape=(4,))
+    with pytest.raises(DataError, match=r"sites' features differ in size \(a 3, b 4\). Give all"):
+        unite([one, other])
+    assert not fits(one, other)
+    with pytest.raises(DataError, match="differ in size"):
+        unite([one, open_site(TEXTS, "b")])
+
+
+# --- shown ----------------------------------------------------------------------------------
+
+
+def shown(federation: Federation, names: tuple[str, ...] = ()) -> str:
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(table(federation), examples_table(federation, names))
+    return captured.get()
+
+
+def test_features_are_shown_by_their_means() -> None:
+    said = shown(prepare(TABLE), Table.feature_names)
+    (line,) = (line for line in said.splitlines() if "tens and one" in line)
+    # Rows 0 to 39: the mean of 10 n + 1, and of b a thousand more.
+    assert line.split()[3:] == ["196", "±115", "1.2e+03", "±115"]
+    assert "feature 2" in shown(prepare(TABLE))
+
+
+def test_texts_are_shown_by_their_length() -> None:
+    lines = [line.split() for line in shown(prepare(TEXTS)).splitlines()]
+    assert ["tokens", "in", "a", "text", "3", "±0", "3", "±0"] in lines
+    assert ["different", "ones,", "of", "40", "40", "40"] in lines
+
+
+# --- the embedded table ---------------------------------------------------------------------
+
+SITES = DataConfig(name="randhie:groups=site:visits=1")
+
+
+def test_the_embedded_table_keeps_what_is_checked_of_any() -> None:
+    check_data(RandHIE)
+    check_data(RandHIE, SITES, groups="site", visits=1)
+
+
+def test_the_embedded_table_is_the_studys() -> None:
+    """Its means before they were rounded, in statsmodels 0.15.0."""
+    wanted = {
+        "mdvis": 2.860426,
+        "logc": 2.383341,
+        "idp": 0.259980,
+        "lpi": 4.707894,
+        "physlm": 0.123500,
+        "disea": 11.244492,
+        "linc": 8.708265,
+        "num": 1.248156,
+        "educdec": 11.966805,
+        "xage": 25.722328,
+        "female": 0.517038,
+        "child": 0.401337,
+        "fchild": 0.193710,
+    }
+    found = _table()
+    assert {len(column) for column in found.values()} == {20190}
+    for name, mean in wanted.items():
+        assert found[name].mean() == pytest.approx(mean, rel=2e-4), name
+    shares = [(found["health"] == number).mean() for number in (1, 2, 3)]
+    assert shares == pytest.approx([0.362, 0.077, 0.015], abs=5e-4)
+
+
+@pytest.mark.parametrize("config", [DataConfig(name="randhie"), SITES], ids=["health", "site"])
+def test_nobody_of_the_embedded_table_is_on_both_sides(config: DataConfig) -> None:
+    data_set = RandHIE(config, **({"groups": "site", "visits": 1} if config == SITES else {}))
+    person = _table()["person"]
+    seen = []
+    for domain in data_set.domains:
+        train, test = (data_set._rows(domain, split) for split in ("train", "test"))
+        assert not set(person[train]) & set(person[test])
+        seen += [*train, *test]
+    assert sorted(seen) == list(range(20190))
+
+
+def test_what_is_said_of_the_embedded_table_is_so() -> None:
+    federation = prepare(DataConfig(name="randhie", clients_per_domain=1))
+    assert [client.num_examples for client in federation.clients] == [8807, 5838, 1242, 236]
+    assert federation.test_sizes == (2212, 1471, 318, 66)
+    x = np.concatenate([federation.train(k).x for k in range(4)]).astype(np.float64)
+    np.testing.assert_allclose(federation.mean, x.mean(0), rtol=1e-3)
+    np.testing.assert_allclose(federation.std, x.std(0), rtol=1e-3)
+    poor = federation.test("poor").y.sum() + federation.train(3).y.sum()
+    assert poor / 302 == pytest.approx(0.65, abs=0.005)
+
+
+def test_the_embedded_table_is_what_the_script_makes_of_the_studys(tmp_path: Path) -> None:
+    import embed_randhie
+    import pandas as pd
+
+    columns = {name: [0.0, 1.0, 2.0] for name in embed_randhie.ROUNDED}
+    years = {"zper": [7, 7, 9], "site": [1, 1, 2], "mdvis": [3, 0, 1]}
+    health = {"hlthg": [0, 0, 0], "hlthf": [1, 1, 0], "hlthp": [0, 0, 1]}
+    made = pd.DataFrame({**columns, **years, **health, "educdec": [12.0, None, 9.04]})
+    made.to_csv(tmp_path / "randhie.csv")
+    packed = json.loads(embed_randhie.packed(tmp_path / "randhie.csv"))
+    assert packed["columns"] == json.loads(embed_randhie.OUTPUT.read_text())["columns"]
+    import base64
+    import zlib
+
+    text = zlib.decompress(base64.b85decode(packed["values"])).decode()
+    found = dict(zip(packed["columns"], text.split(";"), strict=True))
+    assert found["person"] == "0,0,1"
+    assert found["health"] == "2,2,3"
+    assert found["educdec"] == "12,12,9"
+
+
+def test_kinds_are_told_by_the_length_of_a_shape() -> None:
+    assert {KINDS[1]: FeatureSet.kind, KINDS[2]: TokenSet.kind} == {
+        "features": "features",
+        "tokens": "tokens",
+    }

@@ -1,0 +1,74 @@
+"""A table and texts so small that every number can be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fairflower.clients import ClientData
+from fairflower.data import FeatureSet, Split, TokenSet
+from fairflower.models.embedding_bag import EmbeddingBag
+from fairflower.models.perceptron import MLP
+from fairflower.testing.federations import CLASSES
+
+SIZES = {"train": 40, "test": 12}
+#: Kind -> a model of four features or words out of twenty.
+MODELS = {"features": lambda: MLP(CLASSES, (4,), hidden=6), "tokens": lambda: words()}
+
+
+def words() -> EmbeddingBag:
+    return EmbeddingBag(CLASSES, (20, 5), width=6)
+
+
+class Plain:
+    """Two domains whose labels count up."""
+
+    num_classes = 4
+
+    def all_domains(self) -> list[str]:
+        return ["a", "b"]
+
+    def labels(self, domain: str, split: str) -> Any:
+        return np.arange(SIZES[split]) % 4
+
+    def fingerprint(self) -> Any:
+        return 1
+
+    def source(self, domain: str) -> str:
+        return "a test"
+
+
+class Table(Plain, FeatureSet):
+    """Feature k of row n is 10 n + k, and a thousand more in b."""
+
+    mean = (100.0, 101.0, 0.0)
+    std = (10.0, 1.0, 1.0)
+    feature_names = ("tens", "tens and one", "tens and two")
+
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        numbers = 10 * rows[:, None] + np.arange(3) + 1000 * (domain == "b")
+        return numbers.astype(np.float32)
+
+
+class Texts(Plain, TokenSet):
+    """Row n says n + 1 three times, and nothing else."""
+
+    vocabulary = 41
+
+    def tokens(self, domain: str, split: str, rows: Any) -> Any:
+        return np.stack([rows + 1] * 3 + [0 * rows] * 2, axis=1)
+
+
+def data(kind: str, client: int = 0) -> ClientData:
+    """A client's features or texts, which tell its four classes."""
+    rng = np.random.default_rng(client)
+
+    def split(n: int) -> Split:
+        y = rng.integers(0, CLASSES, n)
+        if kind == "features":
+            return Split(rng.normal(y[:, None], 0.5, (n, 4)).astype(np.float32), y)
+        return Split(4 * rng.integers(0, 4, (n, 5)) + 1 + y[:, None], y)
+
+    mean, std = ((0.5,) * 4, (2.0,) * 4) if kind == "features" else ((), ())
+    return ClientData(split(12), split(9), mean, std, CLASSES)
