@@ -20,6 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairflower.aggregation import clusters
+from fairflower.config import DataConfig
+from fairflower.data.partition import parts_of
 from fairflower.engines.inline import InlineGrid
 from fairflower.report import read_run
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -177,6 +179,15 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
         assert min(run.accuracy[-1]) > 0.9
     assert "reviews:Focal" in call("sharpness", "out/runs")
+
+
+def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -> None:
+    data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
+    labels = np.arange(100) % 10
+    parts = parts_of(data_set, "cifar10", "train", labels)
+    assert [len(set(labels[part])) for part in parts] == [2] * 5
+    rows = np.concatenate(parts)
+    assert len(rows) == len(set(rows)) > 0
 
 
 def test_the_loss_of_the_page_is_the_papers(programs: Any) -> None:

@@ -233,6 +233,8 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
 
 def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
     """For each group, the rows of each of its clients."""
+    if parts[0].trained_on:
+        return {part.name: list(part.trained_on) for part in parts}
     from datasets import Dataset  # seconds to import, hence only here
 
     from fairflower.data.partition import DomainPartitioner
@@ -258,6 +260,9 @@ def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints
 
     rows = {}
     for part in parts:
+        if part.tested_on:
+            rows[part.name] = list(part.tested_on)
+            continue
         order = draw(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
         kept = order[: config.test_examples or None]
         if len(kept) < len(part.sizes):

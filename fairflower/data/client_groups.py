@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fairflower.config import kebab
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
 from fairflower.errors import DataError
@@ -27,14 +28,18 @@ class Group:
     rows: Ints
     sizes: tuple[int, ...]
     corrupted: bool = False
+    #: Where a partitioner has divided them: the rows of each client, and those to test it on.
+    trained_on: tuple[Ints, ...] = ()
+    tested_on: tuple[Ints, ...] = ()
 
 
 def groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """A group for each domain or, with corrupted clients, a clean and a corrupted one.
 
     With ``data.imbalance-factor`` or ``data.corrupted-clients``, `imbalanced` or
-    `by_quality`. Otherwise every domain has ``data.clients-per-domain`` clients of equal size.
-    ``labels`` are those of every domain's training images.
+    `by_quality`; of a data set with a partitioner, `partitioned`. Otherwise every domain has
+    ``data.clients-per-domain`` clients of equal size. ``labels`` are those of every domain's
+    training examples.
 
     Raises
     ------
@@ -42,6 +47,8 @@ def groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         If the settings leave no clean client, or do not go together.
     """
     config = data_set.config
+    if data_set.partitioner() is not None:
+        return partitioned(data_set, labels)
     if config.imbalance_factor > 1:
         if config.corrupted_clients:
             raise DataError(
@@ -128,6 +135,55 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
         found.append(Group(domain, domain, np.arange(len(values)), sizes))
     return found
+
+
+def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
+    """The parts that the data set's own partitioner makes of each domain.
+
+    ``data.clients-per-domain`` of them, drawn by ``data.seed`` if there are more, of those with two
+    training examples and one to test on.
+
+    Raises
+    ------
+    DataError
+        If there are fewer, or a setting divides otherwise.
+    """
+    from fairflower.data.partition import parts_of
+
+    config = data_set.config
+    for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):
+        _refuse(config.name, key, getattr(config, key))
+    _refuse(config.name, "imbalance_factor", config.imbalance_factor - 1)
+    found = []
+    for domain, values in labels.items():
+        trained_on = parts_of(data_set, domain, "train", values)
+        tested_on: list[Ints] = []
+        usable = [k for k, own in enumerate(trained_on) if len(own) > 1]
+        if data_set.columns(domain, "test"):
+            _refuse(config.name, "test_examples", config.test_examples)
+            tested_on = parts_of(data_set, domain, "test", data_set.labels(domain, "test"))
+            usable = [k for k in usable if k < len(tested_on) and len(tested_on[k])]
+        if len(usable) < config.clients_per_domain:
+            raise DataError(
+                f"Domain {domain!r} comes in {len(usable)} parts with two training examples and a "
+                f"test example, not {config.clients_per_domain}. Lower data.clients-per-domain."
+            )
+        rng = np.random.default_rng(derive_seed(config.seed, domain, "parts"))
+        drawn = sorted(rng.permutation(usable)[: config.clients_per_domain].tolist())
+        own, tested = (tuple(all_[k] for k in drawn if all_) for all_ in (trained_on, tested_on))
+        sizes = tuple(map(len, own))
+        found.append(
+            Group(domain, domain, np.concatenate(own), sizes, trained_on=own, tested_on=tested)
+        )
+    return found
+
+
+def _refuse(name: str, setting: str, value: float) -> None:
+    if value:
+        raise DataError(
+            f"data.{kebab(setting)}: {name} is divided by a partitioner of its own, and not by "
+            "this. Leave it at its default."
+        )
 
 
 def series_ratio(factor: int, domains: int) -> float:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy.typing as npt
+
 from fairflower.config import DataConfig, unknown
 from fairflower.data.federation import Augment, Floats, Ints, Pixels
 from fairflower.data.files import data_folder, logger
@@ -94,6 +96,20 @@ class DataSet(ABC):
     @abstractmethod
     def source(self, domain: str) -> str:
         """Where a domain's examples come from, in words."""
+
+    def partitioner(self) -> Any:
+        """A new partitioner of flwr-datasets, to divide a domain's training examples by.
+
+        It sees them as ``label`` and what `columns` has. None: the ``data.*`` settings divide.
+        """
+        return None
+
+    def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
+        """What a partitioner may go by beside the label, such as the writer, [N] each.
+
+        Where there is something, it divides the test examples, too, and a client gets its own.
+        """
+        return {}
 
     def train_size(self, domain: str, available: int, clients: int) -> int:
         """How many of a domain's ``available`` training images ``clients`` of it share."""

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, Partitioner
 
+from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
+from fairflower.data.files import explained
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
@@ -129,6 +131,24 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
                     f"domain {domain!r}. Raise it, or lower data.clients-per-domain."
                 ) from error
         return [np.asarray(share["row"][:], np.int64) for share in shares]
+
+
+def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
+    """What the data set's own partitioner makes of a domain: the rows of each part.
+
+    Raises
+    ------
+    DataError
+        If it cannot divide these.
+    """
+    partitioner = data_set.partitioner()
+    columns = {"label": labels, **data_set.columns(domain, split)}
+    partitioner.dataset = Dataset.from_dict({**columns, "row": np.arange(len(labels))})
+    kind = type(partitioner).__name__
+    problem = f"{kind} cannot divide the {split} examples of {domain!r} by {', '.join(columns)}"
+    with explained(problem):
+        parts = [partitioner.load_partition(k) for k in range(partitioner.num_partitions)]
+    return [np.asarray(part["row"][:], np.int64) for part in parts]
 
 
 def with_every_value(

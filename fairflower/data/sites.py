@@ -54,6 +54,11 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         raise DataError(unknown("domain", domain, found))
     config = replace(config, domains=domain if domain in found else found[0])
     data_set = make_data_set(config)
+    if data_set.partitioner() is not None:
+        raise DataError(
+            f"data.name = {config.name!r} is divided by a partitioner, and a site has data of its "
+            "own. Choose another data set, such as images or npz."
+        )
     limited = data_set.fraction is not None or data_set.domain_size is not None
     if limited and not config.examples_per_client:
         available = len(data_set.labels(data_set.domains[0], "train"))

@@ -168,6 +168,8 @@ DATA_SETS = Described(
             "medical:RSNAICH",
             "RSNA intracranial haemorrhage from a folder: five kinds, one domain (FedISM)",
         ),
+        "cifar10": ("hub:CIFAR10", "CIFAR-10, one domain: clients of equal or Dirichlet shares"),
+        "femnist": ("hub:FEMNIST", "FEMNIST, one domain: a client is a writer"),
         "randhie": (
             "randhie:RandHIE",
             "embedded, features: visits to doctors in the RAND Health Insurance Experiment, by "

@@ -1,4 +1,4 @@
-"""Every strategy and every client on features and on token ids: it trains, or says that it does not."""
+"""Every strategy and every client on features and on token ids: it trains, or says so."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
         ({"model.name": "embedding-bag"}, "'embedding-bag': it takes tokens"),
         (
             {"model.name": "toys:net"},
-            r"'toys:net': it takes images, .*\(--model mlp\), or give toys:net kinds = \('features'",
+            r"it takes images, .*\(--model mlp\), or give toys:net kinds = \('features'",
         ),
         ({"model.name": "mlp", "data.name": "vectors:Texts"}, "to embedding-bag"),
         ({"model.name": "embedding-bag", "data.name": "uci-digits"}, "Set it to cnn"),

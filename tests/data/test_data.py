@@ -289,7 +289,7 @@ def test_sizes_follow_the_config(
             {"clients_per_domain": 21},
             r"'b' has 20 training examples for 21 clients. Lower data.clients-per-",
         ),
-        ({"fraction": 0.001}, r"x 0 images = 0 were asked for. Change data.clients-per-domain"),
+        ({"fraction": 0.001}, r"x 0 examples = 0 were asked for. Change data.clients-per-domain"),
         (
             {"test_examples": 1},
             r"'a' has 1 test examples for 2 clients. Lower .* data.test-examples",

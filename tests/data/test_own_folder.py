@@ -289,7 +289,7 @@ def npz(root: Path, train: list[int], test: list[int]) -> DataConfig:
     ("train", "test", "message"),
     [
         ([1, 2, 3], [1, 2, 3], "npz: of 4 classes ['0'] has no example. Number labels from 0"),
-        ([0, 1, 3], [0], "of 4 classes ['2'] has no image"),
+        ([0, 1, 3], [0], "of 4 classes ['2'] has no example"),
         ([0, 1], [0, 2], "there are test examples of class ['2'], but none to train on"),
         ([0, 1, 2], [0, 1], ""),
     ],
@@ -316,5 +316,5 @@ def test_labels_that_number_no_classes_are_refused(label: int, tmp_path: Path) -
 
 def test_more_clients_than_images_are_refused_in_a_line(tmp_path: Path) -> None:
     config_of_many = config(folder(tmp_path, {"a": "cat dog"}), clients_per_domain=100_000)
-    with pytest.raises(DataError, match=r"'a' has 8 training images for 100000 clients. Lower"):
+    with pytest.raises(DataError, match=r"'a' has 8 training examples for 100000 clients. Lower"):
         prepare(config_of_many)

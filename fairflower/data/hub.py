@@ -1,0 +1,109 @@
+"""Benchmarks of one domain that flwr-datasets divides: by a distribution, or by who made them."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.data.files import HuggingFace
+from fairflower.data.split_files import SplitFiles
+from fairflower.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+
+class CIFAR10(SplitFiles):
+    """CIFAR-10 (A. Krizhevsky 2009), ten kinds of objects in 32x32 pixels, as one domain.
+
+    Its clients have equal shares, or those of flwr-datasets' ``DirichletPartitioner`` with
+    ``data.dirichlet-alpha``. A subclass may name any other as its ``partitioner``
+    (`docs/your-own-parts.md`). Random crops with a padding of 4, and flips.
+    """
+
+    title = "CIFAR-10"
+    domain_names: ClassVar[tuple[str, ...]] = ("cifar10",)
+    hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"cifar10": ("uoft-cs/cifar10", None)}
+    num_classes: ClassVar[int] = 10
+    classes = (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    )
+    image_size: ClassVar[int] = 32
+    channels: ClassVar[int] = 3
+    augment = Augment(crop_padding=4, horizontal_flip=True)
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
+
+    def adapt(self, data: DatasetDict) -> DatasetDict:
+        return _renamed(data, {"img": "image"})
+
+
+class FEMNIST(SplitFiles):
+    """FEMNIST (S. Caldas et al., LEAF, 2018): 62 digits and letters, 28x28, as one domain.
+
+    A client is a writer, by flwr-datasets' ``NaturalIdPartitioner``: ``data.clients-per-domain``
+    of some 3,600 are drawn by ``data.seed``. Every fifth image of a writer, from the first, is for
+    testing, and a client is tested on its own (``evaluate.by = "clients"`` tells each one's). No
+    augmentation; mean and standard deviation 0.5.
+    """
+
+    title = "FEMNIST"
+    domain_names: ClassVar[tuple[str, ...]] = ("femnist",)
+    hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"femnist": ("flwrlabs/femnist", None)}
+    hub_splits = ("train",)
+    num_classes: ClassVar[int] = 62
+    classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+    image_size: ClassVar[int] = 28
+    channels: ClassVar[int] = 1
+
+    def adapt(self, data: DatasetDict) -> DatasetDict:
+        """Train and test of every writer, out of the one split there is."""
+        from datasets import DatasetDict
+
+        data = _renamed(data, {"character": "label"})
+        _, writer = np.unique(self._writers(data, "train"), return_inverse=True)
+        order = np.argsort(writer, kind="stable")
+        first = np.searchsorted(writer[order], writer[order])
+        test = np.empty(len(writer), np.bool_)
+        test[order] = (np.arange(len(writer)) - first) % 5 == 0
+        rows = {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
+        return DatasetDict({split: data["train"].select(own) for split, own in rows.items()})
+
+    def images(self, domain: str, split: str, rows: Ints) -> Pixels:
+        return super().images(domain, split, rows)[..., 0]  # they are grey
+
+    def partitioner(self) -> Any:
+        from flwr_datasets.partitioner import NaturalIdPartitioner
+
+        return NaturalIdPartitioner(partition_by="writer_id")
+
+    def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
+        opened = self._open(domain)
+        if not isinstance(opened, HuggingFace):
+            raise DataError(
+                f"{self.title}: {opened.path} does not say who wrote. Save the Hugging Face data "
+                f"set {self.hub[domain][0]} as {domain} instead, by save_to_disk."
+            )
+        return {"writer_id": self._writers(opened.splits, split)}
+
+    def _writers(self, data: DatasetDict, split: str) -> npt.NDArray[Any]:
+        if split not in data or "writer_id" not in data[split].column_names:
+            raise DataError(
+                f"{self.title}: found {data}; expected the split train with image, writer_id and "
+                f"character, as {self.hub['femnist'][0]} has it."
+            )
+        return np.asarray(data[split]["writer_id"][:])
+
+
+def _renamed(data: DatasetDict, named: Mapping[str, str]) -> DatasetDict:
+    """The same with these columns under other names, where it has them."""
+    for old, new in named.items():
+        if all(old in split.column_names for split in data.values()):
+            data = data.rename_column(old, new)
+    return data
