@@ -286,7 +286,7 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(str(error)) from error
     if not (config.evaluate.test or config.data.validation_fraction):
         raise ConfigError(
-            "evaluate.test = false: there are no validation images to test on instead. Set "
+            "evaluate.test = false: there are no validation examples to test on instead. Set "
             "data.validation-fraction, or remove it."
         )
     if config.data.fraction and config.data.examples_per_client:

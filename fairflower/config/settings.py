@@ -43,16 +43,16 @@ class DataConfig:
     domains: str = setting("", "Comma-separated domains to keep; empty: all of the data set.")
     clients_per_domain: int = setting(5, "Clients in each domain (papers: 5).", min=1)
     fraction: float = setting(
-        0.0, "Share of a domain's training images per client; 0: the data set's own.", max=1
+        0.0, "Share of a domain's training examples per client; 0: the data set's own.", max=1
     )
     examples_per_client: int = setting(
-        0, "Training images per client, instead of a fraction; 0: off."
+        0, "Training examples per client, instead of a fraction; 0: off."
     )
     seed: int = setting(0, "Seed of the partition; nothing else moves it.")
     image_size: int = setting(0, "Side in pixels; 0: the data set's own.", max=1024)
     augment: bool = setting(True, "The data set's training augmentation.")
     test_examples: int = setting(
-        0, "Test images per domain (a fixed random subset); 0: all of them."
+        0, "Test examples per domain (a fixed random subset); 0: all of them."
     )
     dirichlet_alpha: float = setting(
         0.0,
@@ -70,7 +70,7 @@ class DataConfig:
     )
     validation_fraction: float = setting(
         0.0,
-        "Share of every client's training images that is kept out of training, and of tests, to "
+        "Share of every client's training examples that is kept out of training, and of tests, to "
         "choose hyper-parameters by, drawn by data.seed; 0: none.",
         max=1,
     )
@@ -109,7 +109,7 @@ class TrainConfig:
     """Local training, the same for every method."""
 
     local_epochs: int = setting(5, "Passes over a client's data per round.")
-    batch_size: int = setting(64, "Images per step (FedHEAL, Digits: 64).", min=1)
+    batch_size: int = setting(64, "Examples per step (FedHEAL, Digits: 64).", min=1)
     optimizer: str = setting(
         "sgd",
         "sgd, adam (betas .9 and .999) or adamw; a new one every round.",
@@ -195,7 +195,7 @@ class StopConfig:
     patience: int = setting(
         0,
         "Rounds in a row without a lower loss after which a run ends; 0: it makes all. (The loss "
-        "is the mean over domains of that of images for validation, where the server tests on "
+        "is the mean over domains of that of examples for validation, where the server tests on "
         "some; else that of train_loss in history.csv, the mean over the round's examples.)",
     )
     min_delta: float = setting(0.0, "By how much a loss has to be lower to be a lower one.")
@@ -234,10 +234,10 @@ class EvaluateConfig:
         choices=("server", "clients", "both"),
     )
     every: int = setting(1, "Test after every n-th round (and after the last).", min=1)
-    batch_size: int = setting(500, "Images per forward pass.", min=1)
+    batch_size: int = setting(500, "Examples per forward pass.", min=1)
     test: bool = setting(
         True,
-        "Test on the test images; false: on those for validation alone, as trials of "
+        "Test on the test examples; false: on those for validation alone, as trials of "
         "`fairflower tune` do.",
     )
     auc: bool = setting(False, "At the server, the AUC, too; medical data sets always have it.")

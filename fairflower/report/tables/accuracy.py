@@ -74,8 +74,8 @@ def personal_table(comparison: Comparison) -> Table | None:
         return None
     return table(
         f"Accuracy of personal models, {comparison.span()}",
-        "Each client's own model on its own test images in %, the mean of a domain's clients "
-        "by test images. Not comparable with the global model's accuracy on whole domains.",
+        "Each client's own model on its own test examples in %, the mean of a domain's clients "
+        "by test examples. Not comparable with the global model's accuracy on whole domains.",
         columns(comparison.domains, tests=lambda run: run.personal),
         comparable(comparison, methods),
     )

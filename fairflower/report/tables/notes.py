@@ -29,7 +29,7 @@ def tests_line(comparison: Comparison) -> str:
         f"{domain} {size} (one is {100 / size:.2g})"
         for domain, size in zip(comparison.domains, sizes, strict=True)
     )
-    return f"Test images, and what one is worth in points: {', '.join(worth)}."
+    return f"Test examples, and what one is worth in points: {', '.join(worth)}."
 
 
 def model_line(comparison: Comparison) -> str:
@@ -181,13 +181,13 @@ def notes(comparison: Comparison) -> list[str]:
             )
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
         found.append(
-            "With evaluate.test = false, accuracies are on images kept out of training for "
-            "validation, not on test images."
+            "With evaluate.test = false, accuracies are on examples kept out of training for "
+            "validation, not on test examples."
         )
     if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
         found.append(
             "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
-            "accuracies on their own test data, weighted by test images."
+            "accuracies on their own test data, weighted by test examples."
         )
     by_data: dict[object, set[object]] = {}
     for method in comparison.methods:
