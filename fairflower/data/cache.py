@@ -154,17 +154,7 @@ def _divide(
         shares: dict[str, list[Split]] = {}
         for s, source in ((s, SPLITS[s]) for s in rows):
             own = rows[s][part.name]
-            examples = _laid_out(found[s][part.name], shape)
-            if part.corrupted:
-                examples = corrupt(
-                    examples,
-                    np.concatenate(own),
-                    config.corruption,
-                    config.severity,
-                    seed=config.seed,
-                    domain=part.domain,
-                    split=source,
-                )
+            examples = _laid_out(config, part, found[s][part.name], own, source, shape)
             x = np.split(examples, np.cumsum([len(share) for share in own])[:-1])
             y = [labels[source][part.domain][share] for share in own]
             shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
@@ -331,11 +321,29 @@ def _scale(
     return mean, std
 
 
-def _laid_out(found: Pixels | Floats | Ints, shape: tuple[int, ...]) -> Any:
-    """Examples as training uses them, a contiguous array."""
-    if len(shape) == 3:
-        return to_chw(found, shape[0], shape[1:])  # type: ignore[arg-type]
-    return np.ascontiguousarray(found)
+def _laid_out(
+    config: DataConfig,
+    part: Group,
+    found: Any,
+    rows: list[Ints],
+    split: str,
+    shape: tuple[int, ...],
+) -> Any:
+    """A group's examples as training uses them, a contiguous array; images corrupted if it is."""
+    if len(shape) != 3:
+        return np.ascontiguousarray(found)
+    pixels = to_chw(found, shape[0], shape[1:])
+    if not part.corrupted:
+        return pixels
+    return corrupt(
+        pixels,
+        np.concatenate(rows),
+        config.corruption,
+        config.severity,
+        seed=config.seed,
+        domain=part.domain,
+        split=split,
+    )
 
 
 def _source(data_set: DataSet, part: Group, shape: tuple[int, ...]) -> str:

@@ -188,7 +188,9 @@ def test_partitions_of_other_domains_and_without_the_option_stay() -> None:
 def test_fewer_images_than_classes_are_refused() -> None:
     partitioner = DomainPartitioner({"a": [2, 2]}, every_value_of="label")
     partitioner.dataset = Dataset.from_dict({"domain": ["a"] * 6, "label": [0, 1, 2] * 2})
-    with pytest.raises(DataError, match=r"domain 'a' is to hold all 3 classes, but 2 examples each"):
+    with pytest.raises(
+        DataError, match=r"domain 'a' is to hold all 3 classes, but 2 examples each"
+    ):
         partitioner.load_partition(0)
 
 

@@ -40,9 +40,12 @@ def num_parameters(model: nn.Module) -> int:
         ("cnn", (3, 16, 16), 26_266),
         ("prompt-vit-tiny", COLOUR, 133_514),
         ("vpt-vit-tiny", COLOUR, 1_802),
+        ("mlp", (13,), 64 * (13 + 1 + 64 + 1) + 650),
+        ("mlp:hidden=8", COLOUR, 8 * (3072 + 1 + 8 + 1) + 90),
+        ("embedding-bag", (100, 20), 6_400 + 650),
     ],
 )
-def test_number_of_parameters(name: str, shape: tuple[int, int, int], count: int) -> None:
+def test_number_of_parameters(name: str, shape: tuple[int, ...], count: int) -> None:
     assert num_parameters(models.build(name, 10, shape, seed=0)) == count
 
 
@@ -100,7 +103,7 @@ def test_resnet18_is_torchvisions() -> None:
 
 
 #: All but those whose weights are a download; tests/models/test_prompt_vit.py has their own.
-AT_HAND = [name for name in MODELS if not name.endswith("b-16")]
+AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
 
 @pytest.mark.parametrize("name", AT_HAND)
@@ -166,14 +169,16 @@ def test_cnn_takes_images_of_many_sizes(side: int) -> None:
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", AT_HAND)
-def test_the_seed_alone_decides_the_weights(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape"), [*((name, COLOUR) for name in AT_HAND), ("embedding-bag", (9, 4))]
+)
+def test_the_seed_alone_decides_the_weights(name: str, shape: tuple[int, ...]) -> None:
     before = torch.get_rng_state()
-    first = models.build(name, 10, COLOUR, seed=3).state_dict()
+    first = models.build(name, 10, shape, seed=3).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(5)
-    again = models.build(name, 10, COLOUR, seed=3).state_dict()
-    other = models.build(name, 10, COLOUR, seed=4).state_dict()
+    again = models.build(name, 10, shape, seed=3).state_dict()
+    other = models.build(name, 10, shape, seed=4).state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
