@@ -54,14 +54,19 @@ class TokenSet(DataSet):
     """
 
     kind = "tokens"
-    #: How many ids there are, 0 included.
-    vocabulary: ClassVar[int]
+    #: How many ids there are, 0 included: everybody has it before the run, as it shapes the model.
+    vocabulary: ClassVar[int] = 0
 
     @abstractmethod
     def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
         """These rows' token ids, whole numbers [len(rows), L]."""
 
     def examples(self, domain: str, split: str, rows: Ints) -> Ints:
+        if self.vocabulary < 1:
+            raise DataError(
+                f"{type(self).__name__}.vocabulary is missing. Set it to the number of token ids, "
+                "which are 0 to below it."
+            )
         found: Any = np.asarray(self.tokens(domain, split, rows))
         if found.dtype.kind not in "iu" or found.ndim != 2:
             said = f"{found.dtype} {list(found.shape)}"

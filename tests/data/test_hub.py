@@ -10,12 +10,14 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 from PIL import Image as Picture
+from runs import SMALL, run
 
-from fairflower.config import DataConfig
+from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, files, prepare
 from fairflower.data.hub import CIFAR10
 from fairflower.data.sites import open_site
 from fairflower.errors import DataError
+from fairflower.report import read_run
 
 #: Writer -> how many images; of `f3` there are too few.
 WRITERS = {"f0_10": 12, "f1_11": 7, "f2_12": 20, "f3_13": 2}
@@ -196,6 +198,27 @@ def test_a_client_is_a_writer_who_is_tested_on_their_own(config: DataConfig) -> 
         x, y = federation.train(client)
         assert np.array_equal(x[:, 0, 0, 0] // 10 % 3, y)
     assert federation.test_sizes == (3 + 2 + 4,)
+
+
+def test_a_run_over_writers_has_the_accuracy_of_each(config: DataConfig, tmp_path: Path) -> None:
+    flat = {
+        "data.name": "femnist",
+        "data.dir": config.dir,
+        "data.clients-per-domain": 3,
+        "evaluate.by": "clients",
+        "output-dir": str(tmp_path),
+    }
+    found = read_run(
+        run(
+            RunConfig.from_flat(
+                SMALL | flat | {"data.examples-per-client": 0, "data.test-examples": 0}
+            ),
+            nodes=3,
+        )
+    )
+    assert found.by_client.final().shape == (3,)
+    weights = np.array([3, 2, 4]) / 9
+    assert found.final() == pytest.approx([weights @ found.by_client.final()])
 
 
 def test_a_writer_of_too_little_is_no_client(config: DataConfig) -> None:

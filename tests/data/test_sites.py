@@ -83,6 +83,17 @@ def test_sites_with_their_own_folders_end_where_one_folder_divided_among_clients
     assert str(tmp_path / "site") not in json.dumps(of_sites["sources"])
 
 
+@pytest.mark.parametrize("name", ["vectors:Table", "vectors:Texts"])
+def test_sites_with_tables_or_texts_end_where_their_clients_do(name: str, tmp_path: Path) -> None:
+    data = {"data.name": name, "data.clients-per-domain": 1}
+    expected = run(tmp_path, InlineGrid(app, 2), **data)
+    sites = grid([{"domain": "b"}, {"domain": "a"}])  # the server numbers them by domain
+    found = run(tmp_path, sites, **data, **{"evaluate.by": "clients"})
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    assert model == same
+    assert read_run(found).final() == pytest.approx(read_run(expected).final())
+
+
 def image_site(folder: Path, classes: dict[str, int]) -> Path:
     for name, count in classes.items():
         (folder / name).mkdir(parents=True)

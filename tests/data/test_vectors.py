@@ -162,6 +162,10 @@ class Beyond(Texts):
     vocabulary = 40
 
 
+class Unbounded(Texts):
+    vocabulary = 0
+
+
 class Words(Texts):
     def tokens(self, domain: str, split: str, rows: Any) -> Any:
         return np.full((len(rows), 2), "word")
@@ -188,6 +192,7 @@ class Nothing(Plain, DataSet):
             Beyond,
             "a: train: tokens: found 1 to 40; expected 0 to vocabulary - 1 = 39|found 0 to 40",
         ),
+        (Unbounded, r"Unbounded\.vocabulary is missing\. Set it to the number"),
         (Words, "expected whole numbers"),
     ],
 )
