@@ -86,7 +86,11 @@ class DataConfig:
 class ModelConfig:
     """Which network."""
 
-    name: str = setting("cnn", "Model; `fairflower list models` shows all, or module:Class.")
+    name: str = setting(
+        "cnn",
+        "Model; `fairflower list models` shows all, or module:Class. If it is left out, mlp for "
+        "features and embedding-bag for token ids.",
+    )
     weights: str = setting(
         "",
         "Pretrained weights of prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth file, "
