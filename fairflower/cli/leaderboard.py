@@ -40,7 +40,8 @@ def leaderboard(
     Each benchmark is a study as of `fairflower tune`, in a folder of its own below --output-dir,
     and goes on where it was stopped or killed. The best of the rules are tuned and tested
     with other local training, too. Next to FILE, `<name>.csv` gets what came out, and
-    `<name>.md` its tables, conclusions and figures. Other benchmarks in them stay.
+    `<name>.md` its tables, conclusions and figures, as index.html in the folder, where tables can
+    be sorted. Other benchmarks in them stay.
     """
     # Late: Optuna and pandas take a while to import.
     from fairflower.plans.leaderboard import Leaderboard, best_rules
@@ -61,14 +62,14 @@ def leaderboard(
         for one in todo:
             studies[one.name] = [board.rules_on(one, folder)]
             _make(studies[one.name][0], one, at_a_time)
-            _write(file, todo, studies)
+            _write(file, folder, todo, studies)
         if board.clients and len(todo) == len(board.benchmarks):
             best = best_rules([study for (study,) in studies.values()], board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo:
                 studies[one.name].append(board.best_on(one, folder, best))
                 _make(studies[one.name][1], one, at_a_time)
-                _write(file, todo, studies)
+                _write(file, folder, todo, studies)
     finally:
         os.close(held)
 
@@ -80,10 +81,14 @@ def _make(study: Tuning, benchmark: Benchmark, jobs: int | None) -> None:
         execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
 
 
-def _write(file: Path, todo: list[Benchmark], studies: dict[str, list[Tuning]]) -> None:
+def _write(
+    file: Path, folder: Path, todo: list[Benchmark], studies: dict[str, list[Tuning]]
+) -> None:
     """Put what there is into the files."""
     from fairflower.plans.leaderboard import rows
     from fairflower.report.pages import write_board
 
     found = [row for one in todo for study in studies.get(one.name, []) for row in rows(study, one)]
-    say_where("leaderboard", write_board(file, found))
+    page = folder / "index.html"
+    write_board(file, found, page)
+    say_where("leaderboard", page)

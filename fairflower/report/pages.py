@@ -194,7 +194,7 @@ def generated(summary: Path) -> str:
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 
-def write_board(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> None:
     """Write a leaderboard: beside its protocol ``x.toml``, ``x.csv``, ``x.md`` and figures.
 
     Parameters
@@ -202,11 +202,8 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     rows : sequence of mapping
         Of `fairflower.report.leaderboard.COLUMNS`; they take the place of all that the file has
         of their benchmarks.
-
-    Returns
-    -------
-    Path
-        The Markdown file.
+    page : Path
+        Of HTML, for all of it; self-contained, with tables that can be sorted.
     """
     from fairflower.report.figures import leaderboard as figures  # late: so is matplotlib
 
@@ -214,9 +211,13 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     document = file.with_suffix(".md")
     if not document.exists():
         document.write_text(f"# {file.stem.capitalize()}\n", encoding="utf-8")
-    figures.draw(board, file.parent / "figures", f"{file.stem}-")
+    drawn = figures.draw(board, file.parent / "figures", f"{file.stem}-")
     fill(document, file.with_suffix(".csv"))
-    return document
+    template = _templates().get_template("board.html.j2")
+    text = template.render(
+        board=board, sentences=answers(board), figures=drawn, tables=board_tables(board)
+    )
+    page.write_text(text, encoding="utf-8")
 
 
 def _markdown_board(board: Board) -> str:
