@@ -42,13 +42,16 @@ def strategies() -> str:
         rule = strategy()
         unasked = (f"metric `{name}`" for name in rule.reads)
         needs = ", ".join([*(_need(strategy, need) for need in rule.needs), *unasked])
-        told = ", ".join(
+        told = [
             f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
             for argument, keys in strategy.FROM_CONFIG.items()
-        )
+        ]
         if strategy.tell is not FairStrategy.tell:
-            told = "a config for each client (`tell`)"
-        rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", told))
+            told = ["a config for each client (`tell`)"]
+        if strategy.extra:
+            told.append(f"`fairflower[{strategy.extra}]`")
+        server = ", ".join(told)
+        rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", server))
     return _table(("strategy", "class", "a client also sends", "the server also needs"), rows)
 
 

@@ -15,6 +15,8 @@ import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from fairflower.errors import require
+
 if TYPE_CHECKING:
     from fairflower.api import Result, Results, compare, read, run
     from fairflower.errors import StopRun
@@ -30,6 +32,7 @@ except metadata.PackageNotFoundError:  # run from a Flower app bundle, not insta
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("sim", f"fairflower.{name}")
     return getattr(importlib.import_module("fairflower.api"), name)
 
 

@@ -1,6 +1,7 @@
 """What a user is told and can mend, as opposed to defects of fairflower. Imports none of it."""
 
 import errno
+from importlib.util import find_spec
 
 
 class UserError(Exception):
@@ -13,6 +14,10 @@ class ConfigError(UserError, ValueError):
 
 class DataError(UserError, ValueError):
     """Data that cannot be used; the message names the place and the remedy."""
+
+
+class NotInstalled(UserError, ImportError):
+    """A library that an extra brings and that is not there; the message says what to install."""
 
 
 class RoundFailed(UserError, RuntimeError):
@@ -45,6 +50,31 @@ class StopRun(Exception):
 
 class Pruned(Exception):
     """What a callback raises to end its run for good, as clearly behind; says behind what."""
+
+
+#: What is imported of each extra of pyproject.toml.
+EXTRAS = {
+    "solvers": ("cvxpy", "scipy", "sklearn"),
+    "sim": (
+        *("torch", "torchvision", "ray", "flwr_datasets", "datasets", "PIL", "pandas"),
+        *("cvxpy", "scipy", "sklearn", "optuna", "matplotlib", "jinja2"),
+    ),
+}
+
+
+def require(extra: str, what: str) -> None:
+    """Raise ``NotInstalled`` if a library is missing without which there is no ``what``."""
+    missing = [library for library in EXTRAS[extra] if not installed(library)]
+    if missing:
+        names = ", ".join(missing[:3]) + (" and more" if missing[3:] else "")
+        raise NotInstalled(f'{what} needs {names}. Run: pip install "fairflower[{extra}]"')
+
+
+def installed(library: str) -> bool:
+    """Whether a library can be imported; without importing it."""
+    found = find_spec(library)
+    # Without an origin it is a folder of that name in the working directory.
+    return found is not None and found.origin is not None
 
 
 #: OSError: a folder that cannot be written, a full disk; its text names the path.

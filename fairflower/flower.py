@@ -6,12 +6,14 @@ Tested on the oldest and the newest Flower that pyproject.toml admits.
 from __future__ import annotations
 
 import copy
+import hashlib
 import sys
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.server.client_proxy import ClientProxy
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -27,6 +29,29 @@ def identify(run_id: int = 1, node_id: int = 1) -> None:
     except ImportError:  # older Flower leaves the sender to the Grid
         return
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, run_id, node_id
+
+
+def identify_if_nobody_has() -> None:
+    """`identify` where no runtime of Flower's has: ``start_server`` and ``start_simulation``."""
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        _ = TaskIdentity.run_id, TaskIdentity.node_id
+    except ImportError:
+        return
+    except RuntimeError:  # not set
+        identify()
+
+
+def node_of(proxy: ClientProxy) -> int:
+    """The node id of a classic server's client; ``start_server``'s have none, and are given one.
+
+    It is made from the name of the connection, of which there is a new one for every connection.
+    """
+    if not hasattr(proxy, "node_id"):
+        digest = hashlib.sha256(proxy.cid.encode()).digest()
+        proxy.node_id = int.from_bytes(digest[:7], "big")
+    return proxy.node_id
 
 
 def set_message_id(message: Message, message_id: str) -> None:

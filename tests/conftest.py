@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
 # A busy machine is no failure. Every run draws other examples; the nightly one draws most of them.
@@ -20,8 +19,13 @@ settings.register_profile("grid", deadline=None, max_examples=200)
 # Ray, wherever a test imports it, is not to install an environment of its own for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-# The tests' networks are so small that threads cost more than they bring.
-torch.set_num_threads(1)
+try:
+    import torch
+except ModuleNotFoundError:  # a light installation, which tests/deploy/test_light.py makes
+    pass
+else:
+    # The tests' networks are so small that threads cost more than they bring.
+    torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,6 +22,9 @@ class Rule:
     #: Where the rule comes from, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
 
+    #: The extra of fairflower that the rule computes with, ``"solvers"``, or none.
+    extra: ClassVar[str] = ""
+
     #: What clients have to measure besides their model: names of scalars in the
     #: reply's metrics or of ArrayRecords. A subclass (or its constructor) sets it;
     #: the train message's config asks for it under ``measure``.

@@ -22,7 +22,7 @@ from fairflower.aggregation.rule import Diagnostic, Rule
 from fairflower.aggregation.state import Carrier, load, save
 from fairflower.arguments import Declared
 from fairflower.arrays import record_of
-from fairflower.errors import RoundFailed
+from fairflower.errors import RoundFailed, require
 
 #: Looks at a cohort that was merged, and adds to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -89,6 +89,8 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
+        if self.extra:
+            require(self.extra, type(self).__name__)
         buffers = options.pop("buffers", None)
         self.buffers = None if buffers is None else frozenset(buffers)
         self.min_clients = options.pop("min_clients", None)

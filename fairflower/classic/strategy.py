@@ -26,7 +26,7 @@ from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.classic.packing import MEASURED, SHARED, unpack
-from fairflower.flower import set_message_id
+from fairflower.flower import identify_if_nobody_has, node_of, set_message_id
 from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
@@ -231,10 +231,11 @@ def _ask(
     manager: ClientManager,
 ) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
     """The strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
+    identify_if_nobody_has()
     proxies: dict[int, ClientProxy] = {}
 
     def get_node_ids() -> list[int]:
-        present = {proxy.node_id: proxy for proxy in manager.all().values()}
+        present = {node_of(proxy): proxy for proxy in manager.all().values()}
         proxies.update(present)
         return list(present)
 
@@ -257,7 +258,7 @@ def _replies(
     missing = dict(asked)
     replies = []
     for proxy, result in results:
-        message = missing.pop(proxy.node_id)
+        message = missing.pop(node_of(proxy))
         try:
             replies.append(Message(content_of(result), reply_to=message))
         except ValueError as problem:
@@ -266,7 +267,7 @@ def _replies(
     for failure in failures:
         if not isinstance(failure, BaseException):
             proxy, result = failure
-            replies.append(_error(missing.pop(proxy.node_id), result.status.message))
+            replies.append(_error(missing.pop(node_of(proxy)), result.status.message))
     # Flower does not say whose exceptions they are; those who did not answer had them.
     if reason := " | ".join(dict.fromkeys(map(str, exceptions))):
         replies += [_error(message, reason) for message in missing.values()]

@@ -78,7 +78,7 @@ def trial(
     print_report(runs, folder / "report")
 
 
-@friendly_errors()
+@friendly_errors(extra="")
 def certificates(
     hosts: Annotated[list[str], typer.Argument(help="Names and addresses of the server.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder.")] = Path("certificates"),
@@ -91,7 +91,7 @@ def certificates(
         console.print(str(file), soft_wrap=True, highlight=False)
 
 
-@friendly_errors()
+@friendly_errors(extra="")
 def key(
     path: Annotated[Path, typer.Argument(help="The private key; the public one is <path>.pub.")],
 ) -> None:

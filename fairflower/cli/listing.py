@@ -11,14 +11,14 @@ from rich.table import Table
 from fairflower import config as run_config
 from fairflower.arguments import declared
 from fairflower.cli.terminal import console, friendly_errors, table
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, require
 from fairflower.registry.named import origin
 
 _Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
 _Described = type[run_config.DataChoice | run_config.ModelChoice]
 
 
-@friendly_errors()
+@friendly_errors(extra="")
 def list_(
     what: Annotated[
         str, typer.Argument(help="strategies, clients, data, models, settings or all.")
@@ -37,6 +37,8 @@ def list_(
     }
     if what not in {"all", *tables}:
         raise ConfigError(run_config.unknown("list", what, {"all", *tables}))
+    if what not in ("strategies", "data", "models"):
+        require("sim", f"`fairflower list {what}`")
     for name, made in tables.items():
         if what == name or (what == "all" and name != "settings"):
             console.print(made())

@@ -11,16 +11,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairflower.errors import USER_ERRORS, ConfigError, told
+from fairflower.errors import USER_ERRORS, ConfigError, require, told
 
 # Warnings and errors of a run appear between its progress lines, so on one stream.
 console = Console()
 
 
 @contextmanager
-def friendly_errors() -> Iterator[None]:
-    """Say what is wrong instead of showing where it was noticed."""
+def friendly_errors(extra: str = "sim") -> Iterator[None]:
+    """Say what is wrong instead of showing where it was noticed; that ``extra`` is missing, too."""
     try:
+        if extra:
+            require(extra, "This command")
         yield
     except USER_ERRORS as error:
         # File names may hold what no terminal can show.

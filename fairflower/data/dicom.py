@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from fairflower.errors import DataError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the latter two are not in every installation
     from numpy.typing import NDArray
+    from PIL import Image
     from pydicom import Dataset
 
 #: What names of DICOM files end in.
@@ -31,6 +31,8 @@ def read_dicom(path: Path) -> Image.Image:
     DataError
         If pydicom is not installed, or the file has several frames, or colours by a palette.
     """
+    from PIL import Image
+
     try:
         from pydicom import dcmread
         from pydicom.pixels import pixel_array

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.images import eight_bit, resize
 from fairflower.errors import DataError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # not in every installation
     from datasets import Dataset, DatasetDict
 
 logger = logging.getLogger(__name__)
@@ -101,6 +100,8 @@ class HuggingFace:
 
     def images(self, split: str, rows: Ints) -> Pixels:
         """The images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
+        from PIL import Image
+
         pictures = np.empty((len(rows), self.image_size, self.image_size, 3), np.uint8)
         for i, row in enumerate(self._column(split, "image").select(rows)):
             if not isinstance(row["image"], Image.Image):

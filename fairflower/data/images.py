@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from fairflower.data.dicom import SUFFIXES, read_dicom
 from fairflower.data.federation import Pixels
 from fairflower.errors import DataError
 
+if TYPE_CHECKING:  # not in every installation
+    from PIL import Image
+
 
 def open_picture(path: Path) -> Image.Image:
     """An image file, by Pillow, or by pydicom if its name is a DICOM file's."""
+    from PIL import Image
+
     return read_dicom(path) if path.suffix.lower() in SUFFIXES else Image.open(path)
 
 
@@ -62,6 +67,8 @@ def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     """
     if images.shape[1:3] == size:
         return images
+    from PIL import Image
+
     resized = np.empty((len(images), *size, *images.shape[3:]), np.uint8)
     for i, image in enumerate(images):
         resized[i] = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR)

@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.errors import require
 from fairflower.numerics.threads import one_thread
 
 Vectors = NDArray[np.float64]
@@ -103,8 +104,10 @@ def choose(
 ) -> tuple[Clustering, str]:
     """How to cluster, and what clients have to measure for it: a variant's, where not given.
 
-    ``ValueError`` names the argument that the variant has to be given.
+    ``ValueError`` names the argument that the variant has to be given, ``NotInstalled`` the extra
+    that clusters are found with.
     """
+    require("solvers", "Clustering")
     if num_clusters == "auto" and variant != "adapted":
         raise ValueError(
             f"num_clusters = 'auto': variant = {variant!r} has T' given. Set it to the number "

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairflower.errors import require
 from fairflower.numerics.threads import one_thread
 
 Vector = NDArray[np.float64]
@@ -74,6 +75,8 @@ def min_norm_weights(
     ------
     ValueError
         If ``gram`` is not a finite square matrix, or no weights fit the bounds.
+    NotInstalled
+        Without the extra ``solvers``.
 
     Examples
     --------
@@ -81,6 +84,7 @@ def min_norm_weights(
     >>> solution.weights.round(3).tolist(), round(solution.norm, 3)
     ([0.8, 0.2], 0.894)
     """
+    require("solvers", "The QP")
     g: Matrix = np.array(gram, np.float64)
     if g.ndim != 2 or g.shape[0] != g.shape[1] or not np.isfinite(g).all():
         raise ValueError(f"Expected a finite square Gram matrix, got shape {g.shape}.")

@@ -73,6 +73,7 @@ class AAggFF(FairStrategy):
     """
 
     paper: ClassVar[str] = "Hahn, Kim, Lee, ICML 2024"
+    extra = "solvers"
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("responses", "means", "gains", "p", "sums", "played")
 

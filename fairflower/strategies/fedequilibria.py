@@ -54,6 +54,7 @@ class FedEquilibria(FairStrategy):
     """
 
     paper: ClassVar[str] = "FedEquilibria, anonymous, 2025"
+    extra = "solvers"
 
     def __init__(
         self,

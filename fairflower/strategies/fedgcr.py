@@ -90,6 +90,7 @@ class FedGCR(Clustered, FairStrategy):
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
+    extra = "solvers"
     #: Powers of a negative loss are no weights.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 

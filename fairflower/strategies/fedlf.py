@@ -54,6 +54,7 @@ class FedLF(FairStrategy):
     """
 
     paper: ClassVar[str] = "Pan et al., AAAI 2024"
+    extra = "solvers"
     extrapolates = True  # stretched to the length of the mean step
     keeps_agreement = False  # where losses differ it stands still
     needs = ("received_loss",)

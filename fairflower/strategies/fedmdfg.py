@@ -58,6 +58,7 @@ class FedMDFG(FairStrategy):
     """
 
     paper: ClassVar[str] = "Pan et al., AAAI 2023"
+    extra = "solvers"
     extrapolates = True  # stretched to the length of the mean step
     keeps_agreement = False  # where losses differ it stands still
     needs = ("received_loss",)

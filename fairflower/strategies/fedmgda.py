@@ -41,6 +41,7 @@ class FedMGDAPlus(FairStrategy):
     """
 
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
+    extra = "solvers"
     extrapolates = True  # where updates are shorter than eta
     keeps_agreement = False  # its step has a length of its own
 

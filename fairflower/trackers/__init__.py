@@ -9,9 +9,8 @@ at the end, the final ones. A run that is resumed goes on in the same run of the
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, installed
 from fairflower.registry import TRACKERS
 from fairflower.trackers.tracker import Tracker
 
@@ -26,9 +25,7 @@ def tracker_class(track: str) -> type[Tracker]:
 
 def check_tracker(track: str) -> None:
     """Raise ``ConfigError``, with what to install, if the library of ``track`` is not there."""
-    found = find_spec(track) if track in TRACKERS else None
-    # Without an origin it is a folder of that name, as W&B makes one.
-    if track in TRACKERS and (found is None or found.origin is None):
+    if track in TRACKERS and not installed(track):  # a folder as W&B makes one does not count
         raise ConfigError(
             f'track = "{track}": {track} is not installed. Run: pip install "fairflower[{track}]"'
         )

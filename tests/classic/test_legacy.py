@@ -301,6 +301,27 @@ def test_a_client_that_returns_nothing_to_an_exchange_is_dropped_with_the_reason
         rounds.finish(results)
 
 
+def test_clients_of_start_server_have_a_node_and_the_process_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which Flower's own runtimes see to; in real processes it is in test_start.py."""
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(identity, name, None)
+    present = manager(3)
+    for proxy in present.all().values():
+        del proxy.node_id
+    legacy = LegacyStrategy(FedAvg(min_available_nodes=3), MODEL)
+    parameters = legacy.initialize_parameters(present)
+    assert parameters is not None
+    for server_round in (1, 2):
+        asked = legacy.configure_fit(server_round, parameters, present)
+        results = [(proxy, result(MODEL, 5, {}, {})) for proxy, _ in asked]
+        legacy.aggregate_fit(server_round, results[1:], [])
+        assert len(set(legacy.strategy.client_ids)) == 2
+        assert legacy.strategy.dropped.keys() == {asked[0][0].node_id}
+
+
 def test_it_needs_no_torch() -> None:
     code = "import fairflower.classic.strategy, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,8 +25,8 @@ def canonical(name: str) -> str:
 
 def flower_requirement() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (requirement,) = [d for d in project["dependencies"] if d.startswith("flwr[")]
-    return requirement
+    (requirement,) = [d for d in project["dependencies"] if d.startswith("flwr>")]
+    return requirement.replace("flwr", "flwr[simulation]")
 
 
 @pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])

@@ -151,7 +151,16 @@ def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
     uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    uv("pip", "install", "--python", python, "--constraint", constraints, wheel, cwd=folder)
+    uv(
+        "pip",
+        "install",
+        "--python",
+        python,
+        "--constraint",
+        constraints,
+        f"{wheel}[sim]",
+        cwd=folder,
+    )
     return python.parent
 
 

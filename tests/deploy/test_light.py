@@ -1,0 +1,123 @@
+"""`pip install fairflower`: neither torch nor Ray, and the lowest versions that it admits."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from processes import ROOT, environment, run
+
+from fairflower.errors import EXTRAS
+from fairflower.strategies import STRATEGIES
+
+LOWEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not LOWEST.endswith(f"{sys.version_info[0]}.{sys.version_info[1]}"),
+        reason="the lowest versions of libraries are those of the lowest Python",
+    ),
+]
+#: Tests of strategies that need more than a strategy does: clients that train, runs, reports.
+MORE = ["tests/strategies/test_fednova.py", "tests/strategies/test_qffl.py"]
+MORE += ["tests/aggregation/test_bounds.py", "tests/aggregation/test_consistency.py"]
+
+
+def install(python: Path, *what: str) -> None:
+    folder = python.parents[1]  # none of the project's own settings
+    command = [sys.executable, "-m", "uv", "pip", "install", "--python", python, *what]
+    run(command, env=environment(folder), cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has fairflower with no extra."""
+    folder = tmp_path_factory.mktemp("light")
+    venv = [sys.executable, "-m", "uv", "venv", "--python", sys.executable, folder / "venv"]
+    run(venv, env=environment(folder))
+    python = folder / "venv" / "bin" / "python"
+    install(python, "--resolution", "lowest-direct", str(ROOT))
+    return python
+
+
+def python(light: Path, code: str, folder: Path) -> str:
+    return run([light, "-c", code], env=environment(folder), cwd=folder)
+
+
+def test_it_brings_none_of_what_runs_need(light: Path, tmp_path: Path) -> None:
+    code = """
+from fairflower.errors import EXTRAS, installed
+print([library for library in EXTRAS["sim"] if installed(library)])
+"""
+    assert python(light, code, tmp_path) == "[]\n"
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {"scikit-learn": "sklearn", "pillow": "PIL", "flwr-datasets": "flwr_datasets"}
+    parts = project["optional-dependencies"]
+    wanted = {
+        extra: {
+            named.get(name, name)
+            for name in (re.split(r"[\[>=]", requirement)[0] for requirement in parts[extra])
+            if name not in ("fairflower", "flwr")
+        }
+        for extra in EXTRAS
+    }
+    assert set(EXTRAS["solvers"]) == wanted["solvers"]
+    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | wanted["solvers"]
+
+
+def test_every_strategy_works_or_names_what_it_needs(light: Path, tmp_path: Path) -> None:
+    code = """
+from fairflower.errors import EXTRAS
+from fairflower.strategies import STRATEGIES
+from fairflower.testing import check_strategy
+for name, rule in STRATEGIES.items():
+    try:
+        check_strategy(rule)
+    except ImportError as error:
+        print(name, error)
+"""
+    lines = python(light, code, tmp_path).splitlines()
+    assert [line.split()[0] for line in lines] == [n for n, s in STRATEGIES.items() if s.extra]
+    assert all('Run: pip install "fairflower[solvers]"' in line for line in lines)
+
+
+def test_the_command_says_in_one_line_what_to_install(light: Path, tmp_path: Path) -> None:
+    def fairflower(*arguments: str, expect: int = 0) -> str:
+        command = [light.parent / "fairflower", *arguments]
+        return run(command, env=environment(tmp_path), cwd=tmp_path, expect=expect)
+
+    for arguments in (["run"], ["compare", "--seeds=0"], ["report", "."], ["list"]):
+        (line,) = fairflower(*arguments, expect=1).splitlines()
+        assert 'needs torch, torchvision, ray and more. Run: pip install "fairflower[sim]"' in line
+    assert "--strategy" in fairflower("run", "--help")
+    assert "fedheal" in fairflower("list", "strategies")
+    fairflower("deploy", "key", "site.key")
+
+
+def test_so_does_python(light: Path, tmp_path: Path) -> None:
+    code = """
+import fairflower as ff
+print(ff.__version__)
+try:
+    ff.run(strategy="fedheal")
+except ImportError as error:
+    print(error)
+"""
+    _, line = python(light, code, tmp_path).splitlines()
+    assert line.startswith("fairflower.run needs torch")
+    assert line.endswith('pip install "fairflower[sim]"')
+
+
+def test_the_tests_of_strategies_pass_with_the_lowest_solvers(light: Path, tmp_path: Path) -> None:
+    install(light, "--resolution", "lowest-direct", f"{ROOT}[solvers]")
+    install(light, "hypothesis", "pytest", "pytest-rerunfailures")
+    command = [light, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["tests/strategies", "tests/aggregation", "tests/numerics"]
+    command += [f"--ignore={file}" for file in MORE]
+    assert " passed" in run(command, env=environment(tmp_path), cwd=ROOT)
