@@ -1,0 +1,58 @@
+"""What an installation lacks is said at once, with what to install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import call
+
+import fairflower as ff
+from fairflower import errors
+from fairflower.errors import NotInstalled, installed
+from fairflower.exchanges import Centres
+from fairflower.strategies import STRATEGIES, min_norm_weights
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library of any extra is there."""
+    monkeypatch.setattr(errors, "installed", lambda library: False)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.usefixtures("lacking")
+def test_a_strategy_that_needs_more_says_so_where_it_is_made(name: str) -> None:
+    rule = STRATEGIES[name]
+    if not rule.extra:
+        rule()
+        return
+    with pytest.raises(NotInstalled, match=r'cvxpy, scipy.* pip install "fairflower\[solvers\]"'):
+        rule()
+
+
+@pytest.mark.usefixtures("lacking")
+def test_so_does_what_others_compute_with() -> None:
+    for needing in (Centres, lambda: min_norm_weights([[1.0]])):
+        with pytest.raises(NotInstalled, match=r"fairflower\[solvers\]"):
+            needing()
+
+
+@pytest.mark.usefixtures("lacking")
+def test_runs_need_all_of_it() -> None:
+    for name in ("run", "compare", "read"):
+        with pytest.raises(ImportError, match=rf"fairflower.{name} needs torch.*fairflower\[sim\]"):
+            getattr(ff, name)
+    for command in (["run"], ["tune"], ["report", "."], ["list", "settings"]):
+        assert 'pip install "fairflower[sim]"' in call(*command, expect=1)
+    assert "fedheal" in call("list", "strategies")
+
+
+def test_a_folder_of_a_librarys_name_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_such_library").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not installed("no_such_library")
+    assert not installed("nor_this")
+    assert installed("numpy")
