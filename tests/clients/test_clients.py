@@ -14,7 +14,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import EvaluateIns, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.compat.common import recorddict_compat as compat
 from hypothesis import given
 from hypothesis import strategies as st
 from plain import SETTINGS, Arrays, Softmax, batch_normed, data, linear, one_round, split, trainer
@@ -36,6 +35,11 @@ from fairflower.errors import ConfigError
 from fairflower.flower import identify
 from fairflower.seeds import derive_seed
 from fairflower.training.build import build_trainer
+
+try:
+    from flwr.compat.common import recorddict_compat as compat
+except ImportError:  # older Flower
+    from flwr.common import recorddict_compat as compat
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,10 @@ def test_the_bundle_is_complete_and_small(app: Path, tmp_path: Path):
     run([FLWR, "build"], env=environment(tmp_path), cwd=copy)
     (bundle,) = copy.glob("*.fab")
     assert bundle.stat().st_size < 10 * 2**20
+    project = tomllib.loads(zipfile.ZipFile(bundle).read("pyproject.toml").decode())
+    # What Flower syncs for every run, unless told otherwise, is all that a run needs.
+    assert project["tool"]["uv"]["default-groups"] == ["sim"]
+    assert project["dependency-groups"]["sim"] == ["fairflower[sim]"]
     bundled = set(zipfile.ZipFile(bundle).namelist())
     files = {path for path in (app / "fairflower").rglob("*") if path.is_file()}
     # Flower bundles neither templates nor styles, which `fairflower report` alone needs.

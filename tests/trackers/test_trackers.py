@@ -179,7 +179,7 @@ def test_wandb_writes_for_its_sync_what_was_logged_before_and_after_a_stop(
 
 @pytest.mark.parametrize("track", TRACKERS)
 def test_a_library_that_is_not_there_is_named_before_the_run(tmp_path, monkeypatch, track) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "installed", lambda name: False)
     with pytest.raises(ConfigError, match=rf'pip install "fairflower\[{track}\]"'):
         run(config(tmp_path, track=track))
     assert not list(tmp_path.iterdir())
