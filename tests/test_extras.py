@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from command import call
 
 import fairflower as ff
 from fairflower import errors
-from fairflower.errors import NotInstalled, installed
+from fairflower.errors import EXTRAS, NotInstalled, installed
 from fairflower.exchanges import Centres
 from fairflower.strategies import STRATEGIES, min_norm_weights
 
@@ -46,6 +48,21 @@ def test_runs_need_all_of_it() -> None:
     for command in (["run"], ["tune"], ["report", "."], ["list", "settings"]):
         assert 'pip install "fairflower[sim]"' in call(*command, expect=1)
     assert "fedheal" in call("list", "strategies")
+
+
+def test_a_project_with_torch_alone_measures_and_trains() -> None:
+    """Whatever else of the extras is missing; without torch, tests/deploy/test_light.py looks."""
+    code = f"""
+import sys
+for library in {[library for library in EXTRAS["sim"] if library != "torch"]}:
+    sys.modules[library] = None  # cannot be imported
+import torch
+from fairflower.clients import Trainer, fisher_diagonal
+from fairflower.classic.client import NumPyTrainer
+print(list(fisher_diagonal(torch.nn.Linear(2, 2), [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "['weight', 'bias']\n", done.stderr
 
 
 def test_a_folder_of_a_librarys_name_is_no_library(
