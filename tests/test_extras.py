@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,22 @@ print(list(fisher_diagonal(torch.nn.Linear(2, 2), [(torch.ones(3, 2), torch.tens
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "['weight', 'bias']\n", done.stderr
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    parts = tomllib.loads(text)["project"]["optional-dependencies"]
+    named = {"scikit-learn": "sklearn", "pillow": "PIL", "flwr-datasets": "flwr_datasets"}
+    wanted = {
+        extra: {
+            named.get(name, name)
+            for name in (re.split(r"[\[>=]", requirement)[0] for requirement in parts[extra])
+            if name not in ("fairflower", "flwr", "numpy")
+        }
+        for extra in EXTRAS
+    }
+    assert set(EXTRAS["solvers"]) == wanted["solvers"]
+    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | wanted["solvers"]
 
 
 def test_a_folder_of_a_librarys_name_is_no_library(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from processes import ROOT, environment, run
 
-from fairflower.errors import EXTRAS
 from fairflower.strategies import STRATEGIES
 
 LOWEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
@@ -56,25 +54,8 @@ print([library for library in EXTRAS["sim"] if installed(library)])
     assert python(light, code, tmp_path) == "[]\n"
 
 
-def test_the_extras_are_those_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {"scikit-learn": "sklearn", "pillow": "PIL", "flwr-datasets": "flwr_datasets"}
-    parts = project["optional-dependencies"]
-    wanted = {
-        extra: {
-            named.get(name, name)
-            for name in (re.split(r"[\[>=]", requirement)[0] for requirement in parts[extra])
-            if name not in ("fairflower", "flwr")
-        }
-        for extra in EXTRAS
-    }
-    assert set(EXTRAS["solvers"]) == wanted["solvers"]
-    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | wanted["solvers"]
-
-
 def test_every_strategy_works_or_names_what_it_needs(light: Path, tmp_path: Path) -> None:
     code = """
-from fairflower.errors import EXTRAS
 from fairflower.strategies import STRATEGIES
 from fairflower.testing import check_strategy
 for name, rule in STRATEGIES.items():
