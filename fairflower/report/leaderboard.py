@@ -283,10 +283,11 @@ def _better(board: Board) -> Iterator[str]:
             f"{listed(worse) or 'none'}."
         )
     many = [f"{name} ({count})" for name, count in counts.items() if count > 2]
-    yield (
-        f"Better than uniform weights on more than two of {len(board.benchmarks)} benchmarks: "
-        f"{listed(many) or 'none'}."
-    )
+    if len(board.benchmarks) > 2:
+        yield (
+            f"Better than uniform weights on more than two of {len(board.benchmarks)} benchmarks: "
+            f"{listed(many) or 'none'}."
+        )
 
 
 def _moved(board: Board) -> Iterator[str]:
