@@ -13,12 +13,13 @@ from command import call
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
 from flwr_run import Flower, superlink
 from processes import ROOT, SCRIPTS, environment, run
+from shipped import configs
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
 
-EXPERIMENTS = sorted((ROOT / "experiments").glob("*.toml"))
+EXPERIMENTS = configs()
 FLWR = SCRIPTS / "flwr"
 
 SETTINGS = {
@@ -141,8 +142,8 @@ def test_the_bundle_is_complete_and_small(app: Path, tmp_path: Path):
     assert project["dependency-groups"]["sim"] == ["fairflower[sim]"]
     bundled = set(zipfile.ZipFile(bundle).namelist())
     files = {path for path in (app / "fairflower").rglob("*") if path.is_file()}
-    # Flower bundles neither templates nor styles, which `fairflower report` alone needs.
-    files = {path for path in files if path.suffix not in (".j2", ".css", ".mplstyle")}
+    # Flower bundles neither templates, styles nor scripts, which `fairflower report` alone needs.
+    files = {path for path in files if path.suffix not in (".j2", ".css", ".js", ".mplstyle")}
     ours = {path.relative_to(app) for path in files if "__pycache__" not in path.parts}
     assert bundled >= {path.as_posix() for path in ours}
 

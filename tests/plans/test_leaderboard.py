@@ -275,12 +275,9 @@ def test_the_command_makes_all_of_it_and_nothing_twice(file: Path, tmp_path: Pat
     file.write_text(FILE.replace("budget = 3", "budget = 1").replace("1-3", "1-2"))
     command = [sys.executable, "-m", "fairflower.cli", "leaderboard", str(file)]
     command += ["--output-dir", str(tmp_path / "out")]
-    done = run(command, env=environment(tmp_path), timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command, env=environment(tmp_path))
     text = file.with_suffix(".md").read_text()
     assert "scaffold+" in text
     first = file.with_suffix(".csv").read_text()
-    again = run(command, env=environment(tmp_path), timeout=600)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count("0 runs are left") == 4
+    assert run(command, env=environment(tmp_path)).count("0 runs are left") == 4
     assert file.with_suffix(".csv").read_text() == first
