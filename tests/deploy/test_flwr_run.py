@@ -77,14 +77,16 @@ SALT = {
     "data.corrupted-clients": "1",
     "data.dirichlet-alpha": "1.0",
 }
-METHODS: list[tuple[dict[str, str], int]] = [
-    ({"strategy.name": "'fedism'", **SALT}, 8),
-    ({"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4),
+METHODS = [
+    pytest.param({"strategy.name": "'fedism'", **SALT}, 8, id="fedism", marks=pytest.mark.grid),
+    pytest.param(
+        {"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4, id="scaffold"
+    ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "nodes"), METHODS, ids=["fedism", "scaffold"])
+@pytest.mark.parametrize(("method", "nodes"), METHODS)
 def test_flwr_run_ends_in_the_bits_of_one_process(
     method: dict[str, str], nodes: int, flower: Flower, tmp_path: Path
 ):
