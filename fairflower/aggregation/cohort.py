@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.bounds import cap_weights
+from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 from fairflower.numerics.threads import one_thread
 
@@ -193,8 +194,9 @@ class Cohort:
 
         Raises
         ------
-        ValueError
-            If the weights are not on the simplex: better no model than a wrong one.
+        ConfigError
+            If there is not one for each client, or they are not on the simplex: better no model
+            than a wrong one.
         """
         merged = self._begin(weights)
         self._add(merged, self.floats, self.cap(weights), kept)
@@ -249,9 +251,14 @@ class Cohort:
         return merged
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
-        """The received model with counters averaged; ``ValueError`` off the simplex."""
+        """The received model with counters averaged; ``ConfigError`` off the simplex."""
+        if weights.shape != (len(self),):
+            raise ConfigError(
+                f"Weights of the shape {weights.shape} for {len(self)} clients: expected one for "
+                "each, in the order of cohort.client_ids."
+            )
         if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
-            raise ValueError(f"Weights {weights} are not non-negative with sum 1.")
+            raise ConfigError(f"Weights {weights} are not non-negative with sum 1.")
         weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():

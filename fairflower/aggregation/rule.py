@@ -67,12 +67,12 @@ class Rule:
     arrayrecord_key: str
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        """The clients' weights, shape (K,): non-negative, summing to 1."""
+        """The clients' weights, shape (K,), in their order: non-negative, summing to 1."""
         raise NotImplementedError
 
     def merge(self, cohort: Cohort) -> Arrays:
         """The next global model. By default the mean weighted by ``weigh``."""
-        weights = self.weigh(cohort)
+        weights = np.asarray(self.weigh(cohort))
         self.diagnostics["weights"] = weights
         return cohort.average(weights)
 

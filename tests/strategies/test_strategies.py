@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rounds import MODEL, Rounds, every_strategy, still, updates
 
+from fairflower.errors import ConfigError
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
 from fairflower.testing.strategies import CHECKS
@@ -144,8 +145,28 @@ def test_weights_off_the_simplex_are_refused():
         def weigh(self, cohort):
             return np.full(len(cohort), np.nan)
 
-    with pytest.raises(ValueError, match="not non-negative"):
+    with pytest.raises(ConfigError, match="not non-negative"):
         Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), still()))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_weight_too_few_or_too_many_is_refused(count):
+    class Broken(FedAvg):
+        def weigh(self, cohort):
+            return [1 / count] * count
+
+    with pytest.raises(ConfigError, match=rf"shape \({count},\) for 2 clients"):
+        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), still()))
+
+
+def test_weights_may_be_a_list():
+    class Listed(FedAvg):
+        def weigh(self, cohort):
+            return [0.25, 0.75]
+
+    rounds = Rounds(Listed(), {"x": np.zeros(1)}, range(2))
+    rounds.step({0: {"x": np.array([1.0])}, 1: {"x": np.array([2.0])}})
+    assert rounds.model["x"][0] == 1.75
 
 
 # --- state ---------------------------------------------------------------------------------
