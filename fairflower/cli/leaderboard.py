@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairflower.cli.compare import at_once
-from fairflower.cli.options import DataDir
+from fairflower.cli.options import DataDir, Jobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
@@ -28,9 +28,7 @@ def leaderboard(
         str, typer.Option(help="Comma-separated, of the file's; default: all.")
     ] = "",
     data_dir: DataDir = None,
-    jobs: Annotated[
-        str, typer.Option(metavar="auto|N", help="Runs at a time; auto: one per core.")
-    ] = "auto",
+    jobs: Jobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the studies; default: a new one.")
     ] = None,

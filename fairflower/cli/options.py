@@ -25,6 +25,7 @@ Client = Annotated[
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
+Jobs = Annotated[str, typer.Option(metavar="auto|N", help="Runs at a time; auto: one per core.")]
 _Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")
 ]

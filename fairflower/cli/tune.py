@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairflower.cli.compare import at_once, plan_of
-from fairflower.cli.options import Given, with_settings
+from fairflower.cli.options import Given, Jobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
@@ -80,9 +80,7 @@ def tune(
         str, typer.Option(help="Seeds of the tests: comma-separated, or a range as 1-5.")
     ] = "1-3",
     given: Given,
-    jobs: Annotated[
-        str, typer.Option(metavar="auto|N", help="Runs at a time; auto: one per core.")
-    ] = "auto",
+    jobs: Jobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="The study's folder; default: a new one.")
     ] = None,

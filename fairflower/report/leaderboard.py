@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fairflower.errors import RunError
 from fairflower.numerics import metrics
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
-from fairflower.report.tables.cells import Cell, Group, Row, Table, Tone
+from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, listed, number, spread
 from fairflower.report.tuning import METRICS
 
@@ -193,14 +192,9 @@ def _overview(board: Board, figure: str) -> Table:
 
 
 def _mean(values: Sequence[float], difference: Difference | None) -> Cell:
-    mark, tone = _mark(difference)
+    mark, tone = MARKS[difference.sign if difference else 0]
     small = spread(float(np.std(values, ddof=1)), len(values)) if len(values) > 1 else ""
     return Cell(number(float(np.mean(values))) + mark, small, tone)
-
-
-def _mark(difference: Difference | None) -> tuple[str, Tone]:
-    marks: dict[int, tuple[str, Tone]] = {1: (" ▲", "better"), -1: (" ▼", "worse"), 0: ("", "")}
-    return marks[difference.sign if difference else 0]
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:
@@ -297,7 +291,7 @@ def _moved(board: Board) -> Iterator[str]:
         if len(papers) < 3:
             continue
         there = papers.index.intersection(tuned.index)
-        tau = stats.kendalltau(papers[there], tuned[there]).statistic
+        tau = papers[there].corr(tuned[there], method="kendall")
         means = {name: one.mean for name, one in gains.items()}
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         mean = sum(means.values()) / len(means)

@@ -12,6 +12,9 @@ from fairflower.report.text import DASH, MARK, number, spread
 
 Tone = Literal["", "better", "worse"]
 
+#: What follows a figure, and its tone, by whether it is better than another (1), worse or neither.
+MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fairflower.report.measures import Measure, measures
 from fairflower.report.methods import FEWEST_SEEDS, Comparison, Estimate
-from fairflower.report.tables.cells import Cell, Group, Row, Table, Tone, comparable
+from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table, comparable
 from fairflower.report.text import DASH, listed, number, spread
 from fairflower.report.verdicts import (
     FURTHER,
@@ -78,8 +78,7 @@ def _row(
 
 
 def _cell(estimate: Estimate, judgement: int) -> Cell:
-    marks: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
-    mark, tone = marks[judgement]
+    mark, tone = MARKS[judgement]
     text = number(estimate.mean, signed=True) + mark
     return Cell(text, spread(estimate.std, estimate.n), tone)
 
