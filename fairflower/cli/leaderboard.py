@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fairflower.cli.compare import at_once
 from fairflower.cli.options import DataDir, Jobs
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
 
 
+class Part(StrEnum):
+    """What is measured of a leaderboard."""
+
+    rules = "rules"
+    clients = "clients"
+
+
 @friendly_errors()
 def leaderboard(
     file: Annotated[Path, typer.Argument(help="TOML file of a protocol and its benchmarks.")],
@@ -28,6 +37,10 @@ def leaderboard(
         str, typer.Option(help="Comma-separated, of the file's; default: all.")
     ] = "",
     data_dir: DataDir = None,
+    part: Annotated[
+        Part | None,
+        typer.Option(help="All with plain local training, or the best with other; default: both."),
+    ] = None,
     jobs: Jobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the studies; default: a new one.")
@@ -36,13 +49,14 @@ def leaderboard(
     """Tune and test every aggregation rule on every benchmark of a file; write the leaderboard.
 
     Each benchmark is a study as of `fairflower tune`, in a folder of its own below --output-dir,
-    and goes on where it was stopped or killed. The best of the rules are tuned and tested
-    with other local training, too. Next to FILE, `<name>.csv` gets what came out, and
-    `<name>.md` its tables, conclusions and figures, as index.html in the folder, where tables can
-    be sorted. Other benchmarks in them stay.
+    and goes on where it was stopped or killed. The best of the rules, once all benchmarks have
+    them, are tuned and tested with other local training, too. Next to FILE, `<name>.csv` gets what
+    came out, and `<name>.md` its tables, conclusions and figures, as index.html in the folder,
+    where tables can be sorted. What they have of other benchmarks and methods stays.
     """
     # Late: Optuna and pandas take a while to import.
-    from fairflower.plans.leaderboard import Leaderboard, best_rules
+    from fairflower.plans.leaderboard import Leaderboard
+    from fairflower.report.leaderboard import read_board
     from fairflower.server.folder import hold
 
     at_a_time = at_once(jobs)
@@ -55,38 +69,40 @@ def leaderboard(
     folder = new_folder("leaderboards", output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     held = hold(folder)
-    studies: dict[str, list[Tuning]] = {}
     try:
-        for one in todo:
-            studies[one.name] = [board.rules_on(one, folder)]
-            _make(studies[one.name][0], one, at_a_time)
-            _write(file, folder, todo, studies)
-        if board.clients and len(todo) == len(board.benchmarks):
-            best = best_rules([study for (study,) in studies.values()], board.best)
+        for one in todo if part is not Part.clients else []:
+            _make(board.rules_on(one, folder), one, at_a_time, file)
+        if board.clients and part is not Part.rules:
+            results = file.with_suffix(".csv")
+            measured = read_board(results) if results.exists() else None
+            there = measured.benchmarks if measured else []
+            lacking = [one.name for one in board.benchmarks if one.name not in there]
+            if not measured or lacking:
+                said = (
+                    "Other local training is for the rules that are best on all benchmarks, and "
+                    f"{results} has none of {', '.join(lacking)} yet."
+                )
+                if part is Part.clients:
+                    raise ConfigError(f"{said} Measure them first.")
+                console.print(escape(said), soft_wrap=True)
+                return
+            best = measured.best([rule.label for rule in board.rules], board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo:
-                studies[one.name].append(board.best_on(one, folder, best))
-                _make(studies[one.name][1], one, at_a_time)
-                _write(file, folder, todo, studies)
+                _make(board.best_on(one, folder, best), one, at_a_time, file)
     finally:
         os.close(held)
 
 
-def _make(study: Tuning, benchmark: Benchmark, jobs: int | None) -> None:
-    """Make what is left of a study."""
-    console.print(f"[bold]{benchmark.name}[/]: {study.total} runs are left; to {study.folder}")
-    if study.plan.runs:
-        execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
-
-
-def _write(
-    file: Path, folder: Path, todo: list[Benchmark], studies: dict[str, list[Tuning]]
-) -> None:
-    """Put what there is into the files."""
+def _make(study: Tuning, benchmark: Benchmark, jobs: int | None, file: Path) -> None:
+    """Make what is left of a study, and put it into the files."""
     from fairflower.plans.leaderboard import rows
     from fairflower.report.pages import write_board
 
-    found = [row for one in todo for study in studies.get(one.name, []) for row in rows(study, one)]
-    page = folder / "index.html"
-    write_board(file, found, page)
+    left = f"[bold]{benchmark.name}[/]: {study.total} runs are left; to {escape(str(study.folder))}"
+    console.print(left, soft_wrap=True)
+    if study.plan.runs:
+        execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
+    page = study.folder.parent / "index.html"
+    write_board(file, list(rows(study, benchmark)), page)
     say_where("leaderboard", page)

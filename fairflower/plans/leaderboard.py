@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
@@ -122,16 +120,6 @@ class Leaderboard:
         own = folder / benchmark.name
         own.mkdir(parents=True, exist_ok=True)
         return Tuning(own, plan.runs, protocol)
-
-
-def best_rules(studies: Sequence[Tuning], count: int) -> list[str]:
-    """The rules of the lowest mean rank over studies, by what was chosen there on validation."""
-    figures = {
-        study.folder.name: {one.method: one.chosen.worst for one in study.tuned() if one.chosen}
-        for study in studies
-    }
-    ranks = pd.DataFrame(figures).rank(ascending=False).mean(axis=1)
-    return [str(name) for name in ranks.sort_values(kind="stable").index[:count]]
 
 
 def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:

@@ -63,6 +63,18 @@ class Board:
         """Their names, in the order of the file."""
         return list(dict.fromkeys(self.tests["benchmark"]))
 
+    def trials(self, benchmark: str) -> pd.DataFrame:
+        """The rows of a benchmark's completed trials."""
+        mine = self.rows["benchmark"] == benchmark
+        completed = (self.rows["kind"] == TRIAL) & (self.rows["outcome"] == "completed")
+        return self.rows[mine & completed]
+
+    def chosen(self, benchmark: str) -> dict[str, str]:
+        """The settings that were chosen there, by method, as the file has them."""
+        tests = self.tests[self.tests["benchmark"] == benchmark]
+        rows = tests[tests["kind"] != PAPERS].drop_duplicates("method")
+        return dict(zip(rows["method"], rows["settings"], strict=True))
+
     def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
         """A figure in percent: a row for each method, a column for each seed."""
         rows = self.tests[
@@ -105,11 +117,20 @@ class Board:
         table = self.over_benchmarks(figure)
         return ranks(table) if min(table.shape) >= 3 else None
 
+    def best(self, rules: Sequence[str], count: int) -> list[str]:
+        """The rules of the lowest mean rank, by the worst domain of what was chosen in trials."""
+        figures = {}
+        for benchmark in self.benchmarks:
+            trials = self.trials(benchmark)
+            own = trials["settings"] == trials["method"].map(self.chosen(benchmark))
+            found = trials[own & trials["method"].isin(rules)].drop_duplicates("method")
+            figures[benchmark] = found.set_index("method")["figures"].map(_worst)
+        placed = pd.DataFrame(figures).rank(ascending=False).mean(axis=1)
+        return [str(name) for name in placed.sort_values(kind="stable").index[:count]]
+
     def variance(self, benchmark: str) -> dict[str, float]:
         """Shares of the variance of the worst domain over the completed trials, by factor."""
-        mine = self.rows["benchmark"] == benchmark
-        completed = (self.rows["kind"] == TRIAL) & (self.rows["outcome"] == "completed")
-        trials = self.rows[mine & completed]
+        trials = self.trials(benchmark)
         clients, rules = zip(*map(_parts, trials["method"]), strict=True)
         lr = np.log([_setting(text, "train.lr") for text in trials["settings"]])
         epochs = [_setting(text, "train.local-epochs") for text in trials["settings"]]
@@ -119,9 +140,9 @@ class Board:
             "learning rate": pd.DataFrame({"log": lr, "square": lr**2}),
             "local epochs": pd.DataFrame({"epochs": epochs}),
         }
-        worst = [metrics.worst(_numbers(text)) for text in trials["figures"]]
         return shares(
-            worst, {name: of for name, of in factors.items() if len(of.drop_duplicates()) > 1}
+            trials["figures"].map(_worst).tolist(),
+            {name: of for name, of in factors.items() if len(of.drop_duplicates()) > 1},
         )
 
 
@@ -143,11 +164,14 @@ def is_board(path: Path) -> bool:
 
 
 def add_to_board(path: Path, rows: Sequence[Mapping[str, Any]]) -> Board:
-    """Write rows into the file, in place of all that it has of their benchmarks."""
+    """Write rows into the file, in place of all that it has of their methods and benchmarks."""
     new = pd.DataFrame(rows, columns=list(COLUMNS))
     if path.exists():
-        old = read_board(path).rows
-        new = pd.concat([old[~old["benchmark"].isin(new["benchmark"])], new])
+        old, which = read_board(path).rows, ["benchmark", "method"]
+        taken = pd.MultiIndex.from_frame(old[which]).isin(pd.MultiIndex.from_frame(new[which]))
+        new = pd.concat([old[~taken], new])
+    order = list(dict.fromkeys(new["benchmark"]))
+    new = new.sort_values("benchmark", key=lambda names: names.map(order.index), kind="stable")
     text = new.to_csv(index=False, lineterminator="\n")
     path.write_text(text, encoding="utf-8")
     return read_board(path)
@@ -203,8 +227,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     worst, average = (board.figures(benchmark, figure) for figure in _FIGURES)
     against = {figure: board.against_reference(benchmark, figure) for figure in _FIGURES}
     gains = board.by_tuning(benchmark, WORST)
-    chosen = rows_of[rows_of["kind"] != PAPERS].drop_duplicates("method")
-    settings = dict(zip(chosen["method"], chosen["settings"], strict=True))
+    settings = board.chosen(benchmark)
     rows = []
     for name in worst.mean(axis=1).sort_values(ascending=False, kind="stable").index:
         one = against[WORST].get(name)
@@ -333,6 +356,10 @@ def _points(value: float) -> str:
 
 def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split()]
+
+
+def _worst(text: str) -> float:
+    return metrics.worst(_numbers(text))
 
 
 def _setting(text: str, key: str) -> float:

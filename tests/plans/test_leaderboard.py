@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import call
 from processes import environment, run
 from run_folders import Page
 from scipy import stats
@@ -17,7 +18,7 @@ from studies import by_tau, make
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, RunError
-from fairflower.plans.leaderboard import Leaderboard, best_rules, rows
+from fairflower.plans.leaderboard import Leaderboard, rows
 from fairflower.plans.tuning import Tuning
 from fairflower.registry import STRATEGIES
 from fairflower.report.leaderboard import (
@@ -97,7 +98,6 @@ def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None
     assert noisy.methods[0].protocol.metric == "balanced_accuracy"
     assert plain.methods[0].config.data.domains == "plain,rotated"
     assert plain.methods[0].config.num_server_rounds == 4
-    assert best_rules([plain], made.best) == ["fedheal"]
     other = made.best_on(made.benchmarks[0], tmp_path, ["fedheal"])
     assert {method.name for method in other.methods} == {"scaffold+fedheal", "scaffold+uniform"}
     assert other.folder == plain.folder
@@ -176,6 +176,25 @@ def test_the_shipped_file_is_one() -> None:
         config = RunConfig.from_flat({**one.settings})
         assert one.name == config.data.name
         assert config.data.validation_fraction > 0
+
+
+def test_the_best_rules_are_those_of_the_best_mean_rank_in_trials(
+    file: Path, tmp_path: Path
+) -> None:
+    made, studies, found = board_of(file, tmp_path)
+    board = add_to_board(tmp_path / "x.csv", found)
+    labels = [rule.label for rule in made.rules]
+    worst = [
+        {one.method: one.chosen.worst for one in study.tuned() if one.chosen} for study in studies
+    ]
+    best = sorted(labels, key=lambda name: -sum(figures[name] for figures in worst))
+    assert board.best(labels, 4) == best  # each is as far from the next on both benchmarks
+    assert board.best(labels, made.best) == ["fedheal"]
+    assert board.best(["fedavg"], 2) == ["fedavg"]
+    with_clients = [{**row, "method": f"scaffold+{row['method']}"} for row in found]
+    more = add_to_board(tmp_path / "x.csv", with_clients)
+    assert more.best(labels, 4) == best
+    assert len(more.rows) == 2 * len(found)
 
 
 def test_another_csv_is_refused(tmp_path: Path) -> None:
@@ -268,6 +287,17 @@ def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
 def rows_of(table: Table) -> Sequence[Any]:
     (group,) = table.groups
     return group.rows
+
+
+def test_other_local_training_waits_for_all_benchmarks(file: Path, tmp_path: Path) -> None:
+    board_of(file, tmp_path / "out")
+    command = ["leaderboard", str(file), "--output-dir", str(tmp_path / "out")]
+    said = call(*command, "--part", "clients", expect=2)
+    assert "board.csv has none of plain, noisy yet. Measure them first." in " ".join(said.split())
+    said = " ".join(call(*command, "--benchmarks", "noisy").split())
+    assert "noisy: 0 runs are left" in said
+    assert "board.csv has none of plain yet" in said
+    assert read_board(file.with_suffix(".csv")).benchmarks == ["noisy"]
 
 
 @pytest.mark.slow
