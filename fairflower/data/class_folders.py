@@ -20,7 +20,7 @@ from PIL import Image
 from fairflower.data import dicom
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import checked_labels, explained, load_hub, load_saved, logger, stamp
+from fairflower.data.files import checked_labels, explained, load_hub, load_saved, stamp
 from fairflower.data.images import eight_bit, open_picture, resize
 from fairflower.errors import DataError
 
@@ -32,9 +32,6 @@ EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     *dicom.SUFFIXES,
 )
-
-#: Largest number of an image whose 16 bits hold 12 bits' numbers, brought to 8 bits.
-DARK = 16
 
 #: The label of what is passed over.
 OTHER = -1
@@ -81,6 +78,8 @@ class ClassFolders(DataSetOfFiles[Domain]):
     hub: ClassVar[str | None] = None
     image_size: ClassVar[int]
     channels: ClassVar[int] = 3
+    #: Of the whole numbers in grey pictures that have more than 8.
+    bits: int = 16
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
         """Which of a domain's images are test images, given their labels, ascending.
@@ -102,20 +101,21 @@ class ClassFolders(DataSetOfFiles[Domain]):
         side = self.config.image_size or self.image_size
         source = self._open(domain)
         pictures = np.empty((len(rows), side, side, 3), np.uint8)
+        largest = 0
         for i, place in enumerate(self._places(domain, split)[rows].tolist()):
             problem = f"{source.where(place)} cannot be read as an image"
             with explained(problem, "Replace it by the original"):
                 picture = source.picture(place)
                 picture.load()
-            pixels = eight_bit(picture, source.where(place))
+            pixels = eight_bit(picture, source.where(place), self.bits)
             pictures[i] = resize(pixels[None], (side, side))[0]
-        if len(rows) and pictures.max() <= DARK:
-            logger.warning(
-                "%s: the images of %s are nearly black, as numbers of 12 bits are in files of 16 "
-                "bits. Scale them so that white is the largest number that a file can hold.",
-                *(self.source(domain), split),
-            )
+            if picture.mode.startswith("I"):
+                largest = max(largest, int(np.asarray(picture).max()))
+        self._warn_of_depth(domain, largest)
         return pictures
+
+    def _warn_of_depth(self, domain: str, largest: int) -> None:
+        """Hear the largest whole number of a domain's grey pictures of more than 8 bits, or 0."""
 
     def fingerprint(self) -> Any:
         if self._root is None:

@@ -189,11 +189,11 @@ class Federation:
 
     def train(self, client_id: int) -> Split:
         """One client's training data."""
-        return self._read(client_id, "train")
+        return self.splits(client_id, "train")[0]
 
     def client_test(self, client_id: int, split: str = "test") -> Split:
         """One client's share of its domain's test set; the k shares are disjoint."""
-        return self._read(client_id, split)
+        return self.splits(client_id, split)[0]
 
     def test(self, domain: str, split: str = "test") -> Split:
         """A domain's whole test set: the shares of its clients, one after the other."""
@@ -208,7 +208,8 @@ class Federation:
         """Ids of a domain's clients, ascending."""
         return [client.client_id for client in self.clients if client.domain == domain]
 
-    def _read(self, client_id: int, split: str) -> Split:
+    def splits(self, client_id: int, *names: str) -> list[Split]:
+        """One client's data of several splits, ``"train"``, ``"test"`` or ``"validation"``."""
         if not 0 <= client_id < len(self.clients):
             raise DataError(
                 f"{self.name} was divided among {len(self.clients)} clients; there is no "
@@ -217,7 +218,7 @@ class Federation:
         path = client_file(self.folder, client_id)
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return Split(arrays[f"x_{split}"], arrays[f"y_{split}"])
+                return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"Cannot read {path} ({error}). Delete the folder {self.folder} and run again."

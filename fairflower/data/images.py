@@ -22,18 +22,18 @@ def open_picture(path: Path) -> Image.Image:
     return read_dicom(path) if path.suffix.lower() in SUFFIXES else Image.open(path)
 
 
-def eight_bit(picture: Image.Image, where: str) -> Pixels:
+def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
     """A picture in 8 bits and RGB, uint8 [H, W, 3]; ``where`` it is from, for messages.
 
     Of grey pictures with more bits every one is scaled alike, by its depth and not by what is
-    in it, so that a number means the same brightness in all: whole numbers from 0 to 65535
-    are divided by 257, real ones from 0 to 1 multiplied by 255, and rounded. ``DataError``
-    where there are other numbers, whose white nobody knows.
+    in it, so that a number means the same brightness in all: whole numbers of ``bits`` bits
+    from 0 to white (65535 of 16 bits) and real ones from 0 to 1 are stretched to 0 to 255, and
+    rounded. ``DataError`` where there are other numbers, whose white nobody knows.
     """
     if not picture.mode.startswith(("I", "F")):
         return np.asarray(picture.convert("RGB"))
     values = np.asarray(picture)
-    white = 1 if picture.mode == "F" else 65535
+    white = 1 if picture.mode == "F" else 2**bits - 1
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= white):
         kind = "real" if picture.mode == "F" else "whole"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
+from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.class_folders import (
     EXTENSIONS,
@@ -15,7 +18,7 @@ from fairflower.data.class_folders import (
     images_in,
 )
 from fairflower.data.federation import Ints
-from fairflower.data.files import NPZ_FORMAT, data_folder
+from fairflower.data.files import NPZ_FORMAT, data_folder, logger
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
 
@@ -24,10 +27,12 @@ class ImageFolder(ClassFolders):
     """``data.dir`` (or ``$FAIRFLOWER_DATA``) with ``<domain>/<class>/<image>``.
 
     A folder of ``<class>/<image>`` is a single domain of its own name. The classes are
-    the folders' names in all domains, sorted; a domain need not have all of them. Hidden
+    the folders' names in all domains, sorted; a domain need not have all of them, and names
+    that differ in case or spaces alone are refused, unless a domain has both. Hidden
     folders and ``__MACOSX`` are passed over, and images that lie deeper refused by name.
     Every fifth image of a class in order of the files' names, beginning with the first, is a
-    test image. Images of 16 bits are scaled by their depth, DICOM files as
+    test image. Grey images of more than 8 bits are scaled by their depth: 16 bits, or as many
+    as ``bits`` says, for it is not known from a file. DICOM files are scaled as
     `fairflower.data.dicom.read_dicom` says.
     Images are resized to 128x128 pixels unless ``data.image-size`` says otherwise. Each
     domain is divided equally among its clients by default; there is no augmentation, and
@@ -37,10 +42,14 @@ class ImageFolder(ClassFolders):
     title = "A folder of images"
     image_size = 128
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(
+        self, config: DataConfig, *, bits: Annotated[int | None, Range(8, 16)] = None
+    ) -> None:
         super().__init__(config)
-        folders = [path for domain in self.domains for path in folders_in(self.place(domain))]
-        self.classes = tuple(sorted(set(_names(folders))))
+        self.bits, self._depth_known = bits or 16, bits is not None
+        held = {domain: set(_names(folders_in(self.place(domain)))) for domain in self.domains}
+        self.classes = tuple(sorted(set().union(*held.values())))
+        self._check_twins(held)
 
     @cached_property
     def folder(self) -> Path:
@@ -76,6 +85,33 @@ class ImageFolder(ClassFolders):
                         "Name another folder as data.dir, or move the images."
                     )
         return super()._from_files(folder)
+
+    def _check_twins(self, held: Mapping[str, set[str]]) -> None:
+        """Refuse classes that are surely one, given those of each domain."""
+        alike: dict[str, list[str]] = {}
+        for name in self.classes:
+            alike.setdefault(_plain(name).casefold(), []).append(name)
+        for twins in alike.values():
+            # A domain that has both "A" and "a" means two.
+            together = any(own.issuperset(twins) for own in held.values())
+            if len(twins) > 1 and not (together and len(set(map(_plain, twins))) == len(twins)):
+                places = [next(d for d, own in held.items() if name in own) for name in twins]
+                found = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
+                raise DataError(
+                    f"{self.folder}: the classes {found} read alike. Rename their folders: the "
+                    "same if they are one class, else so that more than case or spaces differs."
+                )
+
+    def _warn_of_depth(self, domain: str, largest: int) -> None:
+        bits = next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
+        if largest and bits < 16 and not self._depth_known:
+            self._depth_known = True  # once will do
+            name = f"{self.config.name}:bits={bits}"
+            logger.warning(
+                "%s: in images of 16 bits the largest number is %d, and white 65535: they come out "
+                "dark. If white is %d, name the data %s (--data %s).",
+                *(self.source(domain), largest, 2**bits - 1, name, name),
+            )
 
     def _check_complete(self, where: str, labels: Ints) -> None:
         if not len(labels):
@@ -118,6 +154,11 @@ def _names(paths: Iterable[Path]) -> list[str]:
         except UnicodeEncodeError:
             raise DataError(f"{name!r}: the name is not UTF-8. Rename it.") from None
     return names
+
+
+def _plain(name: str) -> str:
+    """A name as a person reads it: "é" is the same in one character and in two."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def _needed(config: DataConfig, content: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,14 @@ def folder(root: Path, classes: dict[str, str], count: int = 6) -> Path:
 
 
 def config(root: Path, **changes: Any) -> DataConfig:
-    settings = {"image_size": 4, "clients_per_domain": 2, **changes}
-    return DataConfig(name="images", dir=str(root), **settings)
+    settings = {"name": "images", "image_size": 4, "clients_per_domain": 2, **changes}
+    return DataConfig(dir=str(root), **settings)
 
 
-def pixels(federation: Federation) -> set[tuple[int, int, str]]:
+def pixels(federation: Federation, at: int = 0) -> set[tuple[int, int, str]]:
     """Pixel, label and domain of every image, for training or tests."""
     return {
-        (int(x[0, 0, 0]), int(y), client.domain)
+        (int(x[0, at, at]), int(y), client.domain)
         for client in federation.clients
         for split in (federation.train, federation.client_test)
         for x, y in zip(*split(client.client_id), strict=True)
@@ -95,17 +96,44 @@ def test_numbers_whose_white_is_unknown_are_refused_by_name(
         prepare(config(root, clients_per_domain=1))
 
 
-@pytest.mark.parametrize(("white", "warned"), [(4095, True), (65535, False)])
-def test_twelve_bits_in_files_of_sixteen_are_warned_of(
-    white: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def deep(root: Path, *largest: int) -> Path:
+    """Two classes of images in 16 bits by domain, of numbers up to the ``largest``."""
+    for domain, value in zip("abc", largest, strict=False):
+        for label in ("cat", "dog"):
+            (root / domain / label).mkdir(parents=True)
+            for number in range(6):
+                values = np.array([[0, value // 2], [value, value]], np.uint16)
+                Image.fromarray(values).save(root / domain / label / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits"),
+    [(0, 16), (255, 8), (1000, 10), (4095, 12), (4096, 14), (16384, 16), (65535, 16)],
+)
+def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
+    largest: int, bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for label in ("cat", "dog"):
-        (tmp_path / "a" / label).mkdir(parents=True)
-        for number in range(6):
-            values = np.full((4, 4), white, np.uint16)
-            Image.fromarray(values).save(tmp_path / "a" / label / f"{number}.png")
-    prepare(config(tmp_path))
-    assert ("the images of train are nearly black" in caplog.text) is warned
+    prepare(config(deep(tmp_path, largest, largest), image_size=2))
+    named = f"largest number is {largest}, and white 65535: they come out dark. If white is "
+    named += f"{2**bits - 1}, name the data images:bits={bits} (--data images:bits={bits})."
+    assert len(caplog.messages) == (bits < 16)
+    assert (named in caplog.text) is (bits < 16)
+
+
+@pytest.mark.parametrize(("bits", "white"), [(12, 255), (14, 64), (16, 16)])
+def test_the_depth_of_all_images_can_be_named(
+    bits: int, white: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = config(deep(tmp_path, 4095), image_size=2, name=f"images:bits={bits}")
+    assert {pixel for pixel, *_ in pixels(prepare(made), 1)} == {white}
+    assert not caplog.messages
+
+
+def test_numbers_beyond_the_depth_that_was_named_are_refused(tmp_path: Path) -> None:
+    made = config(deep(tmp_path, 4095, 5000), image_size=2, name="images:bits=12")
+    with pytest.raises(DataError, match=r"b/.*png: found whole numbers from 0 to 5000; .* 4095"):
+        prepare(made)
 
 
 def dicom(path: Path, values: NDArray[Any], **header: Any) -> Path:
@@ -221,6 +249,36 @@ def test_the_classes_are_those_of_all_domains(tmp_path: Path) -> None:
         (23, 3, "y"),
         (40, 0, "z"),
     }
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("Stripe", "stripe"), ("stripe", "stripe "), (" stripe", "Stripe"), ("cafe\u0301", "caf\xe9")],
+)
+def test_classes_that_are_surely_one_are_refused_by_name(
+    one: str, two: str, tmp_path: Path
+) -> None:
+    root = folder(tmp_path, {"a": "x dot", "b": "x dot"})
+    (root / "a" / "x").rename(root / "a" / one)
+    (root / "b" / "x").rename(root / "b" / two)
+    found = f"the classes {one!r} (in a), {two!r} (in b) read alike. Rename"
+    with pytest.raises(DataError, match=re.escape(found)):
+        prepare(config(root))
+    (root / "b" / two).rename(root / "b" / one)
+    assert prepare(config(root)).classes == tuple(sorted(("dot", one)))
+
+
+def test_a_domain_that_has_both_of_two_classes_means_two(tmp_path: Path) -> None:
+    (tmp_path / "probe").touch()
+    if (tmp_path / "PROBE").exists():
+        pytest.skip("This disk does not tell small letters from large ones.")
+    root = folder(tmp_path / "root", {"letters": "x a b", "few": "x b"})
+    for domain in ("letters", "few"):
+        (root / domain / "x").rename(root / domain / "A")
+    assert prepare(config(root, clients_per_domain=1)).classes == ("A", "a", "b")
+    (root / "few" / "A").rename(root / "letters" / "a ")
+    with pytest.raises(DataError, match=r"'A' \(in letters\), 'a' .*, 'a ' \(in letters\) read"):
+        prepare(config(root, clients_per_domain=1))
 
 
 def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from command import call
-from processes import SCRIPTS, TIMEOUT, environment, family, outliving, run, started
+from processes import ROOT, SCRIPTS, TIMEOUT, environment, family, outliving, run, started
 
 from fairflower.report import read_run
 
@@ -29,13 +29,14 @@ SETTINGS = {
 }
 
 
-def command(folder: Path, **settings: object) -> list[str | Path]:
-    pairs = (
-        SETTINGS
-        | {"output-dir": folder}
-        | {k.replace("__", ".").replace("_", "-"): v for k, v in settings.items()}
-    )
-    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={v}" for k, v in pairs.items())]
+def settings(folder: Path, **more: object) -> dict[str, object]:
+    changes = {k.replace("__", ".").replace("_", "-"): v for k, v in more.items()}
+    return SETTINGS | {"output-dir": str(folder)} | changes
+
+
+def command(folder: Path, **more: object) -> list[str | Path]:
+    pairs = settings(folder, **more).items()
+    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={v}" for k, v in pairs)]
 
 
 def inline(command: Sequence[str | Path]) -> None:
@@ -54,14 +55,55 @@ WITHOUT_RUN_SIMULATION = (
 )
 
 
+#: Runs of eight clients by their kind of data. SCAFFOLD's keep something from round to round.
+KINDS = {
+    "images": {"client__name": "scaffold", "strategy__name": "uniform"},
+    "features": {
+        "data__name": "randhie",
+        "data__examples_per_client": 100,
+        "client__name": "scaffold",
+        "strategy__name": "fedequilibria",  # clients measure what it needs
+    },
+    "tokens": {
+        "data__name": "vectors:Texts",  # of two domains, the others of four
+        "data__clients_per_domain": 4,
+        "client__name": "moon",
+        "strategy__name": "fedheal",
+    },
+}
+
+# One engine for all of them, as it takes so long to start.
+IN_TURN = """
+import json, sys
+from rich.console import Console
+from fairflower.config import RunConfig
+from fairflower.engines.launch import launch
+from fairflower.server.session import Session
+
+configs = [RunConfig.from_flat(given) for given in json.loads(sys.argv[1])]
+
+def server(grid):
+    for config in configs:
+        Session(grid, config, Console(width=200)).run()
+
+launch(server, configs[0], 8)
+"""
+
+
 def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path):
-    """SCAFFOLD's clients keep something from round to round, wherever they train."""
-    method = {"client__name": "scaffold", "strategy__name": "uniform", "workers": 2}
-    inline(command(tmp_path, run_name="inline", **method))
+    for kind, method in KINDS.items():
+        inline(command(tmp_path, run_name=f"{kind}-inline", **method))
     for engine in ("ray", "flower"):  # with one worker: below
-        named = command(tmp_path, run_name=engine, engine=engine, **method)
-        run(named, env=environment(tmp_path))
-        assert model(tmp_path / engine) == model(tmp_path / "inline"), engine
+        chosen = {"engine": engine, "workers": 2}
+        given = [
+            settings(tmp_path, run_name=f"{kind}-{engine}", **method, **chosen)
+            for kind, method in KINDS.items()
+        ]
+        script = [sys.executable, "-c", IN_TURN, json.dumps(given)]
+        run(script, env=environment(tmp_path), cwd=ROOT / "tests")
+        for kind in KINDS:
+            made, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            assert made == same, f"{kind} on {engine}"
 
 
 def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):
