@@ -8,16 +8,18 @@ import pickle
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision.models import WeightsEnum
 
 from fairflower.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchvision.models import WeightsEnum
 
 
 def from_text(text: str) -> dict[str, Tensor]:

@@ -64,6 +64,13 @@ CLIENTS = Methods(
     base="fairflower.clients:Trainer",
 )
 
+#: What a strategy can ask clients to measure: `fairflower.training.measurements` says how.
+MEASUREMENTS = (
+    *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
+    *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
+    *("fisher", "representation", "received_representation"),
+)
+
 #: What examples are, by how many numbers their shape has: (features,), (vocabulary, length) of
 #: token ids, (channels, height, width).
 KINDS = {1: "features", 2: "tokens", 3: "images"}
@@ -94,22 +101,22 @@ MODELS = Described(
             "file, for pretrained ones",
         ),
         "prompt-vit-tiny": (
-            "prompt_vit:prompt_vit_tiny",
+            "prompt_vits:prompt_vit_tiny",
             "FedGCR's prompts for a frozen ViT, small enough for a CPU: 0.76 M parameters "
             "pretrained on printed characters; 0.13 M are trained",
         ),
         "prompt-vit-b-16": (
-            "prompt_vit:prompt_vit_b_16",
+            "prompt_vits:prompt_vit_b_16",
             "FedGCR's prompts for a frozen ViT-B/16: 85.8 M parameters pretrained on ImageNet; "
             "4.7 M are trained",
         ),
         "vpt-vit-tiny": (
-            "prompt_vit:vpt_vit_tiny",
+            "prompt_vits:vpt_vit_tiny",
             "prompt-vit-tiny without GC-Net, visual prompt tuning (Jia et al. 2022), the base of "
             "FedGCR's ablation: 1.8 k are trained",
         ),
         "vpt-vit-b-16": (
-            "prompt_vit:vpt_vit_b_16",
+            "prompt_vits:vpt_vit_b_16",
             "prompt-vit-b-16 without GC-Net, likewise: 10.8 k are trained",
         ),
     },
@@ -175,7 +182,11 @@ DATA_SETS = Described(
             "embedded, features: visits to doctors in the RAND Health Insurance Experiment, by "
             "self-rated health (excellent, good, fair, poor)",
         ),
-        "images": ("own_folder:ImageFolder", "your own: a folder with <domain>/<class>/<image>"),
+        "images": (
+            "own_folder:ImageFolder",
+            "your own: a folder with <domain>/<class>/<image>; images:bits=12 where grey files of "
+            "16 bits hold numbers of 12",
+        ),
         "npz": (
             "own_folder:NpzFolder",
             "your own: a folder with one <domain>.npz per domain (x_train, y_train, "

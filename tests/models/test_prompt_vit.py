@@ -25,8 +25,9 @@ from fairflower.clients import SGD, ClientData, Images, fisher_diagonal, mean_gr
 from fairflower.config import ModelConfig, RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.models import prompt_vit, recall, remember
-from fairflower.models.prompt_vit import PromptViT, vit_tiny
+from fairflower.models import prompt_vits, recall, remember
+from fairflower.models.prompt_vit import PromptViT
+from fairflower.models.prompt_vits import vit_tiny
 from fairflower.models.weights import from_text
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
@@ -112,7 +113,7 @@ def test_the_parts_are_those_of_the_paper_and_its_code() -> None:
 
 def test_vit_b_16_has_the_sizes_of_the_paper() -> None:
     with torch.device("meta"):
-        model = PromptViT(prompt_vit.vit_b_16(), 10, (3, 224, 224))
+        model = PromptViT(prompt_vits.vit_b_16(), 10, (3, 224, 224))
     count = {
         name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()
     }
@@ -290,9 +291,9 @@ def test_what_tells_a_type_without_gc_net_is_what_gc_net_would_see() -> None:
 def test_vpt_vit_b_16_trains_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: dict[str, Tensor] = {}
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", lambda *args, **options: weights)
-    monkeypatch.setattr(prompt_vit, "_load", lambda *args: None)
+    monkeypatch.setattr(prompt_vits, "_load", lambda *args: None)
     with torch.device("meta"):
-        model = prompt_vit.vpt_vit_b_16(10, (3, 224, 224))
+        model = prompt_vits.vpt_vit_b_16(10, (3, 224, 224))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 10_762
     assert sum(a.numel() for a in model.travelling().values()) == 4 * 768 + 7_690
     assert sum(p.numel() for p in model.vit.parameters()) == 85_798_656
@@ -483,7 +484,7 @@ def test_without_a_network_the_error_says_where_the_weights_are(
         raise URLError("no route to host")
 
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", fail)
-    monkeypatch.setattr(prompt_vit, "vit_b_16", vit_tiny)  # nobody waits for a large one
+    monkeypatch.setattr(prompt_vits, "vit_b_16", vit_tiny)  # nobody waits for a large one
     with pytest.raises(ConfigError, match=r"no route.*https://.*vit_b_16.*model\.weights"):
         models.build("prompt-vit-b-16", 5, SHAPE, seed=0, weights=weights)
 
