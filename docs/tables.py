@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fairflower import config as run_config
+from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.plans.tuning import tunables
 from fairflower.registry import CLIENTS
@@ -64,6 +67,22 @@ def measurements() -> str:
     return _table(("name", "sent as", "of the model", "what it is"), rows)
 
 
+def cohort() -> str:
+    """All that a rule gets of a round, in the code's own words."""
+    notes = re.findall(r"((?:    #: .*\n)+)    (\w+):", inspect.getsource(Cohort))
+    rows = [(f"`{name}`", _cell(re.sub(r"\s*#: ", " ", note))) for note, name in notes]
+    for name, member in vars(Cohort).items():
+        if name.startswith("_") or not isinstance(member, property | FunctionType):
+            continue
+        taken = ""
+        if isinstance(member, FunctionType):
+            _, *given = inspect.signature(member).parameters.values()
+            taken = f"({', '.join(p.name for p in given if p.default is p.empty)})"
+        what, *_ = (member.__doc__ or "").split("\n\n")
+        rows.append((f"`{name}{taken}`", _cell(what)))
+    return _table(("`cohort.`", "what it is"), rows)
+
+
 def clients() -> str:
     """For each method of local training, what travels beside the model."""
     rows = []
@@ -105,7 +124,10 @@ def settings() -> str:
 
 TABLES = {
     table.__name__: table
-    for table in (all_strategies, all_clients, strategies, measurements, clients, ranges, settings)
+    for table in (
+        *(all_strategies, all_clients, strategies, measurements, cohort),
+        *(clients, ranges, settings),
+    )
 }
 
 
@@ -128,6 +150,11 @@ def with_settings(project: str) -> str:
 def _summary(method: type) -> str:
     """The first line of its docstring, without the full stop."""
     return (method.__doc__ or "").strip().splitlines()[0].removesuffix(".")
+
+
+def _cell(text: str) -> str:
+    """A comment or a docstring as a cell of a table."""
+    return " ".join(text.split()).removesuffix(".").replace("``", "`").replace("|", "\\|")
 
 
 def _need(strategy: type[FairStrategy], need: str) -> str:

@@ -152,9 +152,8 @@ def _federation(text: str) -> Federation:
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
     """A client's share of the federation's data, or those of its own site, as it is to see them."""
     own, number = (federation, client_id) if site is None else (site, 0)
-    splits = [own.train(number), own.client_test(number)]
-    if own.validation_sizes:
-        splits.append(own.client_test(number, "validation"))
+    names = ("train", "test", "validation") if own.validation_sizes else ("train", "test")
+    splits = own.splits(number, *names)
     if site is not None:
         splits = [as_in(federation, site, split) for split in splits]
     train, test, *validation = splits

@@ -24,6 +24,10 @@ class RoundFailed(UserError, RuntimeError):
     """Too few usable replies to go on; the message names who is missing and why."""
 
 
+class RuleError(UserError, RuntimeError):
+    """A strategy that raised something in its own code; the message says what, and where."""
+
+
 class EngineError(UserError, RuntimeError):
     """What clients run on cannot go on; the message says why, and the remedy."""
 

@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
-    except OSError:  # a full disk is not to be filled by what is of no use
+    except BaseException:  # a disk is not to be filled by what is of no use
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -16,6 +19,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.server.client_proxy import ClientProxy
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+#: Seconds that Flower's process waits for a run that it asked to stop: a test may take that long.
+PATIENCE = 60.0
 
 
 def identify(run_id: int = 1, node_id: int = 1) -> None:
@@ -41,6 +47,39 @@ def identify_if_nobody_has() -> None:
         return
     except RuntimeError:  # not set
         identify()
+
+
+@contextmanager
+def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
+    """Set ``stop`` when Flower ends this process, as after ``flwr stop``, and have it wait.
+
+    Flower's simulation runs a ServerApp in a thread that it tells nothing, and ends the process
+    five seconds later; in a deployment ``SystemExit`` is raised where the ServerApp is.
+    """
+    done = threading.Event()
+    here = threading.current_thread()
+
+    def leave() -> None:
+        stop.set()
+        if threading.current_thread() is not here:
+            done.wait(PATIENCE)
+
+    _call_before_exit(leave)
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _call_before_exit(handler: Callable[[], None]) -> None:
+    for place in ("flwr.supercore.exit", "flwr.common.exit"):  # newer Flower, and older
+        with suppress(ImportError):
+            add = importlib.import_module(place).add_exit_handler
+            try:
+                add(handler, run_before_force_exit=True)
+            except TypeError:  # older Flower gives all handlers together five seconds
+                add(handler)
+            return
 
 
 def node_of(proxy: ClientProxy) -> int:

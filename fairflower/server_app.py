@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from flwr.app import Context
@@ -9,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from fairflower.config import RunConfig, keys
+from fairflower.flower import stopping_with_flower
 from fairflower.server.checkpoint import continued
 from fairflower.server.session import Session
 
@@ -24,4 +26,6 @@ def main(grid: Grid, context: Context) -> None:
         flat, defaults = config.to_flat(), keys()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = continued(Path(config.resume), given)
-    Session(grid, config, Console(width=200, force_terminal=False)).run()
+    console, stop = Console(width=200, force_terminal=False), threading.Event()
+    with stopping_with_flower(stop):
+        Session(grid, config, console, stop=stop).run()

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes import SCRIPTS, TIMEOUT, environment, free_port, run, started
+from processes import SCRIPTS, TIMEOUT, environment, run, started
+
+from fairflower.deploy.trial import free_port
 
 
 class Flower:
@@ -34,12 +36,16 @@ class Flower:
     def __call__(self, *arguments: str) -> str:
         return run([self.scripts / "flwr", *arguments], env=self.env, cwd=self.app)
 
-    def run(self, settings: dict[str, str], supernodes: int) -> dict[str, Any]:
-        """Make a run; its row in ``flwr ls`` once it has finished."""
+    def start(self, settings: dict[str, str], supernodes: int) -> str:
+        """Submit a run; its id."""
         pairs = " ".join(f"{key}={value}" for key, value in settings.items())
         federation = f"num-supernodes={supernodes} client-resources-num-cpus=1"
         options = ["--run-config", pairs, "--federation-config", federation]
-        run_id = json.loads(self("run", ".", "--format", "json", *options))["run-id"]
+        return str(json.loads(self("run", ".", "--format", "json", *options))["run-id"])
+
+    def run(self, settings: dict[str, str], supernodes: int) -> dict[str, Any]:
+        """Make a run; its row in ``flwr ls`` once it has finished."""
+        run_id = self.start(settings, supernodes)
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             (row,) = json.loads(self("ls", "--run-id", run_id, "--format", "json"))["runs"]

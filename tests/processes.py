@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,13 @@ def belonging_to(home: Path) -> list[psutil.Process]:
     return found
 
 
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
 def session(pid: int) -> int | None:
     """The session of a process, which it keeps when its parent ends before it."""
     try:
@@ -115,10 +122,3 @@ def outliving(members: Iterable[psutil.Process], seconds: float) -> list[psutil.
     """Which of ``members`` still run after ``seconds``; zombies do not count."""
     _, alive = psutil.wait_procs(list(members), timeout=seconds)
     return [m for m in alive if m.is_running() and m.status() != psutil.STATUS_ZOMBIE]
-
-
-def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairflower.aggregation import clusters
+from fairflower.aggregation.cohort import Cohort
 from fairflower.config import DataConfig
 from fairflower.data.partition import parts_of
 from fairflower.engines.inline import InlineGrid
@@ -140,8 +142,16 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
     assert found["rise"] > 0
 
 
-def test_the_rule_of_the_page_keeps_what_the_page_has_it_checked_for(programs: Any) -> None:
+def test_the_rules_of_the_page_keep_what_the_page_has_one_checked_for(programs: Any) -> None:
     check_strategy(programs("mine.py")["LossPower"], power=2.0)
+    check_strategy(programs("smoothed.py")["Smoothed"])
+
+
+def test_every_field_of_a_cohort_is_told_of() -> None:
+    told = needs.cohort()
+    for field in dataclasses.fields(Cohort):
+        assert told.count(f"| `{field.name}` | ") == 1
+    assert "| `average(weights)` | The weighted mean" in told
 
 
 QUICK = {

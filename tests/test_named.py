@@ -99,6 +99,9 @@ class Unreadable(FedAvg):
     def __init__(self, *, power: "Nowhere" = 1.0, **options):
         super().__init__(**options)
 
+class Misspells(FedAvg):
+    needs = ("received_los",)
+
 def helper(): ...
 """
 
@@ -254,6 +257,7 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         ("mine:Mine:power=-1", r"strategy\.power = -1: expected a number from 0"),
         ("mine:Mine:mode=fats", r"strategy\.mode = 'fats': expected fast or slow"),
         ("mine:helper", r"'mine:helper' is no strategy: expected a subclass of fairflower"),
+        ("mine:Misspells", r"Misspells: Unknown measurement 'received_los'\. Did you mean"),
         ("mine:fairflower", "is no strategy"),
         ("json:loads", "is no strategy"),
         ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),
@@ -268,6 +272,13 @@ def test_a_strategy_that_cannot_be_had_is_explained(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({"strategy.name": name})
+
+
+def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) -> None:
+    (strategy,) = StrategyConfig.parse("mine:Mine:powr=1")
+    with pytest.raises(ConfigError, match=r"Did you mean 'strategy\.power'\?") as told:
+        RunConfig.from_flat(strategy.over({}))
+    assert "strategy.tau" not in str(told.value)
 
 
 @pytest.mark.usefixtures("example")

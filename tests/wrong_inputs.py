@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('fedgcr:num-clusters=some', "strategy.num-clusters = 'some': expected a number from 1 or auto."),
             ('term:t=none', 'strategy.t = None: expected a finite number.'),
             ('fedga:step=x', "strategy.step = 'x': expected a number from 0."),
-            ('fairfed:metric=f1', 'Round 1: 0 of 20 clients sent a usable reply, fewer than the 10 that min-clients asks for.'),
+            ('fairfed:metric=f1', "fairfed: Unknown measurement 'f1'. Valid: "),
             (',', 'No strategy was named. Example: fedheal'),
         ],
     ),

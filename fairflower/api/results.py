@@ -174,7 +174,7 @@ class Result(Results):
 
     @property
     def status(self) -> str:
-        """``"completed"``, ``"stopped"``, ``"failed"`` or ``"running"``."""
+        """``"completed"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``."""
         return self.run.status
 
     @property

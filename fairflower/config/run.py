@@ -35,7 +35,7 @@ from fairflower.config.settings import (
 )
 from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
 from fairflower.errors import ConfigError
-from fairflower.registry import MODEL_OF, PLAIN, PRETRAINED, TRACKERS
+from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN, PRETRAINED, TRACKERS
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,20 @@ def methods_of(flat: Mapping[str, Any]) -> list[MethodChoice]:
 def check_key(key: str, methods: Iterable[MethodChoice] = ()) -> None:
     """Raise ``ConfigError`` with the nearest valid key if there is no such key.
 
-    There are those of every built-in method's arguments, and those of the ``methods``.
+    There are those of every built-in method's arguments, and those of the ``methods``: in a
+    method's table these alone are named as valid.
     """
-    if key not in (*_schema(), *_NAMES) and key not in keys():
-        valid = {
-            *keys(),
-            *(f"{m.TABLE}.{kebab(arg)}" for m in methods for arg in m.method.arguments()),
-        }
-        if key not in valid:
-            raise ConfigError(unknown("run config key", key, valid, describe()))
+    if key in (*_schema(), *_NAMES) or key in keys():
+        return
+    named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
+    own = {f"{m.TABLE}.{kebab(arg)}" for m in named for arg in m.method.arguments()}
+    if key in own:
+        return
+    valid = own | {f"{m.TABLE}.name" for m in named} or keys()
+    words = unknown("run config key", key, valid, describe())
+    if named and not own:
+        words += f" There are no arguments of {', '.join(m.name for m in named)}."
+    raise ConfigError(words)
 
 
 def describe() -> dict[str, str]:
@@ -276,6 +281,11 @@ def _check(config: RunConfig) -> None:
         rule = config.strategy.method(**config.strategy.args)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
+    for name in rule.measurements:
+        if name not in MEASUREMENTS:
+            raise ConfigError(
+                f"{config.strategy.name}: {unknown('measurement', name, MEASUREMENTS)}"
+            )
     try:
         client.make_exchanges(config.client.args)
     except ValueError as error:

@@ -119,11 +119,19 @@ def script(name: str) -> str:
     return str(Path(sysconfig.get_path("scripts"), name))
 
 
+#: Ports that were found: who will listen there may still be starting.
+_found: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listened on a moment ago, and another one at every call."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port not in _found:
+            _found.add(port)
+            return port
 
 
 #: What the ``flwr`` command calls the SuperLink.
@@ -150,8 +158,8 @@ class Trial:
 
     Everything is in ``folder``: certificates, keys, logs, what the sites keep, run folders.
     ``sites``, the SuperNodes, are in the order of ``node_configs``; ``say`` gets a line at a
-    time of what is being done, and the ServerApp's log. ``ConfigError`` if Flower is too old,
-    and ``TrialError`` on entering if a process does not start.
+    time of what is being done, and the ServerApp's log. ``ConfigError`` if Flower is too old or
+    something is in the folder, and ``TrialError`` on entering if a process does not start.
     """
 
     def __init__(
@@ -163,6 +171,11 @@ class Trial:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
             raise ConfigError(f"A trial needs Flower 1.40 or newer; this is {version('flwr')}.")
         self.folder = folder.absolute()
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigError(
+                f"{self.folder} is not empty: a trial needs a folder of its own, also after one "
+                "that failed. Remove it, or give another --output-dir."
+            )
         self.say = say
         self.port = free_port()
         self.certificates = make_certificates(self.folder / "certificates", [HOST, "localhost"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from fairflower.trackers import check_tracker
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
 
+    from fairflower.data import Federation
     from fairflower.plans.parallel import Agenda
     from fairflower.server.telling import OnRound
 
@@ -38,6 +40,30 @@ def doing(what: str, console: Console) -> Iterator[Status]:
 def announce(plan: Plan, console: Console) -> None:
     """Print what is run."""
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
+
+
+def setting(plan: Plan, federation: Federation) -> str:
+    """What all runs of a plan train on, and how, in two lines."""
+
+    def of_all(key: str) -> str:
+        found = {str(attrgetter(key)(config)) for config in plan.runs}
+        return found.pop() if len(found) == 1 else "various"
+
+    clients, domains = len(federation.clients), len(federation.domains)
+    sizes = {
+        "to train on": sum(client.num_examples for client in federation.clients),
+        "for validation": sum(federation.validation_sizes),
+        "for tests": sum(federation.test_sizes),
+    }
+    asked = of_all("fraction_train")
+    return (
+        f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
+        f"{'s' * (domains > 1)}; {federation.kind}: "
+        + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
+        + f"\n  training  {of_all('model.name')}, lr {of_all('train.lr')}, local epochs "
+        f"{of_all('train.local_epochs')}, batch size {of_all('train.batch_size')}, "
+        f"{of_all('train.optimizer')}" + f", fraction-train {asked}" * (asked != "1.0")
+    )
 
 
 def going_on(plan: Plan, folder: Path, console: Console) -> Plan:
@@ -87,7 +113,8 @@ def execute(
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     with doing(f"Preparing {first.data.name}", console):
-        num_clients = len(prepare(first.data).clients)
+        federation = prepare(first.data)
+    console.print(escape(setting(plan, federation)), soft_wrap=True, highlight=False)
     jobs = fitting(plan) if jobs is None else jobs
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
@@ -103,7 +130,7 @@ def execute(
                         starting.stop()
                         plan.execute(grid, console, stop, folders, on_round)
 
-                    launch(run_all, first, num_clients)
+                    launch(run_all, first, len(federation.clients))
         except Stopped:
             console.print("Stopped." + (" The run folder has what was done." if folders else ""))
             raise KeyboardInterrupt from None

@@ -201,7 +201,7 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> No
     ----------
     rows : sequence of mapping
         Of `fairflower.report.leaderboard.COLUMNS`; they take the place of all that the file has
-        of their benchmarks.
+        of their methods and benchmarks.
     page : Path
         Of HTML, for all of it; self-contained, with tables that can be sorted.
     """

@@ -17,7 +17,7 @@ from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunError
 from fairflower.server.figures import WINDOW as WINDOW
-from fairflower.server.folder import LEVELS
+from fairflower.server.folder import LEVELS, is_held, read_facts
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -71,8 +71,8 @@ class Run(Tests):
     path: Path
     #: Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
     label: str
-    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"`` or ``"running"`` (also left by
-    #: a process that was killed).
+    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"``, ``"running"``, or ``"killed"``:
+    #: ``run.json`` says that it runs, but no process of this machine is at work on it.
     status: str
     #: Domain names, D of them.
     domains: tuple[str, ...]
@@ -156,6 +156,10 @@ def read_run(path: str | Path) -> Run:
     scores = {score: history[of_domains, score] for score in SCORES if history[of_domains, score]}
 
     status = str(info["status"])
+    if status == "running" and not is_held(path):
+        if read_facts(path)["status"] != status:  # it has ended meanwhile
+            return read_run(path)
+        status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
         raise RunError(f"{path} has no round that was trained and tested ({status}).{reason}")

@@ -29,6 +29,9 @@ from fairflower.server.figures import History
 #: Levels of the history, of domains and of clients, by the images that these were tested on.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
+#: What Flower and fairflower said of a run, and the error that ended it.
+LOG = "log.txt"
+
 #: Files that a run appends to.
 GROWING = ("history.csv", "diagnostics.jsonl")
 
@@ -52,7 +55,7 @@ class RunFolder:
     (status, versions, machine, clients), ``history.csv`` (columns round, level,
     name, metric, value; `LEVELS`), ``diagnostics.jsonl`` (one object per round, and one more for a
     test from which replies were dropped), ``model.safetensors`` (the final model),
-    ``log.txt``, and ``checkpoints`` (`fairflower.server.checkpoint`). Only one process at a time
+    `LOG`, and ``checkpoints`` (`fairflower.server.checkpoint`). Only one process at a time
     can write it, from `create` or `reopen` to `finish`.
     """
 
@@ -280,6 +283,18 @@ def hold(path: Path) -> int:
     except OSError:
         pass  # a file system without locks
     return descriptor
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process of this machine holds a folder, or there are no locks to tell it."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        finally:
+            os.close(descriptor)
+    return True
 
 
 def _name(config: RunConfig, label: str) -> str:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import StopRun
+from fairflower.errors import USER_ERRORS, RuleError, StopRun
 from fairflower.flower import copied
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.figures import Figures, settled
-from fairflower.server.folder import LEVELS, RunFolder
+from fairflower.server.folder import LEVELS, LOG, RunFolder
 from fairflower.server.meeting import Meeting
 from fairflower.server.progress import RunProgress
 from fairflower.server.roll import NodeTracker
@@ -146,7 +149,7 @@ class Rounds:
             replies = self._exchange(messages)
         before = dict(strategy.merged_rounds)
         with _timed(seconds, "merge_seconds"):
-            merged, _ = strategy.aggregate_train(server_round, replies)
+            merged = self._merge(server_round, replies)
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
@@ -157,6 +160,23 @@ class Rounds:
         )
         self._check_memories(before)
         return merged
+
+    def _merge(self, server_round: int, replies: Iterable[Message]) -> ArrayRecord | None:
+        """The next model; ``RuleError`` where the strategy, which may be anybody's, breaks."""
+        try:
+            return self.strategy.aggregate_train(server_round, replies)[0]
+        except USER_ERRORS:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            file = getattr(sys.modules.get(type(self.strategy).__module__), "__file__", None)
+            place = [frame for frame in frames if frame.filename == file] or frames
+            raise RuleError(
+                f"Round {server_round}: {self.config.strategy.name} broke off with "
+                f"{type(error).__name__}: {error} ({Path(place[-1].filename).name}, line "
+                f"{place[-1].lineno}, in {place[-1].name}). The traceback is in "
+                f"{self.folder.path / LOG}."
+            ) from error
 
     def _check_memories(self, merged: Mapping[int, int]) -> None:
         """Name the clients that have lost what they kept when they were last ``merged``."""

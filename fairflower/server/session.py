@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from fairflower.machine import about_precision
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.folder import RunFolder
+from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.meeting import Meeting, meet
 from fairflower.server.progress import RunProgress
 from fairflower.server.rounds import Rounds
@@ -91,6 +92,8 @@ class Session:
             If the disk is full, or the run folder can no longer be written.
         RoundFailed
             If too few clients sent a usable update.
+        RuleError
+            If the strategy raised something else.
         Stopped
             If ``stop`` was set.
         """
@@ -101,7 +104,7 @@ class Session:
         run_id = saved.run_id if saved else folder.run_id
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
         telling = Telling(folder, self.config, self.on_round)
-        with _logged(folder):
+        with _logged(folder) as log:
             if note := about_precision(self.config.train.precision, meeting.evaluator.device):
                 logger.warning(note)
             progress.start(folder.path)
@@ -113,7 +116,7 @@ class Session:
                 folder.finish("stopped")
             except Pruned as reason:
                 self._close(folder, run_id, "pruned", str(reason))
-            except (Stopped, KeyboardInterrupt, SystemExit):  # the last is `flwr stop`
+            except Stopped:
                 folder.finish("stopped")
                 raise
             except OSError as error:
@@ -123,8 +126,12 @@ class Session:
                     f"{told(error)} What was done is in the run folder, and goes on with: "
                     f"fairflower run --resume {shlex.quote(str(folder.path))}"
                 ) from error
-            except BaseException as error:
+            except Exception as error:
+                log.traceback()
                 folder.finish("failed", f"{type(error).__name__}: {error}")
+                raise
+            except BaseException:  # Ctrl-C, or what `flwr stop` raises: SystemExit, or Flower's own
+                folder.finish("stopped")
                 raise
             else:
                 self._close(folder, run_id, "completed")
@@ -172,14 +179,14 @@ class Session:
 
 
 @contextmanager
-def _logged(folder: RunFolder) -> Iterator[None]:
+def _logged(folder: RunFolder) -> Iterator[_LogFile]:
     """Copy Flower's log, and fairflower's, into the run folder."""
-    handler = _LogFile(folder.path / "log.txt", encoding="utf-8")
+    handler = _LogFile(folder.path / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("flwr")
     root.addHandler(handler)
     try:
-        yield
+        yield handler
     finally:
         root.removeHandler(handler)
         with suppress(OSError):
@@ -188,6 +195,11 @@ def _logged(folder: RunFolder) -> Iterator[None]:
 
 class _LogFile(logging.FileHandler):
     """A log that a full disk ends in silence: the run itself will say what is wrong."""
+
+    def traceback(self) -> None:
+        """Write down the error that ends the run, and where it comes from; here alone."""
+        facts = {"name": logger.name, "levelname": "ERROR", "msg": "The run failed:"}
+        self.handle(logging.makeLogRecord({**facts, "exc_info": sys.exc_info()}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Print no traceback."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.config import unknown
+from fairflower.registry import MEASUREMENTS
 from fairflower.strategies import FairStrategy
 from fairflower.testing.rounds import MODEL, Rounds, still, updates
 
@@ -28,8 +32,21 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     AssertionError
         With what is broken, and what to do.
     """
-    for check in CHECKS:
-        check(lambda **options: rule(**arguments, **options))
+    with _quiet():
+        for check in CHECKS:
+            check(lambda **options: rule(**arguments, **options))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of clients that are away on purpose."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def check_arguments(make: Make) -> None:
@@ -47,6 +64,15 @@ def check_arguments(make: Make) -> None:
     assert (options.fraction_train, options.min_train_nodes) == (0.5, 3), (
         f"{rule.__name__}: hand **options on to super().__init__."
     )
+
+
+def check_measurements(make: Make) -> None:
+    """Clients can measure what it needs."""
+    rule = make()
+    for name in rule.measurements:
+        assert name in MEASUREMENTS, (
+            f"{type(rule).__name__}: {unknown('measurement', name, MEASUREMENTS)}"
+        )
 
 
 def check_zero_updates(make: Make) -> None:
@@ -175,6 +201,7 @@ def check_resuming(make: Make) -> None:
 
 CHECKS: tuple[Callable[[Make], None], ...] = (
     check_arguments,
+    check_measurements,
     check_zero_updates,
     check_order_of_replies,
     check_weights_and_hull,

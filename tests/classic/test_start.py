@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import environment, free_port, run
+from processes import environment, run
+
+from fairflower.deploy.trial import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,10 @@ from rich.console import Console
 from fairflower import registry
 from fairflower.cli import compare, run
 from fairflower.cli.terminal import console
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.data import prepare
 from fairflower.errors import ConfigError
+from fairflower.plans.execution import setting
 from fairflower.plans.plan import Plan, fitting, parse_seeds
 from fairflower.report import read_run
 from fairflower.server.progress import RunProgress
@@ -48,13 +50,27 @@ def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
     (folder,) = tmp_path.iterdir()
     assert output.count(str(folder)) >= 2
     steps = ("Loading Flower and PyTorch ...", "Preparing uci-digits ...", "Starting the engine")
-    places = [output.index(step) for step in (*steps, "round   1/1")]
+    training = "training  cnn, lr 0.05, local epochs 1, batch size 64, sgd\n"
+    settings = (
+        "data      4 clients of 4 domains; images: 80 to train on, 40 for tests\n",
+        training,
+    )
+    places = [output.index(step) for step in (*steps[:2], *settings, steps[2], "round   1/1")]
     assert places == sorted(places)
     assert "AVG" in output
     assert "fairflower report" in output
     facts = json.loads((folder / "run.json").read_text())
     assert facts["label"] == "fedheal:tau=0.4"
     assert "tau = 0.4" in (folder / "config.toml").read_text()
+
+
+def test_settings_are_told_that_all_runs_of_a_plan_share():
+    flat = {"data.clients-per-domain": 1, "fraction-train": 0.5, "data.validation-fraction": 0.1}
+    runs = [RunConfig.from_flat(flat | {"train.lr": lr}) for lr in (0.1, 0.2)]
+    data, training = setting(Plan(runs), prepare(runs[0].data)).splitlines()
+    assert re.search("4 clients of 4 domains; images: [0-9,]+ to train on, [0-9]+ for valid", data)
+    assert "lr various, local epochs 5" in training
+    assert training.endswith("sgd, fraction-train 0.5")
 
 
 def test_a_runs_own_config_runs_it_again(tmp_path):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import vectors
 from click.testing import Result
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
-from processes import TIMEOUT, belonging_to
+from processes import ROOT, TIMEOUT, belonging_to, wait_for
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -29,7 +30,7 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
-from fairflower.deploy.trial import LINK, Process, Trial
+from fairflower.deploy.trial import LINK, Process, Trial, free_port
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import TrialError
 from fairflower.report import Run, read_run, terminal_table
@@ -42,12 +43,12 @@ DROPPED = "rotated"  # the site that is killed
 NUMBER = sorted(DOMAINS).index(DROPPED)
 
 
-def config(strategy: str, rounds: int) -> RunConfig:
+def config(strategy: str, rounds: int, data: str = "npz") -> RunConfig:
     return RunConfig.from_flat(
         {
             "strategy.name": strategy,
             "num-server-rounds": rounds,
-            "data.name": "npz",
+            "data.name": data,
             "evaluate.by": "clients",
             "sites": len(DOMAINS),
             "train.local-epochs": 1,
@@ -69,13 +70,6 @@ def own_folders(place: Path) -> dict[str, Path]:
             arrays[f"x_{split}"] = digits.images(domain, split, np.arange(len(labels)))
         np.savez(folders[domain] / "digits.npz", **arrays)
     return folders
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
 
 
 def test_a_certificate_is_good_for_its_hosts_under_its_authority_alone(tmp_path: Path) -> None:
@@ -138,6 +132,20 @@ def test_a_killed_process_takes_its_own_with_it(tmp_path: Path) -> None:
     wait_for(lambda: len(belonging_to(tmp_path)) == 2, "the child")
     process.kill()
     wait_for(lambda: not belonging_to(tmp_path), "both to end")
+
+
+def test_no_two_processes_get_one_port() -> None:
+    ports = [free_port() for _ in range(500)]
+    assert len(set(ports)) == 500
+
+
+def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
+    (tmp_path / "superlink.log").touch()
+    result = CliRunner().invoke(
+        cli, ["deploy", "trial", f"--output-dir={tmp_path}"], env={"COLUMNS": "200"}
+    )
+    assert result.exit_code == 2
+    assert "is not empty: a trial needs a folder of its own" in " ".join(result.output.split())
 
 
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
@@ -375,9 +383,15 @@ def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, made: RunConf
 
 
 @pytest.mark.slow
-def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_path: Path) -> None:
+def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     folders = own_folders(tmp_path)
+    for number, domain in enumerate(DOMAINS):
+        vectors.put(folders[domain], number)
+    # Where the server and the sites find the data sets of `vectors`.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
     with ThreadPoolExecutor() as pool, Trial(tmp_path / "trial", nodes, said.append) as trial:
         strangers = intruders(trial, tmp_path)
@@ -389,6 +403,8 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_pat
             assert stranger.exit_code != 0
             assert reason in stranger.log.read_text()
             stranger.kill()  # what it has started would ask for work a while longer
+        of_tables = config("fedheal", 1, "vectors:TableAtHand")
+        tables = trial.run(of_tables)
 
         # More rounds than there will be: it is stopped when the site is back, however
         # long that takes, and resumed.
@@ -397,8 +413,10 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_pat
         with pytest.raises(TrialError, match="The run is finished:stopped"):
             trial.run(endless)
         happening.result()
-        (heal,) = (trial.folder / "runs" / "2").iterdir()
+        (heal,) = (trial.folder / "runs" / "3").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
+        assert "Traceback" not in "\n".join(said)
+        assert not list(heal.glob(".*")), "something is half-written"
         done = int(read_facts(heal)["rounds"])
         happening = pool.submit(restart, trial)
         assert went_on(trial, heal, done + 1) == heal
@@ -407,10 +425,12 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(tmp_pat
 
     # Real processes compute, and the sites' tests find, what a simulation does.
     runs = [read_run(equilibria), read_run(heal)]
-    same = simulated(nodes, tmp_path, config("fedequilibria", rounds=1))
-    model, expected = (run.path / "model.safetensors" for run in (runs[0], same))
-    assert model.read_bytes() == expected.read_bytes()
-    np.testing.assert_array_equal(runs[0].accuracy, same.accuracy)
+    of_images = config("fedequilibria", rounds=1)
+    for run, made in ((runs[0], of_images), (read_run(tables), of_tables)):
+        same = simulated(nodes, tmp_path, made)
+        model, expected = (run.path / "model.safetensors" for run in (run, same))
+        assert model.read_bytes() == expected.read_bytes(), made.data.name
+        np.testing.assert_array_equal(run.accuracy, same.accuracy)
     for run in runs:  # one site in each domain, in the order of both
         np.testing.assert_array_equal(run.accuracy[-1], run.by_client.accuracy[-1])
 

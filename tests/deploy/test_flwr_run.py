@@ -12,12 +12,13 @@ import pytest
 from command import call
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
 from flwr_run import Flower, superlink
-from processes import ROOT, SCRIPTS, environment, run
+from processes import ROOT, SCRIPTS, belonging_to, environment, run, wait_for
 from shipped import configs
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
+from fairflower.server.folder import read_facts
 
 EXPERIMENTS = configs()
 FLWR = SCRIPTS / "flwr"
@@ -114,6 +115,28 @@ def test_a_run_goes_on_with_flwr_run(flower: Flower, tmp_path: Path):
     assert row["status"] == "finished:completed", row
     assert model(begun) == model(whole)
     assert read_run(begun).rounds.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_path: Path):
+    folder = tmp_path / "long"
+    endless = {"output-dir": f"'{tmp_path}'", "run-name": "'long'", "num-server-rounds": "10000"}
+    before = set(belonging_to(flower.home))
+    run_id = flower.start(SETTINGS | endless, supernodes=4)
+    wait_for(lambda: (folder / "diagnostics.jsonl").exists(), "the first round")
+    flower("stop", run_id)
+    wait_for(lambda: set(belonging_to(flower.home)) <= before, "its processes to end")
+    assert read_facts(folder)["status"] == "stopped"
+    log = flower("log", run_id, "--show") + (folder / "log.txt").read_text()
+    assert "Traceback" not in log
+    assert not [path for path in folder.rglob("*") if path.suffix == ".tmp"]
+
+    rounds = str(read_facts(folder)["rounds"] + 1)
+    row = flower.run({"resume": f"'{folder}'", "num-server-rounds": rounds}, supernodes=4)
+    assert row["status"] == "finished:completed", row
+    whole = {"output-dir": f"'{tmp_path}'", "run-name": "'whole'", "num-server-rounds": rounds}
+    inline(SETTINGS | whole)
+    assert model(folder) == model(tmp_path / "whole")
 
 
 @pytest.mark.slow

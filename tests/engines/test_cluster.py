@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import ROOT, TIMEOUT, environment, free_port, run, started
+from processes import ROOT, TIMEOUT, environment, run, started
 
 from fairflower.config import RunConfig
+from fairflower.deploy.trial import free_port
 from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
 from fairflower.engines.workers import Workers
 from fairflower.errors import ConfigError, DataError

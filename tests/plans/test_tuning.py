@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from processes import belonging_to, environment, run, started
 from rich.console import Console
 from run_folders import Page
-from studies import by_tau, figures, make, of, tuning
+from studies import Quality, by_tau, figures, make, of, tuning
 
 from fairflower.arguments import Search
 from fairflower.cli.tune import Select
@@ -176,13 +176,8 @@ def test_the_command_has_every_criterion() -> None:
 
 
 def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Path) -> None:
-    def diverging(config: RunConfig) -> tuple[float, float]:
-        if float(config.strategy.args.get("tau") or 0) > 0.9 and not config.evaluate.test:
-            raise RoundFailed("nan")
-        return far_behind(config)
-
     made = tuning(tmp_path)
-    make(made, diverging)
+    make(made, diverging(above=0.9, otherwise=far_behind))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
     page = write_report(runs, tmp_path / "report", made.tuned())
     tables = Page(page.read_text(encoding="utf-8"))
@@ -201,7 +196,7 @@ def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Pat
     drawn = (tmp_path / "report" / "figures" / "tuning-1.svg").read_text()
     for key in one.ranges:
         assert key in drawn
-    assert "is lost: nan" in (tmp_path / "report" / "tables.md").read_text()
+    assert "is lost: Round 2: 0 of 2 clients" in (tmp_path / "report" / "tables.md").read_text()
     assert "Ranges and chosen" in terminal(made)
 
 
@@ -215,14 +210,20 @@ def terminal(made: Tuning) -> str:
 # --- trials that do not end ----------------------------------------------------------------------
 
 
-def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
-    def diverging(config: RunConfig) -> tuple[float, float]:
-        if float(config.strategy.args.get("tau") or 0) > 0.5 and not config.evaluate.test:
-            raise RoundFailed("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
-        return by_tau(config)
+def diverging(above: float, otherwise: Quality) -> Quality:
+    """As ``otherwise``, but trials with a tau ``above`` that are lost."""
 
+    def quality(config: RunConfig) -> tuple[float, float]:
+        if float(config.strategy.args.get("tau") or 0) > above and not config.evaluate.test:
+            raise RoundFailed("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
+        return otherwise(config)
+
+    return quality
+
+
+def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
     made = tuning(tmp_path)
-    make(made, diverging)
+    make(made, diverging(above=0.5, otherwise=by_tau))
     one = of(made, "fedheal")
     lost = [trial for trial in one.trials if trial.outcome == "lost"]
     assert lost
@@ -235,13 +236,13 @@ def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> N
 
 
 def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Path) -> None:
-    def diverging(config: RunConfig) -> tuple[float, float]:
+    def failing(config: RunConfig) -> tuple[float, float]:
         if config.strategy.name == "fedheal":
             raise RoundFailed("nan")
         return by_tau(config)
 
     made = tuning(tmp_path)
-    done = make(made, diverging)
+    done = make(made, failing)
     assert {c.strategy.name for c in done if c.evaluate.test} == {"fedavg", "uniform"}
     one = of(made, "fedheal")
     assert one.chosen is None

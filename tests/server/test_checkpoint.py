@@ -79,6 +79,7 @@ def test_a_death_while_sealing_leaves_the_earlier_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_arrays(path, {"w": np.ones(2)}, {})
     assert read_arrays(path)[0]["w"].sum() == 0
+    assert list(tmp_path.iterdir()) == [path], "what was half-written is left"
 
 
 # --- checkpoints -----------------------------------------------------------------------------

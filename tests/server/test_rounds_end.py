@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from runs import config, history, run
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig, TrainConfig, identity
 from fairflower.errors import ConfigError, Pruned, Stopped, StopRun
-from fairflower.report import read_run, read_summary, write_summary
+from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import compare
 from fairflower.server.checkpoint import continued
 from fairflower.server.figures import History, settled
+from fairflower.server.folder import hold
 
 # --- figures ----------------------------------------------------------------------------------
 
@@ -199,7 +201,24 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path
     before = outcome(folder)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    assert read_run(folder).progress.startswith("killed after round")
+    lock = hold(folder)
+    assert read_run(folder).progress.startswith("running after round")
+    os.close(lock)
     assert outcome(resume(folder)) == before
+
+
+def test_a_run_that_ends_while_it_is_read_was_not_killed(tmp_path, monkeypatch) -> None:
+    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+
+    def ends(path) -> bool:
+        (path / "run.json").write_text(json.dumps(facts))
+        return False
+
+    monkeypatch.setattr(reading, "is_held", ends)
+    assert read_run(folder).status == "completed"
 
 
 def test_a_run_that_ended_early_is_completed(tmp_path) -> None:

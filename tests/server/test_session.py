@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torchvision
 from apps import replacing
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.exit import exit_handler
 from products import thinned
 from rich.console import Console
 from runs import config, history, run
@@ -23,12 +25,14 @@ from fairflower.client_app import app as client_app
 from fairflower.client_app import trainer_of
 from fairflower.config import RunConfig, flatten, read_toml
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, RoundFailed, Stopped
+from fairflower.errors import ConfigError, RoundFailed, RuleError, Stopped
+from fairflower.flower import stopping_with_flower
 from fairflower.models import resnet
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
+from fairflower.server.folder import read_facts
 from fairflower.server.session import Session
-from fairflower.strategies import STRATEGIES
+from fairflower.strategies import STRATEGIES, FedAvg
 
 
 def test_a_run_folder_is_complete(tmp_path):
@@ -321,6 +325,25 @@ def test_too_many_failing_clients_end_the_run_readably(tmp_path):
     assert history(folder)
 
 
+class Breaks(FedAvg):
+    def weigh(self, cohort):
+        return super().weigh(cohort) / cohort.metrics["nothing"]
+
+
+def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_path):
+    made = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
+    short = r"Breaks broke off with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
+    with pytest.raises(RuleError, match=short) as told:
+        run(made)
+    (folder,) = tmp_path.iterdir()
+    assert str(told.value).endswith(f"The traceback is in {folder / 'log.txt'}.")
+    log = (folder / "log.txt").read_text()
+    assert 'cohort.metrics["nothing"]' in log
+    assert log.count("KeyError: 'nothing'\n") == 1
+    facts = json.loads((folder / "run.json").read_text())
+    assert (facts["status"], facts["error"]) == ("failed", f"RuleError: {told.value}")
+
+
 def test_an_exploding_loss_names_client_and_remedy(tmp_path):
     with pytest.raises(RoundFailed, match=r"Lower train\.lr"):
         run(config(tmp_path, **{"train.lr": 1e30}))
@@ -341,13 +364,17 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
     assert (note in run_notes(read_run(folder))) is diverged
 
 
-@pytest.mark.parametrize("how", [Stopped, SystemExit])
+class RunNotRunning(BaseException):
+    """As older Flower says that a run was stopped."""
+
+
+@pytest.mark.parametrize("how", [Stopped, SystemExit, RunNotRunning])
 def test_stop_leaves_a_readable_folder(tmp_path, how):
     stop = threading.Event()
 
     def train(message: Message, context: Context) -> Message:
         if message.content["config"]["server-round"] == 2:
-            if how is SystemExit:  # what `flwr stop` raises in a ServerApp
+            if how is not Stopped:  # what `flwr stop` raises in a ServerApp
                 raise how(0)
             stop.set()
         return client_app(message, context)
@@ -358,6 +385,28 @@ def test_stop_leaves_a_readable_folder(tmp_path, how):
     facts = json.loads((folder / "run.json").read_text())
     assert (facts["status"], facts["rounds"]) == ("stopped", 1)
     assert load_file(folder / "model.safetensors")
+
+
+def test_flower_waits_for_the_run_folder_of_a_run_that_it_stops(tmp_path):
+    """Its simulation has a ServerApp in a thread, as here, and is about to end the process."""
+    begun, stop = threading.Event(), threading.Event()
+
+    def train(message: Message, context: Context) -> Message:
+        begun.set()
+        stop.wait(60)
+        return client_app(message, context)
+
+    def serve() -> None:
+        with suppress(Stopped), stopping_with_flower(stop):
+            run(config(tmp_path), replacing(train=train), stop=stop)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert begun.wait(60)
+    exit_handler.trigger_exit_handlers(run_before_force_exit=True)
+    (folder,) = tmp_path.iterdir()
+    assert read_facts(folder)["status"] == "stopped"
+    server.join()
 
 
 def test_min_clients_beyond_a_round_is_refused_before_it(tmp_path):

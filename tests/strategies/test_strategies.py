@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rounds import MODEL, Rounds, every_strategy, still, updates
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
 from fairflower.testing.strategies import CHECKS
@@ -68,9 +68,18 @@ class Silent(FedAvg):
         return cohort.average(self.weigh(cohort))
 
 
+class Misspells(FedAvg):
+    needs = ("received_los",)
+
+
+class Misreads(FedAvg):
+    reads = ("trian_loss",)
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
+        (Misspells, "Unknown measurement 'received_los'. Did you mean 'received_loss'"),
         (Drifts, "clients that change nothing changed the model"),
         (Draws, "the same replies in another order gave another model"),
         (LeapsOut, "Set extrapolates = True"),
@@ -86,13 +95,19 @@ def test_a_strategy_that_breaks_a_rule_is_told_so(rule, message):
         check_strategy(rule)
 
 
-def test_a_strategy_is_checked_with_arguments_and_without_torch():
+def test_a_metric_that_no_client_reports_is_told_as_in_a_run():
+    with pytest.raises(RoundFailed, match="it sent no metric 'trian_loss', which Misreads needs"):
+        check_strategy(Misreads)
+
+
+def test_a_strategy_is_checked_with_arguments_without_torch_and_without_a_word():
     code = (
         "import sys; from fairflower.testing import check_strategy; "
-        "from fairflower.strategies import FedHEAL; check_strategy(FedHEAL, tau=None); "
+        "from fairflower.strategies import AFL; check_strategy(AFL, lr=0.1); "
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_a_mean_over_those_present_ignores_the_absent():

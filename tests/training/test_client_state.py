@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from command import call
-from processes import ROOT, SCRIPTS, TIMEOUT, environment, free_port, run, started
+from processes import ROOT, SCRIPTS, TIMEOUT, environment, run, started
+
+from fairflower.deploy.trial import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from fairflower import models
+from fairflower import models, registry
 from fairflower.clients import (
     SGD,
     ClientData,
@@ -505,6 +505,10 @@ def test_a_failure_leaves_the_model_as_it_was() -> None:
         fisher_diagonal(model, [(x, torch.full((3,), CLASSES))])
     assert all(module.training for module in model.modules())
     assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_what_can_be_measured_is_known_without_torch() -> None:
+    assert set(registry.MEASUREMENTS) == set(MEASUREMENTS)
 
 
 def test_a_measurement_may_draw_and_stays_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
