@@ -12,7 +12,7 @@ with a first round that is not counted.
 - flower's engine: fairflower's app on Flower's own simulation engine.
 - plain Flower: `peer_flower.py`, an app as Flower's tutorial has it, on Flower's simulation.
 - pfl: `peer_pfl.py` on pfl-research's simulator, one process, in an environment of its own
-  (`pip install "pfl[pytorch]" torchvision`); left out without `--pfl`.
+  (`pip install "pfl[pytorch]" torchvision safetensors`); left out without `--pfl`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairflower.config import RunConfig
 
 ALL: dict[str, dict[str, Any]] = {
     **CASES,
-    "cnn, 200 clients": {"data.clients-per-domain": 50, "data.examples-per-client": 8},
+    "cnn, 200 clients": {"data.clients-per-domain": 50, "data.examples-per-client": 4},
 }
 OURS: dict[str, dict[str, Any]] = {
     "inline": {"engine": "inline"},

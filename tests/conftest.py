@@ -14,7 +14,7 @@ from hypothesis import settings
 
 # A busy machine is no failure. Every run draws other examples; the nightly one draws most of them.
 settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("grid", deadline=None, max_examples=200)
+settings.register_profile("nightly", deadline=None, max_examples=200)
 
 # Ray, wherever a test imports it, is not to install an environment of its own for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -30,11 +30,11 @@ else:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
-    parser.addoption("--grid", action="store_true", help="run whole products of methods, too")
+    parser.addoption("--nightly", action="store_true", help="run all, those marked nightly, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("grid" if config.getoption("--grid") else "quick")
+    settings.load_profile("nightly" if config.getoption("--nightly") else "quick")
 
 
 def pytest_collection_finish() -> None:
@@ -53,13 +53,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         size = Counter(item.path for item in items)
         long = {item.path for item in items if "slow" in item.keywords}
         items.sort(key=lambda item: (item.path not in long, -size[item.path]))
-    if not config.getoption("--grid"):
-        grid = [item for item in items if "grid" in item.keywords]
-        config.hook.pytest_deselected(items=grid)
-        items[:] = [item for item in items if "grid" not in item.keywords]
+    nightly = config.getoption("--nightly")
+    if not nightly:
+        config.hook.pytest_deselected(items=[i for i in items if "nightly" in i.keywords])
+        items[:] = [item for item in items if "nightly" not in item.keywords]
     # Real processes can be late on a busy machine: once more, which the summary counts ("rerun").
     slow = pytest.mark.flaky(reruns=1)
-    if not config.getoption("--slow"):
+    if not (nightly or config.getoption("--slow")):
         slow = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
         if "slow" in item.keywords:

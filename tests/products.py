@@ -1,4 +1,4 @@
-"""Products of methods of which some pairs stand for all; the others run with ``--grid``."""
+"""Products of methods of which some pairs stand for all; the others run with ``--nightly``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def thinned(product: Iterable[tuple[Any, ...]], standing_for_all: Collection[Any]) -> list[Any]:
-    """Values for ``parametrize``: all of a product, marked ``grid`` where others stand for them."""
+    """Values for ``parametrize``: all of a product, ``nightly`` where others stand for them."""
     return [
-        pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.grid)
+        pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.nightly)
         for values in product
     ]

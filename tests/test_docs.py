@@ -291,7 +291,7 @@ def test_the_influence_of_a_liar_is_told_of_strategies_that_exist(liar: Any) -> 
 LONG_TO_MEASURE = {"fedequilibria", "fedfv", "fedgcr", "fedce", "fedga"}
 
 
-@pytest.mark.grid
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_told_of_liars_is_measured(liar: Any) -> None:
     by_strategy, remembering, exchanges = liar_tables()

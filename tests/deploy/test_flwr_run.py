@@ -79,7 +79,7 @@ SALT = {
     "data.dirichlet-alpha": "1.0",
 }
 METHODS = [
-    pytest.param({"strategy.name": "'fedism'", **SALT}, 8, id="fedism", marks=pytest.mark.grid),
+    pytest.param({"strategy.name": "'fedism'", **SALT}, 8, id="fedism", marks=pytest.mark.nightly),
     pytest.param(
         {"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4, id="scaffold"
     ),

@@ -236,7 +236,7 @@ def lines_of_the_guide(folder: Path) -> list[str]:
 
 
 # Nightly: on a busy machine Ray at times takes minutes to see that a node is gone.
-@pytest.mark.grid
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machine(folder: Path):
     data = folder / "data"

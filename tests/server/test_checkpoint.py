@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from products import thinned
 from resuming import config, outcome, resume, session, stopped
 from rounds import MODEL, Rounds, updates
 
@@ -167,12 +168,10 @@ def test_a_run_stopped_in_every_round_ends_as_if_it_had_not_been(method, tmp_pat
 
 # The first five keep nothing, as `sgd` does; the others are killed in test_kill.py.
 ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fedgc")
+HERE = [(name,) for name in CLIENTS if name not in ELSEWHERE]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.grid if name in ELSEWHERE else ()) for name in CLIENTS],
-)
+@pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], HERE))
 def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path):
     settings = {"strategy.name": "fedavg", "client.name": name, "evaluate.by": "both"}
     whole = session(config(tmp_path, **settings)).run()
