@@ -15,7 +15,7 @@ from processes import ROOT, environment, run
 
 import fairflower
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def canonical(name: str) -> str:

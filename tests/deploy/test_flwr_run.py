@@ -106,18 +106,6 @@ def test_flwr_run_ends_in_the_bits_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_flwr_run(flower: Flower, tmp_path: Path):
-    where = {"output-dir": f"'{tmp_path}'"}
-    for name, rounds in (("begun", "2"), ("whole", "3")):
-        inline(SETTINGS | where | {"run-name": f"'{name}'", "num-server-rounds": rounds})
-    begun, whole = tmp_path / "begun", tmp_path / "whole"
-    row = flower.run({"resume": f"'{begun}'", "num-server-rounds": "3"}, supernodes=4)
-    assert row["status"] == "finished:completed", row
-    assert model(begun) == model(whole)
-    assert read_run(begun).rounds.tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.slow
 def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_path: Path):
     folder = tmp_path / "long"
     endless = {"output-dir": f"'{tmp_path}'", "run-name": "'long'", "num-server-rounds": "10000"}
