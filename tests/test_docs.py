@@ -163,6 +163,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +277,7 @@ def assert_same(found: list[str], told: list[str]) -> None:
     assert [float(n) for n in found[1:]] == numbers, "run benchmarks/liar.py"
 
 
+@pytest.mark.slow
 def test_the_influence_of_a_liar_is_told_of_strategies_that_exist(liar: Any) -> None:
     """Of all of them only at a release: a new strategy does not have to wait for its row."""
     by_strategy, remembering, exchanges = (

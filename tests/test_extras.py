@@ -52,6 +52,7 @@ def test_runs_need_all_of_it() -> None:
     assert "fedheal" in call("list", "strategies")
 
 
+@pytest.mark.slow
 def test_a_project_with_torch_alone_measures_and_trains() -> None:
     """Whatever else of the extras is missing; without torch, tests/deploy/test_light.py looks."""
     code = f"""

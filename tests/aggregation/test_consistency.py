@@ -64,12 +64,14 @@ def test_a_client_is_counted_over_the_rounds_it_took_part_in():
     assert np.isnan(found[2]).all()
 
 
+@pytest.mark.slow
 def test_random_signs_give_the_binomial():
     signs = np.random.default_rng(1).random((10, 200_000)) < 0.5
     n = np.arange(11)
     np.testing.assert_allclose(histogram(n / 10, binom.pmf(n, 10, 0.5)), by_hand(signs), atol=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_observed_shows_it_in_its_report(tmp_path: Path):
     from rich.console import Console

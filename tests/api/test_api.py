@@ -122,6 +122,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(arguments, message, tmp_pat
 # --- runs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_the_commands(tmp_path) -> None:
     """The same settings give the same bits from Python and from the command line."""
     told = []

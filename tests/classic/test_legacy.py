@@ -322,6 +322,7 @@ def test_clients_of_start_server_have_a_node_and_the_process_a_run(
         assert legacy.strategy.dropped.keys() == {asked[0][0].node_id}
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch() -> None:
     code = "import fairflower.classic.strategy, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -45,6 +45,7 @@ def _plain(monkeypatch) -> None:
     monkeypatch.setattr(console, "width", 160)
 
 
+@pytest.mark.slow
 def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
     output = call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=fedheal:tau=0.4")
     (folder,) = tmp_path.iterdir()
@@ -99,6 +100,7 @@ def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
     assert "not a run folder" in call("run", f"--resume={tmp_path}", expect=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_compare_adds_uniform_and_writes_one_report(tmp_path):
     output = call(
@@ -303,6 +305,7 @@ def test_what_a_config_does_not_go_with_is_refused(given, message, own, planned)
     assert not planned
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_path):
     folder = tmp_path / "out"
@@ -404,6 +407,7 @@ def test_on_a_terminal_the_last_round_remains():
     assert "mnist  90.0  svhn  60.0" in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     where = ["--seeds=0", f"--output-dir={tmp_path}", *QUICK]

@@ -193,6 +193,7 @@ def test_domains_look_as_documented(uci: Federation) -> None:
     assert images["inverted"][border].mean() > images["inverted"][middle].mean() + 40
 
 
+@pytest.mark.slow
 def test_generation_is_the_same_every_time() -> None:
     np.random.seed(1)
     first = uci_digits.generate()
@@ -203,6 +204,7 @@ def test_generation_is_the_same_every_time() -> None:
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_handwriting_can_be_read_at_its_size() -> None:
     """The nearest training image gets the class right: digits, not noise."""
     splits = uci_digits.generate()

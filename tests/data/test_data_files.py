@@ -252,6 +252,7 @@ def test_digits_complaints(tmp_path: Path) -> None:
         prepare(all_digits(tmp_path, domains="mnist"))
 
 
+@pytest.mark.slow
 def test_real_digits_have_the_papers_sizes(digits_dir: str) -> None:
     real = prepare(DataConfig(name="digits", dir=digits_dir))
     sizes = [client.num_examples for client in real.clients]

@@ -281,6 +281,7 @@ def test_pacs_test_sets_have_the_papers_sizes() -> None:
     assert clients == [133, 163, 187, 314]
 
 
+@pytest.mark.slow
 def test_real_office_caltech_has_the_papers_sizes(office_dir: str) -> None:
     config = DataConfig(name="office-caltech", dir=office_dir, image_size=8)
     data = OfficeCaltech(config)

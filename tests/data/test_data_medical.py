@@ -314,6 +314,7 @@ def test_ham_complaints(tmp_path: Path) -> None:
             prepare(ham(tmp_path / str(number)))
 
 
+@pytest.mark.slow
 def test_real_ham_is_shared_as_in_fedism(ham_dir: str) -> None:
     """A fifth of every class is corrupted; the test set appears twice."""
     config = ham(ham_dir, clients_per_domain=20, corrupted_clients=4, dirichlet_alpha=1.0)

@@ -234,6 +234,7 @@ def shares(alpha: float, seed: int, clients: int = 5, per_class: int = 400) -> n
     return np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts], axis=1)
 
 
+@pytest.mark.slow
 def test_shares_of_a_class_have_the_moments_of_a_dirichlet_distribution() -> None:
     """Of K = 5 with alpha 1: mean 1/5, variance (K - 1) / (K^2 (K + 1)) = 4 / 150."""
     drawn = np.concatenate([shares(1.0, seed) for seed in range(50)]) / 400

@@ -202,6 +202,7 @@ def mean_row(tables: str) -> list[str]:
 AWAY = {"evaluate.by": "clients", "round-timeout": 0.3, "num-server-rounds": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_site_that_stops_answering_leaves_the_others_numbers(
@@ -236,6 +237,7 @@ def test_a_site_that_stops_answering_leaves_the_others_numbers(
     assert last[7] == f"{100 * min(tested[3].values()):.2f}†"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
     folders: list[Path], tmp_path: Path
@@ -253,6 +255,7 @@ def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
     assert "a was not tested in any round. Figures marked † are not of all domains" in tables
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_once_who_did_not_answer_its_tests(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -373,6 +376,7 @@ def test_a_restarted_site_with_other_data_is_left_out_by_name(
     assert "Node 7000 is left out: Client 1 (b) had other data" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,6 +409,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
     assert model == same
 
 
+@pytest.mark.slow
 def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -493,6 +498,7 @@ def test_a_site_that_cannot_open_its_folder_is_named_at_once(
     assert [line for line in caplog.messages if "usps" in line] == [why]
 
 
+@pytest.mark.slow
 def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
     folders: list[Path],
     tmp_path: Path,

@@ -187,6 +187,7 @@ def test_arguments_stay_with_their_strategy_and_are_refused_with_another():
         parse_config_args([pacs, "strategy.name='uniform'"])
 
 
+@pytest.mark.slow
 def test_an_experiment_with_an_unknown_key_would_be_refused(tmp_path: Path):
     path = tmp_path / "wrong.toml"
     path.write_text("[train]\nlearning-rate = 0.1\n")

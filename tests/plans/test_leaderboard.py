@@ -85,6 +85,7 @@ def board_of(file: Path, folder: Path) -> tuple[Leaderboard, list[Tuning], list[
     return made, studies, found
 
 
+@pytest.mark.slow
 def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None:
     made, (plain, noisy), _ = board_of(file, tmp_path)
     labels = ["fedavg", "uniform", "fedheal", "qffl:rule=weights"]
@@ -101,6 +102,7 @@ def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None
     assert other.folder == plain.folder
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_the_studies(file: Path, tmp_path: Path) -> None:
     _, (plain, noisy), found = board_of(file, tmp_path)
     for study in (plain, noisy):
@@ -125,6 +127,7 @@ def test_rows_are_those_of_the_studies(file: Path, tmp_path: Path) -> None:
     assert [float(v) for v in row["figures"].split()] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_file_keeps_other_benchmarks_and_gives_the_same_document(
     file: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +179,7 @@ def test_the_shipped_file_is_one() -> None:
         assert config.data.validation_fraction > 0
 
 
+@pytest.mark.slow
 def test_the_best_rules_are_those_of_the_best_mean_rank_in_trials(
     file: Path, tmp_path: Path
 ) -> None:
@@ -287,6 +291,7 @@ def rows_of(table: Table) -> Sequence[Any]:
     return group.rows
 
 
+@pytest.mark.slow
 def test_other_local_training_waits_for_all_benchmarks(file: Path, tmp_path: Path) -> None:
     board_of(file, tmp_path / "out")
     command = ["leaderboard", str(file), "--output-dir", str(tmp_path / "out")]

@@ -35,6 +35,7 @@ from fairflower.server.session import Session
 # --- what is tried -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_method_has_its_budget_with_the_papers_values_first_and_none_is_tested(
     tmp_path: Path,
 ) -> None:
@@ -55,6 +56,7 @@ def test_every_method_has_its_budget_with_the_papers_values_first_and_none_is_te
     assert all(of_one == rates[0] for of_one in rates), "what methods share is tried alike"
 
 
+@pytest.mark.slow
 def test_what_is_given_is_not_tuned_and_without_anything_to_tune_one_trial_will_do(
     tmp_path: Path,
 ) -> None:
@@ -64,6 +66,7 @@ def test_what_is_given_is_not_tuned_and_without_anything_to_tune_one_trial_will_
     assert len(of_method["fedavg"].trials) == len(of_method["uniform"].trials) == 1
 
 
+@pytest.mark.slow
 def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     tests = [config for config in make(made) if config.evaluate.test]
@@ -133,6 +136,7 @@ def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str)
         assert math.isclose(best.average, max(sums) / 3 / 400)
 
 
+@pytest.mark.slow
 def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
     """Which is best where accuracy is worst."""
     made = tuning(tmp_path, metric="balanced_accuracy", budget=12)
@@ -146,6 +150,7 @@ def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
         tuning(tmp_path, budget=12)
 
 
+@pytest.mark.slow
 def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> None:
     made = tuning(tmp_path, defaults=True)
     done = [config for config in make(made) if config.evaluate.test]
@@ -162,6 +167,7 @@ def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> Non
     assert not make(tuning(tmp_path, defaults=True))
 
 
+@pytest.mark.slow
 def test_what_may_be_chosen_is_completed(tmp_path: Path) -> None:
     assert chosen([], "worst") is None
     made = tuning(tmp_path)
@@ -175,6 +181,7 @@ def test_the_command_has_every_criterion() -> None:
     assert set(Select) == set(CRITERIA)
 
 
+@pytest.mark.slow
 def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     make(made, diverging(above=0.9, otherwise=far_behind))
@@ -221,6 +228,7 @@ def diverging(above: float, otherwise: Quality) -> Quality:
     return quality
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     make(made, diverging(above=0.5, otherwise=by_tau))
@@ -235,6 +243,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> N
     assert best.values["strategy.tau"] <= 0.5
 
 
+@pytest.mark.slow
 def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.strategy.name == "fedheal":
@@ -265,6 +274,7 @@ def far_behind(config: RunConfig) -> tuple[float, float]:
     return (0.8 if tau < 0.6 else 0.05), 0.8
 
 
+@pytest.mark.slow
 def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
     tmp_path: Path,
 ) -> None:
@@ -305,6 +315,7 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
 # --- studies that go on --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 8])
 def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
     whole = tuning(tmp_path / "whole")
@@ -320,6 +331,7 @@ def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
     assert not make(tuning(tmp_path / "twice")), "nothing is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -337,6 +349,7 @@ def test_a_study_of_something_else_is_refused(changes: Any, says: str, tmp_path:
     tuning(tmp_path, "fedheal,fedfv")  # another method may come
 
 
+@pytest.mark.slow
 def test_a_study_of_other_images_is_refused(tmp_path: Path) -> None:
     settings = {"data.name": "npz", "data.dir": str(tmp_path / "images"), "data.domains": ""}
     settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
@@ -360,6 +373,7 @@ def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None
         )
 
 
+@pytest.mark.slow
 def test_no_test_image_influences_a_choice(tmp_path: Path) -> None:
     """Whatever the labels of the test images, trials come out alike to the last digit."""
     found, tested = [], []

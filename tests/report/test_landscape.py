@@ -228,6 +228,7 @@ def test_contours_of_odd_losses() -> None:
     assert levels_of([made_up(np.inf, np.nan, 0.5, 2.0)])[-1] == 2.0
 
 
+@pytest.mark.slow
 def test_the_command_draws_runs_with_the_same_contours(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -265,6 +266,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert "no run folder and holds none" in call("landscape", str(tmp_path), expect=2)
 
 
+@pytest.mark.slow
 def test_losses_that_vanish_or_are_no_number_can_be_drawn(tmp_path: Path) -> None:
     odd = made_up(0.0, np.inf, np.nan, 0.5, 2.0)
     draw(odd, levels_of([odd]), tmp_path)

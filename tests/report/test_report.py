@@ -683,6 +683,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     assert diagnostics.per_client(run)["weights"].values.shape == (6, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("away", "saved"), [(range(1, 7), "drawn_once"), ([4], "undrawn")], ids=["always", "once"]
 )
@@ -940,6 +941,7 @@ def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
     assert "round-num-clusters" in drawn  # as of any number that a strategy records
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn_once")
 def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path) -> None:
     seeds = [clustered(tmp_path / f"r{s}", ROUNDS * 2, seed=s) for s in range(2)]
@@ -973,6 +975,7 @@ def test_the_axis_of_the_adjusted_rand_index_holds_0_and_1(
     assert 1 <= high < 1.05
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -1022,6 +1025,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
+@pytest.mark.slow
 def test_page_stands_alone(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
@@ -1080,6 +1084,7 @@ def test_figure_files(hostile: Path) -> None:
             assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=3))
     pages = [write_report([read_run(folder)], tmp_path / name) for name in ("1", "2")]
@@ -1096,6 +1101,7 @@ def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
     assert not any("Final" in title for title in titles)
 
 
+@pytest.mark.slow
 def test_one_round(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
@@ -1119,6 +1125,7 @@ def test_terminal_fits_eighty_columns(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -1257,6 +1264,7 @@ def test_one_method_of_local_training_is_no_product(tmp_path: Path) -> None:
     assert list(sketches_of_products(comparison)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn_once")
 def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: Path) -> None:
     def run(t: str) -> Path:

@@ -180,6 +180,7 @@ def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path
     assert not list(client_states().glob("*"))  # swept away with the end of the run
 
 
+@pytest.mark.slow
 def test_rounds_done_again_begin_with_the_state_of_then(tmp_path):
     settings = {"strategy.name": "uniform", "client.name": "scaffold", "num-server-rounds": 5}
     settings |= {"checkpoint.every": 2, "checkpoint.keep": 2}

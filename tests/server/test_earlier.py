@@ -31,6 +31,7 @@ def test_they_are_read_and_compared(runs: Path) -> None:
     assert [method.name for method in comparison.methods] == ["fedavg", "fedism"]
 
 
+@pytest.mark.slow
 def test_a_stopped_one_goes_on(runs: Path) -> None:
     before = read_run(runs / "stopped").accuracy
     assert not app(["run", "--resume", str(runs / "stopped")], standalone_mode=False)

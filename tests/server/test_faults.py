@@ -369,6 +369,7 @@ class Slow(InlineGrid):
         return replies
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_path):
     late, never = run(Slow(True), tmp_path), run(Slow(False), tmp_path)
     assert dropped(late) == [{}, {"1": "no reply before the timeout"}, {}, {}]
@@ -392,6 +393,7 @@ KEEPERS = ("scaffold", "feddyn", "moon", "ditto", "fedgc")
 
 
 # What dies is the process, with all that it had in memory, whoever kept it.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "dies"),
     thinned(
@@ -466,6 +468,7 @@ class Restarted(InlineGrid):
         return super()._deliver(message)
 
 
+@pytest.mark.slow
 def test_a_supernode_that_was_restarted_is_found_under_its_new_id(tmp_path):
     folder = run(Restarted(), tmp_path, **{"client.name": "scaffold"})
     assert dropped(folder)[:2] == [{}, {"1": "Node unavailable"}]
@@ -596,6 +599,7 @@ def test_a_message_that_flower_refuses_is_not_waited_for():
     assert [r.metadata.src_node_id for r in replies] == [1001]
 
 
+@pytest.mark.slow
 def test_clients_that_all_vanish_end_the_run_and_it_can_go_on_later(tmp_path):
     class Outage(InlineGrid):
         def _deliver(self, message):

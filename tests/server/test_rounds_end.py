@@ -228,6 +228,7 @@ def test_a_run_that_ended_early_is_completed(tmp_path) -> None:
     assert "completed after round 3 of 4: no training loss below" in shown(folder)
 
 
+@pytest.mark.slow
 def test_runs_that_ended_early_are_compared_with_others_of_their_settings(tmp_path) -> None:
     """Seeds and methods may end after other rounds; who was stopped is still set apart."""
     folders = []

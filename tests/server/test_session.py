@@ -55,6 +55,7 @@ def test_a_run_folder_is_complete(tmp_path):
     assert sum(array.size for array in model.values()) == facts["num_parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "model"),
     thinned(
@@ -70,6 +71,7 @@ def test_every_strategy_trains_every_kind_of_model(tmp_path, strategy, model):
         assert np.isfinite(array).all()
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_read_once_and_sent(tmp_path, monkeypatch):
     """Sites have no such file: all that it decides is the first model that they are sent."""
     path = tmp_path / "resnet18.safetensors"
@@ -141,6 +143,7 @@ def test_prompts_are_trained_and_nothing_else_moves(tmp_path, strategy, network)
     assert all(np.isfinite(array).all() for array in model.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "domains"),
     [

@@ -116,6 +116,7 @@ def test_a_client_that_sat_out_has_not_forgotten():
     np.testing.assert_allclose(found, 0.5 / 3 + 0.5 * held)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000))
 def test_extreme_sharpness_stays_on_the_simplex_whoever_comes_and_goes(seed):
     random = np.random.default_rng(seed)

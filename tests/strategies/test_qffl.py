@@ -45,6 +45,7 @@ def test_the_authors_numbers(q):
     np.testing.assert_allclose(after["x"], GOLDEN[q], atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "lr"), [(0.1, 0.5), (1, 0.01), (3, 0.1)])
 def test_flowers_own_strategy_does_the_same_without_batchnorm(q, lr):
     random, clients = np.random.default_rng(3), 3
@@ -192,6 +193,7 @@ def test_statistics_are_moved_by_no_coefficients_that_may_lead_out_of_the_hull(c
         np.testing.assert_allclose(moved["bn.running_var"], 0.75)
 
 
+@pytest.mark.slow
 def test_a_model_with_batchnorm_learns_when_its_steps_are_short():
     """Steps of 3 % of the way: statistics that go all of it suit no parameters (1.42 -> 1.51)."""
     plain = TrainConfig(local_epochs=20, batch_size=8, lr=0.05, momentum=0.0)

@@ -100,6 +100,7 @@ def test_a_metric_that_no_client_reports_is_told_as_in_a_run():
         check_strategy(Misreads)
 
 
+@pytest.mark.slow
 def test_a_strategy_is_checked_with_arguments_without_torch_and_without_a_word():
     code = (
         "import sys; from fairflower.testing import check_strategy; "

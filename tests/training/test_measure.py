@@ -262,6 +262,7 @@ def test_both_ways_agree_wherever_the_short_one_is_taken(name: str) -> None:
         assert_close(total, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "resnet10", "resnet18"])
 def test_the_networks_of_the_papers_take_the_short_way(
     name: str, monkeypatch: pytest.MonkeyPatch
