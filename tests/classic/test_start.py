@@ -59,7 +59,7 @@ json.dump(found, open("found.json", "w"))
 """
 
 
-@pytest.mark.parametrize("call", ["server", "simulation"])
+@pytest.mark.parametrize("call", ["server", pytest.param("simulation", marks=pytest.mark.nightly)])
 def test_afl_under(call: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(PROGRAM)
     command = [sys.executable, "app.py", call, str(free_port())]

@@ -79,7 +79,7 @@ SALT = {
     "data.dirichlet-alpha": "1.0",
 }
 METHODS = [
-    pytest.param({"strategy.name": "'fedism'", **SALT}, 8, id="fedism", marks=pytest.mark.nightly),
+    pytest.param({"strategy.name": "'fedism'", **SALT}, 8, id="fedism"),
     pytest.param(
         {"strategy.name": "'fedequilibria'", "client.name": "'scaffold'"}, 4, id="scaffold"
     ),
@@ -87,6 +87,7 @@ METHODS = [
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "nodes"), METHODS)
 def test_flwr_run_ends_in_the_bits_of_one_process(
     method: dict[str, str], nodes: int, flower: Flower, tmp_path: Path

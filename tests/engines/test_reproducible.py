@@ -192,6 +192,7 @@ except RoundFailed as error:
 """
 
 
+@pytest.mark.nightly
 def test_a_dead_worker_counts_as_missing_and_is_named(tmp_path: Path):
     script = tmp_path / "fatal.py"
     script.write_text(FATAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import random
@@ -33,10 +32,8 @@ KEEPERS = ["scaffold", "moon", "feddyn", "fedgc", "ditto"]
 SHARERS = ["fedproto", "fedlsa"]
 # A rule's state and an exchange's are the server's, a trainer's is the client's: what is lost of
 # one shows in the model whatever the others keep.
-PAIRS = [
-    ("fedavg", "sgd"),
-    *itertools.zip_longest(RULES, KEEPERS + SHARERS, fillvalue="sgd"),
-]
+PAIRS = [("fedavg", "sgd"), *zip(RULES, KEEPERS + SHARERS, strict=False)]
+# That a rule's whole state is in its checkpoint is tested without killing anybody, of every rule.
 ALONE = [
     *((rule, "sgd") for rule in RULES),
     *(("fedavg", name) for name in KEEPERS + SHARERS),
