@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import wandb
@@ -22,6 +24,10 @@ class WandB(Tracker):
     def __init__(
         self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
     ) -> None:
+        # A session's folder is named by the second in which it begins: of two in one, the second
+        # would lose its figures.
+        while any((folder / "wandb").glob(f"*-{datetime.now():%Y%m%d_%H%M%S}-{key}")):
+            time.sleep(0.05)
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "fairflower"),
