@@ -126,6 +126,7 @@ def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_
     whole = {"output-dir": f"'{tmp_path}'", "run-name": "'whole'", "num-server-rounds": rounds}
     inline(SETTINGS | whole)
     assert model(folder) == model(tmp_path / "whole")
+    assert read_run(folder).rounds.tolist() == list(range(int(rounds) + 1))
 
 
 @pytest.mark.slow

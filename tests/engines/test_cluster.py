@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import ROOT, TIMEOUT, environment, run, started
+from processes import ROOT, TIMEOUT, environment, run, started, wait_for
 
 from fairflower.config import RunConfig
 from fairflower.deploy.trial import free_port
@@ -256,17 +255,17 @@ def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machin
                     os.killpg(process.pid, signal.SIGKILL)  # asked to end, Ray takes its time
 
         with begin(head, env):
-            wait_for("Ray runtime started", log)
+            wait_until_written("Ray runtime started", log)
             with begin(other, {**env, "FAIRFLOWER_DATA": str(folder / "nowhere")}):
-                wait_for("Ray runtime started", log, 2)
+                wait_until_written("Ray runtime started", log, 2)
                 refused = run([*run_there.split(), "--data", "npz"], env=env, expect=2)
                 told = " ".join(refused.split())
                 assert "Clients cannot work on these Ray nodes: " in told
                 assert "/nowhere'" in told
             with begin(other, env) as second:
-                wait_for("Ray runtime started", log, 3)
+                wait_until_written("Ray runtime started", log, 3)
                 with begin(run_there, env) as cli:
-                    wait_for("\n2,run", history)
+                    wait_until_written("\n2,run", history)
                     os.killpg(second.pid, signal.SIGKILL)
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
@@ -276,8 +275,8 @@ def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machin
         run(compare.split(), env=env)
 
 
-def wait_for(text: str, file: Path, times: int = 1) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not file.exists() or file.read_text().count(text) < times:
-        assert time.monotonic() < deadline, file
-        time.sleep(0.1)
+def wait_until_written(text: str, file: Path, times: int = 1) -> None:
+    wait_for(
+        lambda: file.exists() and file.read_text().count(text) >= times,
+        f"{text!r} in {file}",
+    )
