@@ -286,12 +286,16 @@ class Nodes:
         found: dict[Node, Account] = {}
         if not self._asked:
             return found
+        errors = self._ray.exceptions
         done, _ = self._ray.wait([*self._asked], num_returns=len(self._asked), timeout=timeout)
         for reference in done:
             node = self._asked.pop(reference)
             try:
                 found[node] = self._ray.get(reference)
-            except self._ray.exceptions.RayError as error:
+            except (errors.TaskUnschedulableError, errors.NodeDiedError):
+                # Ray lists a node that was just killed for some ten seconds more.
+                logger.warning("Ray node %s is lost.", node.name)
+            except errors.RayError as error:
                 found[node] = Account(" ".join(str(error).split()))
         return found
 

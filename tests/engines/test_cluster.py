@@ -81,7 +81,11 @@ def test_a_machine_with_other_versions_says_which(monkeypatch: pytest.MonkeyPatc
 class Ray:
     """What is asked of Ray, which here has these nodes, each with one CPU and its own account."""
 
-    exceptions = SimpleNamespace(RayError=ArithmeticError)
+    exceptions = SimpleNamespace(
+        RayError=ArithmeticError,
+        TaskUnschedulableError=ZeroDivisionError,
+        NodeDiedError=OverflowError,
+    )
 
     def __init__(self, **accounts: Account | ArithmeticError) -> None:
         self.accounts = accounts
@@ -126,19 +130,28 @@ def missing() -> None:
 
 def test_nodes_that_lack_something_are_named_before_anything_starts():
     good = account(None, {})
-    lost = ArithmeticError("the node died")
-    ray = Ray(a=good, b=account(missing, {}), c=lost, d=good._replace(prepared="others"))
+    full = ArithmeticError("the node is out of memory")
+    ray = Ray(a=good, b=account(missing, {}), c=full, d=good._replace(prepared="others"))
     with pytest.raises(ConfigError) as told:
         Nodes(ray, 1, 0, None).begin()
     assert str(told.value).splitlines() == [
         "Clients cannot work on these Ray nodes:",
         "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node looks where the "
         "environment of its `ray start` says.)",
-        "  c: the node died",
+        "  c: the node is out of memory",
         "  d: its data are others than here. Bring the same files there.",
     ]
     with pytest.raises(ConfigError, match="there is no folder /data"):
         Nodes(Ray(a=good), 1, 0, missing).begin()
+
+
+def test_a_node_that_has_just_died_is_no_obstacle(caplog):
+    nodes = Nodes(Ray(a=account(None, {}), b=ZeroDivisionError(), c=OverflowError()), 1, 0, None)
+    assert [node.name for node in nodes.begin()] == ["a"]
+    assert [record.message for record in caplog.records] == [
+        "Ray node b is lost.",
+        "Ray node c is lost.",
+    ]
 
 
 def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(caplog):
@@ -265,7 +278,7 @@ def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machin
             with begin(other, env) as second:
                 wait_until_written("Ray runtime started", log, 3)
                 with begin(run_there, env) as cli:
-                    wait_until_written("\n2,run", history)
+                    wait_until_written("\n2,run", history, unless=cli)
                     os.killpg(second.pid, signal.SIGKILL)
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
@@ -275,8 +288,12 @@ def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machin
         run(compare.split(), env=env)
 
 
-def wait_until_written(text: str, file: Path, times: int = 1) -> None:
-    wait_for(
-        lambda: file.exists() and file.read_text().count(text) >= times,
-        f"{text!r} in {file}",
-    )
+def wait_until_written(
+    text: str, file: Path, times: int = 1, unless: subprocess.Popen[str] | None = None
+) -> None:
+    def written() -> bool:
+        return file.exists() and file.read_text().count(text) >= times
+
+    over = unless.poll if unless else lambda: None
+    wait_for(lambda: written() or over() is not None, f"{text!r} in {file}")
+    assert written(), f"the run has ended without {text!r} in {file}"
