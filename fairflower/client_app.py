@@ -12,6 +12,7 @@ so one federation can serve run after run. A node's config says what its client 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -148,9 +149,15 @@ def _federation(text: str) -> Federation:
     return Federation.from_json(text, Path("at-the-sites"))
 
 
-@lru_cache(maxsize=64)
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
     """A client's share of the federation's data, or those of its own site, as it is to see them."""
+    largest = max(client.num_examples for client in (site or federation).clients)
+    read = _read_small if largest * math.prod(federation.shape) <= _SMALL else _read
+    return read(federation, client_id, site)
+
+
+@lru_cache(maxsize=64)
+def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
     own, number = (federation, client_id) if site is None else (site, 0)
     names = ("train", "test", "validation") if own.validation_sizes else ("train", "test")
     splits = own.splits(number, *names)
@@ -166,3 +173,8 @@ def _data(federation: Federation, client_id: int, site: Federation | None = None
         augment=federation.augment,
         num_classes=federation.num_classes,
     )
+
+
+#: Values in the examples of clients of which a worker keeps as many as there may be.
+_SMALL = 32 * 1024
+_read_small = lru_cache(maxsize=4096)(_read.__wrapped__)

@@ -238,11 +238,11 @@ def test_clients_train_on_what_is_left(tmp_path: Path) -> None:
             found = dict(arrays_of)
         found["x_validation"][:] = 0
         np.savez(path, **found)
-        client_app._data.cache_clear()
+        client_app._read_small.cache_clear()
         assert update() == before
     finally:
         path.write_bytes(saved)
-        client_app._data.cache_clear()
+        client_app._read_small.cache_clear()
 
 
 def test_to_validate_there_have_to_be_images_for_it() -> None:
