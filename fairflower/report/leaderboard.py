@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,22 @@ class Board:
 
     def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
         """A figure in percent: a row for each method, a column for each seed."""
+        return self._figures(benchmark, values, _FIGURES[figure])
+
+    def by_domain(self, benchmark: str) -> dict[str, pd.DataFrame]:
+        """The same of every domain, with the chosen values."""
+        tests = self.tests[self.tests["benchmark"] == benchmark]
+        return {
+            name: self._figures(benchmark, CHOSEN, itemgetter(place))
+            for place, name in enumerate(tests["domains"].iloc[0].split())
+        }
+
+    def _figures(
+        self, benchmark: str, values: str, of: Callable[[Sequence[float]], float]
+    ) -> pd.DataFrame:
         rows = self.tests[
             (self.tests["benchmark"] == benchmark) & self.tests["kind"].isin([values, BOTH])
         ]
-        of = _FIGURES[figure]
         found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
         return found.pivot(index="method", columns="number", values="figure")
 
@@ -198,7 +211,7 @@ def _overview(board: Board, figure: str) -> Table:
     rows = []
     for name, rank in order.items():
         cells = [
-            _mean(means[b].loc[name].dropna().tolist(), signs[b].get(str(name)))
+            _mean(means[b].loc[name].dropna().tolist(), signs[b].get(str(name)), f"{b}-{name}")
             if name in means[b].index
             else Cell(DASH)
             for b in board.benchmarks
@@ -215,10 +228,10 @@ def _overview(board: Board, figure: str) -> Table:
     )
 
 
-def _mean(values: Sequence[float], difference: Difference | None) -> Cell:
+def _mean(values: Sequence[float], difference: Difference | None, link: str = "") -> Cell:
     mark, tone = MARKS[difference.sign if difference else 0]
     small = spread(float(np.std(values, ddof=1)), len(values)) if len(values) > 1 else ""
-    return Cell(number(float(np.mean(values))) + mark, small, tone)
+    return Cell(number(float(np.mean(values))) + mark, small, tone, link=link)
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:
@@ -238,7 +251,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
             Cell(f"{one.p:.3f}" if one else DASH),
             _difference(gains.get(name)),
         ]
-        rows.append(Row(name, settings[name], cells))
+        rows.append(Row(name, settings[name], cells, anchor=f"{benchmark}-{name}"))
     seeds = rows_of["number"].nunique()
     processors = listed(sorted(set(rows_of["processor"])))
     return Table(

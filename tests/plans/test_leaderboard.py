@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -136,10 +138,14 @@ def test_the_file_keeps_other_benchmarks_and_gives_the_same_document(
     write_board(file, found, page)
     text = file.with_suffix(".md").read_text()
     assert generated(file.with_suffix(".csv")) in text
-    assert (file.parent / "figures" / "board-differences.png").exists()
+    for figure in ("differences", "domains-plain", "domains-noisy"):
+        assert (file.parent / "figures" / f"board-{figure}.png").exists()
     first = file.with_suffix(".csv").read_text()
     shown = Page(page.read_text(encoding="utf-8"))
     assert "fedheal" in shown.table("Tuned: worst domain")
+    text = page.read_text(encoding="utf-8")
+    for anchor in re.findall(r'<td[^>]*><a href="#([^"]+)"', text):
+        assert f'<tr id="{unquote(anchor)}">' in text
     write_board(file, [row for row in found if row["benchmark"] == "noisy"], page)
     assert sorted(file.with_suffix(".csv").read_text().splitlines()) == sorted(first.splitlines())
     assert read_board(file.with_suffix(".csv")).benchmarks == ["plain", "noisy"]
@@ -256,6 +262,15 @@ def test_differences_are_paired_and_corrected_over_the_methods(tmp_path: Path) -
     )
 
 
+def test_every_domain_has_its_own_figures(tmp_path: Path) -> None:
+    board = made_up(tmp_path, GAINS, ["one"])
+    found = board.by_domain("one")
+    assert list(found) == ["a", "b"]
+    assert (found["b"] == 90).all(axis=None)
+    worst = found["a"].clip(upper=90)
+    np.testing.assert_allclose(worst, board.figures("one", WORST))
+
+
 def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     board = made_up(tmp_path, GAINS, ["one", "two", "three"])
     said = answers(board)
@@ -281,6 +296,8 @@ def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
     assert afl.cells[-1].text == "1.0"
     fedavg = rows_of(one)[-1]
     assert (fedavg.name, fedavg.remark) == ("fedavg", "train.lr=0.1 train.local-epochs=2")
+    assert [cell.link for cell in afl.cells] == ["one-afl", "two-afl", ""]
+    assert fedavg.anchor == "one-fedavg"
     low, high = (board.against_reference("one", WORST)["fedavg"][i] for i in (1, 2))
     assert fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-") == f"[{low:.2f}, {high:.2f}]"
     assert variance.columns == ["aggregation", "learning rate", "rest"]

@@ -1,4 +1,4 @@
-"""Figures of the leaderboard: differences to uniform weights, and ranks over benchmarks."""
+"""Figures of the leaderboard: differences to uniform weights, ranks, and every domain."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def _sketches(board: Board) -> Iterator[Sketch]:
         yield _differences(board)
     if board.ranks(WORST):
         yield _ranks(board)
+    for benchmark in board.benchmarks:
+        yield _domains(board, benchmark)
 
 
 def _differences(board: Board) -> Sketch:
@@ -72,4 +74,30 @@ def _ranks(board: Board) -> Sketch:
         f"1 is best. Grey: Nemenyi's critical difference, {found.critical:.1f}, from the best. "
         f"Friedman's p = {found.p:.3g}.",
         f"{ordered[-1][0]} has the lowest mean rank, {best:.1f}.",
+    )
+
+
+def _domains(board: Board, benchmark: str) -> Sketch:
+    found = board.by_domain(benchmark)
+    order = board.figures(benchmark, WORST).mean(axis=1).sort_values(kind="stable").index
+    sheet, axes = canvas.panels(1, len(found), canvas.FULL, 0.21 * len(order) + 0.8, sharey=True)
+    for panel, (domain, figures) in zip(axes.flat, found.items(), strict=True):
+        for place, name in enumerate(order):
+            seeds = figures.loc[name].dropna()
+            panel.plot(seeds, [place] * len(seeds), "|", color=canvas.GREY, markersize=6)
+            panel.plot(seeds.mean(), place, "o", color=canvas.INK, markersize=4.5)
+        if REFERENCE in order:
+            mean = figures.loc[REFERENCE].mean()
+            panel.axvline(mean, color=canvas.GREY, linestyle="--", linewidth=1)
+        panel.set_yticks(range(len(order)), order)
+        panel.set_title(domain)
+        panel.set_xlabel("%")
+    hardest = min(found, key=lambda domain: float(found[domain].mean(axis=1).mean()))
+    return Sketch(
+        f"domains-{benchmark}",
+        sheet,
+        f"{benchmark}: every domain",
+        "Tuned methods, the best worst domain on top. Dots: means over seeds, which are the "
+        f"strokes. Dashed: {REFERENCE}.",
+        f"{len(order)} methods on {listed([*found])}; on average they are worst on {hardest}.",
     )

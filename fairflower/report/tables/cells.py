@@ -24,6 +24,7 @@ class Cell:
     spread: str = ""
     tone: Tone = ""
     second: bool = False  # whether only one is better, of three or more
+    link: str = ""  # anchor of the row with its settings, on a page
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Row:
     name: str
     remark: str
     cells: Sequence[Cell]
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
