@@ -24,6 +24,10 @@ class RoundFailed(UserError, RuntimeError):
     """Too few usable replies to go on; the message names who is missing and why."""
 
 
+class Diverged(RoundFailed):
+    """Training that has left the numbers: a loss, an update or the model is NaN or infinite."""
+
+
 class RuleError(UserError, RuntimeError):
     """A strategy that raised something in its own code; the message says what, and where."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
-from fairflower.errors import Pruned, RoundFailed
+from fairflower.errors import Diverged, Pruned, RoundFailed
 from fairflower.plans.plan import Plan
 from fairflower.plans.tuning import Protocol, Tuning
 from fairflower.report.tuning import Tuned
@@ -63,7 +63,7 @@ def make(
             write(config, (0.1, 0.1), None, problem)
         done.append(config)
         more, excused = made.ended(config, error)
-        assert error is None or excused == (isinstance(error, RoundFailed))
+        assert error is None or excused == isinstance(error, Diverged)
         todo += more
     return done
 

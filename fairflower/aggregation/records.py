@@ -20,6 +20,10 @@ class InvalidReply(ValueError):
     """A reply that cannot enter a cohort; the message says what is wrong with it."""
 
 
+class NotFinite(InvalidReply):
+    """A reply that holds NaN or infinite values."""
+
+
 def decode_record(record: ArrayRecord) -> Arrays:
     """All arrays of a record by name, without copying; ``InvalidReply`` names a bad one."""
     try:
@@ -43,7 +47,7 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
         if got.dtype != expected.dtype:
             raise InvalidReply(f"array {name!r} is {got.dtype}, expected {expected.dtype}")
         if not is_finite(got):
-            raise InvalidReply(f"array {name!r} holds NaN or infinite values")
+            raise NotFinite(f"array {name!r} holds NaN or infinite values")
     return {name: arrays[name] for name in received}
 
 
@@ -67,7 +71,7 @@ def check_signs(arrays: Arrays) -> None:
 def check_finite(name: str, value: object) -> None:
     """Refuse a metric that is NaN or infinite."""
     if not math.isfinite(float(value)):  # type: ignore[arg-type]
-        raise InvalidReply(f"{name} = {value}: expected a finite number")
+        raise NotFinite(f"{name} = {value}: expected a finite number")
 
 
 def check_metric(name: str, value: object, non_negative: bool = False) -> None:

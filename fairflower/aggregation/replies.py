@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.messages import Enrolment
 from fairflower.aggregation.records import (
     InvalidReply,
+    NotFinite,
     check_arrays,
     check_metric,
     check_representation,
@@ -31,13 +33,16 @@ from fairflower.aggregation.records import (
     scalar_metrics,
 )
 from fairflower.aggregation.rule import Rule
-from fairflower.errors import RoundFailed
+from fairflower.errors import Diverged, RoundFailed
 
 # A child of Flower's logger: shown and streamed wherever Flower's own lines are.
 logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Beyond it doubles no longer tell a number from the next, and no data set is as large.
 MOST_EXAMPLES = 2**53
+
+#: What errors speak of that numbers cause which are none any more: ours, PyTorch's, NumPy's.
+_NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
 #: A usable reply, as far as the caller wants it taken apart.
 Answer = TypeVar("Answer")
@@ -53,6 +58,7 @@ class Sorter:
     examples_key: str  # the metric that counts examples
     min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
+    diverged: set[int] = field(default_factory=set)  # those of them with NaN or infinite values
 
     def usable(
         self,
@@ -80,7 +86,8 @@ class Sorter:
             waiting.discard(node)
             try:
                 if reply.has_error():
-                    raise InvalidReply(short(reply.error.reason or "failed without a reason"))
+                    reason = short(reply.error.reason or "failed without a reason")
+                    raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
                 metrics = scalar_metrics(reply.content)
                 claimed = _client_id(metrics, default=client)
                 if node in enrolled and claimed != client:
@@ -90,14 +97,17 @@ class Sorter:
                 client = claimed
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
-            except InvalidReply as problem:
-                self.dropped[client] = str(problem)
+            except InvalidReply as why:
+                self.dropped[client] = str(why)
+                if isinstance(why, NotFinite):
+                    self.diverged.add(client)
             else:
                 self.enrolment.clients[node] = client
         for node in waiting:
             away = (asked or enrolled) and node not in asked.values()
-            why = "its SuperNode is not connected" if away else "no reply before the timeout"
-            self.dropped[enrolled.get(node, node)] = why
+            self.dropped[enrolled.get(node, node)] = (
+                "its SuperNode is not connected" if away else "no reply before the timeout"
+            )
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)
         return answers
@@ -108,11 +118,15 @@ class Sorter:
         logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
 
     def check_enough(self, usable: int) -> None:
-        """Raise ``RoundFailed``, with all reasons, where fewer replies are usable than needed."""
+        """Raise ``RoundFailed``, with all reasons, where fewer replies are usable than needed.
+
+        That is ``Diverged`` where NaN and infinite values are the only ones.
+        """
         half = math.ceil(len(self.asked) / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
-            raise RoundFailed(
+            error = Diverged if self.dropped.keys() <= self.diverged else RoundFailed
+            raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients asks for.{self._reasons()}"
             )

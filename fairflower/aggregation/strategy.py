@@ -22,7 +22,7 @@ from fairflower.aggregation.rule import Diagnostic, Rule
 from fairflower.aggregation.state import Carrier, load, save
 from fairflower.arguments import Declared
 from fairflower.arrays import record_of
-from fairflower.errors import RoundFailed, require
+from fairflower.errors import Diverged, require
 
 #: Looks at a cohort that was merged, and adds to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -349,7 +349,7 @@ def _check_merged(cohort: Cohort, merged: Arrays) -> None:
     if lost is not None:
         squares = cohort.squared_norms()
         k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
-        raise RoundFailed(
+        raise Diverged(
             f"Round {cohort.server_round}: the merged model holds NaN or infinite values in "
             f"{lost!r}. The longest update is client {cohort.client_ids[k]}'s, of length "
             f"{np.sqrt(squares[k]):.3g}. Leave the client out, or bound updates by "

@@ -63,8 +63,8 @@ def leaderboard(
     board = Leaderboard.read(file, {"data.dir": data_dir} if data_dir else {})
     chosen = [name.strip() for name in benchmarks.split(",") if name.strip()]
     if wrong := set(chosen) - {one.name for one in board.benchmarks}:
-        names = ", ".join(one.name for one in board.benchmarks)
-        raise ConfigError(f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {names}.")
+        known = ", ".join(one.name for one in board.benchmarks)
+        raise ConfigError(f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {known}.")
     todo = [one for one in board.benchmarks if not chosen or one.name in chosen]
     folder = new_folder("leaderboards", output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,19 +74,20 @@ def leaderboard(
             _make(board.rules_on(one, folder), one, at_a_time, file)
         if board.clients and part is not Part.rules:
             results = file.with_suffix(".csv")
+            rules = [rule.label for rule in board.rules]
+            names = [one.name for one in board.benchmarks]
             measured = read_board(results) if results.exists() else None
-            there = measured.benchmarks if measured else []
-            lacking = [one.name for one in board.benchmarks if one.name not in there]
+            lacking = measured.lacking(names, rules) if measured else names
             if not measured or lacking:
                 said = (
                     "Other local training is for the rules that are best on all benchmarks, and "
-                    f"{results} has none of {', '.join(lacking)} yet."
+                    f"{results} lacks {', '.join(lacking)} yet."
                 )
                 if part is Part.clients:
                     raise ConfigError(f"{said} Measure them first.")
                 console.print(escape(said), soft_wrap=True)
                 return
-            best = measured.best([rule.label for rule in board.rules], board.best)
+            best = measured.best(rules, board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo:
                 _make(board.best_on(one, folder, best), one, at_a_time, file)

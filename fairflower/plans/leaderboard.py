@@ -15,13 +15,18 @@ from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.tuning import Protocol, Tuning
+from fairflower.plans.tuning import Protocol, Tuning, outcome_of
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
+from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
 
 #: Keys and tables of the file.
 _PROTOCOL = ("strategies", "clients", "best", "budget", "select", "seeds")
 _TABLES = ("protocol", "settings", "benchmarks")
+_DEFAULTS = {"best": 0, "budget": 12}
+
+#: Of trials.
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Leaderboard:
         _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
         protocol, common, tables = (_table(flat, name) for name in _TABLES)
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
+        if "seed" in common or any(key.endswith(".seed") and key.count(".") == 1 for key in tables):
+            raise ConfigError(f"{path}: trials have seed {SEED}, tests those of [protocol] seeds.")
         select = protocol.get("select", "worst-then-average")
         _check(f"{path}: select", [select], CRITERIA)
         benchmarks = []
@@ -87,14 +94,24 @@ class Leaderboard:
                 "[benchmarks.<name>] for each benchmark, as experiments/leaderboard.toml."
             )
         clients = protocol.get("clients", "")
+        for name, least in (("best", 1 if clients else 0), ("budget", 1)):
+            value = protocol.get(name, _DEFAULTS[name])
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"{path}: [protocol] {name} = {value!r}: expected a whole number, {least} or "
+                    "more."
+                )
+        for name in ("strategies", "clients"):
+            if not isinstance(protocol.get(name, ""), str):
+                raise ConfigError(f"{path}: [protocol] {name}: expected one text, as 'fedavg,afl'.")
         return cls(
             tuple(benchmarks),
             tuple(StrategyConfig.parse(protocol["strategies"])),
             tuple(ClientConfig.parse(clients)) if clients else (),
-            int(protocol.get("best", 0)),
-            int(protocol.get("budget", 12)),
+            protocol.get("best", _DEFAULTS["best"]),
+            protocol.get("budget", _DEFAULTS["budget"]),
             select,
-            tuple(parse_seeds(str(protocol.get("seeds", "1-5")))),
+            _fresh(path, str(protocol.get("seeds", "1-5"))),
         )
 
     def rules_on(self, benchmark: Benchmark, folder: Path) -> Tuning:
@@ -116,7 +133,7 @@ class Leaderboard:
         protocol = Protocol(
             self.budget, self.seeds, self.select, benchmark.metric, training=True, defaults=True
         )
-        plan = Plan.grid(benchmark.settings, rules, [0], None, clients)
+        plan = Plan.grid(benchmark.settings, rules, [SEED], None, clients)
         own = folder / benchmark.name
         own.mkdir(parents=True, exist_ok=True)
         return Tuning(own, plan.runs, protocol)
@@ -143,9 +160,34 @@ def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
         for trial, run in method.tests():
             kind = CHOSEN if trial == tuned.chosen else PAPERS
             kind = BOTH if kind == CHOSEN and trial.number == 0 else kind
-            figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-            processor = run.info.get("machine", {}).get("processor", "")
-            yield row(method.name, kind, run.seed, trial, figures, processor=processor)
+            outcome, reason = outcome_of(run.info)
+            whole = outcome == "completed"
+            sessions = [run.info, *(run.info.get("resumed") or ())]
+            figures = method.seen(run)[run.last()].mean(axis=0).tolist() if whole else []
+            how = {
+                "outcome": str(outcome),
+                "reason": reason,
+                "processor": listed(list(dict.fromkeys(map(_processor, sessions)))),
+            }
+            yield row(method.name, kind, run.seed, trial, figures, **how)
+
+
+def _fresh(path: Path, text: str) -> tuple[int, ...]:
+    """Seeds of tests, which are not the trials'."""
+    try:
+        seeds = tuple(parse_seeds(text))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: [protocol] {str(error).removeprefix('--')}") from error
+    if SEED in seeds:
+        raise ConfigError(
+            f"{path}: [protocol] seeds = {text!r}: {SEED} is the seed of the trials, and tests are "
+            "to have fresh ones. Name others."
+        )
+    return seeds
+
+
+def _processor(session: Mapping[str, Any]) -> str:
+    return str(session.get("machine", {}).get("processor", ""))
 
 
 def _told(values: Mapping[str, float] | Sequence[float]) -> str:

@@ -195,17 +195,17 @@ class Plan:
         for run in made:
             check_images(run.path, run.info, run.config)
         there = {(identity(run.config), run.seed) for run in made if run.status == "completed"}
-        return Plan([config for config in self.runs if _same(config) not in there])
+        return Plan([config for config in self.runs if same(config) not in there])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """The same runs, each in the folder of an unfinished one if there is one.
 
         ``unfinished`` configs have ``resume``; of several for a run the last is taken.
         """
-        folders = {_same(config): config.resume for config in unfinished}
+        folders = {same(config): config.resume for config in unfinished}
         return Plan(
             [
-                dataclasses.replace(config, resume=folders.get(_same(config), ""))
+                dataclasses.replace(config, resume=folders.get(same(config), ""))
                 for config in self.runs
             ]
         )
@@ -244,7 +244,7 @@ class Plan:
             raise failure
 
 
-def _same(config: RunConfig) -> tuple[frozenset[tuple[str, str]], int]:
+def same(config: RunConfig) -> tuple[frozenset[tuple[str, str]], int]:
     """What two configs of the same run have in common."""
     return identity(config.to_flat()), config.seed
 

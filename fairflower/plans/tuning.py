@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, execution, kebab, keys
+from fairflower.config import RunConfig, execution, identity, kebab, keys
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, Pruned, RoundFailed, RunError
+from fairflower.errors import ConfigError, Diverged, Pruned, RunError
 from fairflower.numerics import metrics
-from fairflower.plans.plan import Plan
+from fairflower.plans.plan import Plan, same
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
@@ -122,12 +122,12 @@ class Behind:
         domains: Iterable[str],
         curve: Mapping[int, float],
         rounds: int,
-        images: int,
+        images: float,
     ) -> Behind:
         """With floors below a curve by ten points.
 
         And by no less than two standard errors of the difference of two accuracies on so many
-        images, which may be luck.
+        images (`worth`), which may be luck.
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
         floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
@@ -138,11 +138,26 @@ class Behind:
         """Raise ``Pruned`` if a round's accuracies are too low."""
         value = figure(self.select, [figures.get(name, math.nan) for name in self.figures])
         floor = self.floors.get(server_round, 0.0)
-        if value < floor:
+        if value < floor - 1e-9:  # at the floor it is not behind, however that was rounded
             raise Pruned(
                 f"pruned: in round {server_round} {100 * value:.1f} % on validation images, where "
                 f"less than {100 * floor:.1f} % is clearly behind the paper's values"
             )
+
+
+def worth(labels: NDArray[np.int64], metric: str) -> float:
+    """How many images would tell plain accuracy as precisely as these tell a metric.
+
+    The class-balanced accuracy of K classes with n_c images each has the variance of an accuracy on
+    K^2 / sum(1 / n_c).
+
+    >>> round(worth(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
+    7.84
+    """
+    if metric == "accuracy":
+        return len(labels)
+    counts = np.unique(labels, return_counts=True)[1]
+    return float(len(counts) ** 2 / np.sum(1 / counts))
 
 
 @dataclass
@@ -241,12 +256,14 @@ class Method:
             if trial.outcome != "unfinished" or not (path / "run.json").exists():
                 continue
             facts = read_facts(path)
-            outcome, reason = _outcome(facts)
+            outcome, reason = outcome_of(facts)
             if outcome is None:
                 continue
             run = _read(path)
             accuracies: list[float] = []
-            if outcome == "completed":
+            if run is not None and outcome == "pruned":
+                accuracies = self.seen(run)[-1].tolist()
+            elif outcome == "completed":
                 assert run is not None
                 accuracies = self.seen(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
@@ -314,29 +331,32 @@ class Method:
         return tested
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
-        """The tests that were made, each with the trial whose values it has."""
-        for name, trial in self._tested().items():
-            for seed in self.protocol.seeds:
-                run = _read(self.folder / "runs" / f"{name}-seed{seed}")
-                if run is not None and run.status == "completed":
-                    yield trial, run
+        """The tests that were made, or have diverged, each with the trial whose values it has."""
+        made = {_key(run): run for run in self._made() if outcome_of(run.info)[0]}
+        for trial, config in self._planned():
+            if run := made.get(same(config)):
+                yield trial, run
 
     def _tests(self) -> list[RunConfig]:
         """The tests that are still to be made."""
-        folder, name = self.folder / "runs", self.name.replace(":", "-")
+        made = self._made()
+        lost = {_key(run) for run in made if outcome_of(run.info)[0] == "lost"}
+        plan = Plan([config for _, config in self._planned() if same(config) not in lost])
+        return plan.without(made).resuming(unfinished(self.folder / "runs")).runs
+
+    def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
+        """All tests, each with the trial whose values it has."""
         flat: dict[str, Any] = self.config.to_flat()
-        flat |= {"evaluate.test": True, "output-dir": str(folder)}
-        plan = Plan(
-            [
-                RunConfig.from_flat(
-                    {**flat, **trial.values, "seed": seed, "run-name": f"{run}-seed{seed}"}
-                )
-                for run, trial in self._tested().items()
-                for seed in self.protocol.seeds
-            ]
-        )
-        made = [run for info in folder.glob(f"{name}-*/run.json") if (run := _read(info.parent))]
-        return plan.without(made).resuming(unfinished(folder)).runs
+        flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
+        for run, trial in self._tested().items():
+            for seed in self.protocol.seeds:
+                own: dict[str, Any] = {"seed": seed, "run-name": f"{run}-seed{seed}"}
+                yield trial, RunConfig.from_flat({**flat, **trial.values, **own})
+
+    def _made(self) -> list[Run]:
+        """The tests whose folders are there, however they ended."""
+        folders = (self.folder / "runs").glob(f"{self.name.replace(':', '-')}-*/run.json")
+        return [run for info in folders if (run := _read(info.parent))]
 
     def watch(self, config: RunConfig) -> Behind | None:
         """What prunes a trial: neither that of the paper's values, nor a test."""
@@ -350,7 +370,10 @@ class Method:
             federation.domains,
             self._curve(_read(self.path(0))),
             config.num_server_rounds,
-            min(federation.validation_sizes),
+            min(
+                worth(federation.test(domain, "validation").y, self.protocol.metric)
+                for domain in federation.domains
+            ),
         )
 
 
@@ -399,10 +422,10 @@ class Tuning:
         return self._of(config).watch(config)
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Note how a run ended; give those that can be made now. A trial that diverged is lost."""
+        """Note how a run ended; give those that can be made now. One that diverged is lost."""
         method = self._of(config)
         method.settle()
-        return method.due(), isinstance(error, RoundFailed) and not config.evaluate.test
+        return method.due(), isinstance(error, Diverged)
 
     def tuned(self) -> list[Tuned]:
         """All methods' trials."""
@@ -412,12 +435,12 @@ class Tuning:
         return next(method for method in self.methods if config.run_name in method.submitted)
 
 
-def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
-    """How a trial's run ended, and why; None if it is to go on."""
+def outcome_of(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
+    """How a run ended, and why; None if it is to go on."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
         # Of what fails otherwise, as on a full disk, the values are not to blame.
-        prefix = f"{RoundFailed.__name__}: "
+        prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
     if facts["status"] == "pruned":
         return "pruned", reason
@@ -430,6 +453,11 @@ def _read(path: Path) -> Run | None:
         return read_run(path)
     except RunError:
         return None
+
+
+def _key(run: Run) -> Hashable:
+    """What a made run has in common with its plan, as `fairflower.plans.plan.same` gives it."""
+    return identity(run.config), run.seed
 
 
 def _difference(before: Any, now: Any) -> str:

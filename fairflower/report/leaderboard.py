@@ -8,6 +8,7 @@ of a benchmark.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,10 +66,17 @@ class Board:
         return list(dict.fromkeys(self.tests["benchmark"]))
 
     def trials(self, benchmark: str) -> pd.DataFrame:
-        """The rows of a benchmark's completed trials."""
-        mine = self.rows["benchmark"] == benchmark
-        completed = (self.rows["kind"] == TRIAL) & (self.rows["outcome"] == "completed")
-        return self.rows[mine & completed]
+        """The rows of a benchmark's trials."""
+        return self.rows[(self.rows["benchmark"] == benchmark) & (self.rows["kind"] == TRIAL)]
+
+    def lacking(self, benchmarks: Sequence[str], rules: Sequence[str]) -> list[str]:
+        """What was not measured of these: benchmarks, or rules there."""
+        found = []
+        for benchmark in benchmarks:
+            there = set(self.trials(benchmark)["method"])
+            if missing := [rule for rule in rules if rule not in there]:
+                found.append(f"{listed(missing)} on {benchmark}" if there else benchmark)
+        return found
 
     def chosen(self, benchmark: str) -> dict[str, str]:
         """The settings that were chosen there, by method, as the file has them."""
@@ -91,8 +99,9 @@ class Board:
     def _figures(
         self, benchmark: str, values: str, of: Callable[[Sequence[float]], float]
     ) -> pd.DataFrame:
-        rows = self.tests[
-            (self.tests["benchmark"] == benchmark) & self.tests["kind"].isin([values, BOTH])
+        completed = self.tests[self.tests["outcome"] == "completed"]
+        rows = completed[
+            (completed["benchmark"] == benchmark) & completed["kind"].isin([values, BOTH])
         ]
         found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
         return found.pivot(index="method", columns="number", values="figure")
@@ -116,7 +125,7 @@ class Board:
         return holm(found)
 
     def by_tuning(self, benchmark: str, figure: str) -> dict[str, Difference]:
-        """What the chosen values gain over the paper's, where these are others."""
+        """What the chosen values gain over the paper's: nothing, where they are the same."""
         tuned, papers = (self.figures(benchmark, figure, v) for v in (CHOSEN, PAPERS))
         found = {}
         for name in tuned.index.intersection(papers.index):
@@ -131,19 +140,29 @@ class Board:
         return ranks(table) if min(table.shape) >= 3 else None
 
     def best(self, rules: Sequence[str], count: int) -> list[str]:
-        """The rules of the lowest mean rank, by the worst domain of what was chosen in trials."""
+        """The rules of the lowest mean rank, by the worst domain of what was chosen in trials.
+
+        One of which nothing was chosen, all its trials being lost, is last there.
+        """
         figures = {}
         for benchmark in self.benchmarks:
             trials = self.trials(benchmark)
             own = trials["settings"] == trials["method"].map(self.chosen(benchmark))
+            own &= trials["outcome"] == "completed"
             found = trials[own & trials["method"].isin(rules)].drop_duplicates("method")
             figures[benchmark] = found.set_index("method")["figures"].map(_worst)
-        placed = pd.DataFrame(figures).rank(ascending=False).mean(axis=1)
+        placed = pd.DataFrame(figures, index=pd.Index(rules, dtype=str))
+        placed = placed.rank(ascending=False, na_option="bottom").mean(axis=1)
         return [str(name) for name in placed.sort_values(kind="stable").index[:count]]
 
     def variance(self, benchmark: str) -> dict[str, float]:
-        """Shares of the variance of the worst domain over the completed trials, by factor."""
+        """Shares of the variance of the worst domain over trials, by factor.
+
+        A pruned trial counts with what it was pruned for: without those, the more of the worst
+        learning rates were pruned, the less would learning rates seem to matter.
+        """
         trials = self.trials(benchmark)
+        trials = trials[trials["figures"] != ""]
         clients, rules = zip(*map(_parts, trials["method"]), strict=True)
         lr = np.log([_setting(text, "train.lr") for text in trials["settings"]])
         epochs = [_setting(text, "train.local-epochs") for text in trials["settings"]]
@@ -207,22 +226,27 @@ def _overview(board: Board, figure: str) -> Table:
     placed = pd.DataFrame(
         {b: found.mean(axis=1).rank(ascending=False) for b, found in means.items()}
     )
-    order = placed.mean(axis=1).sort_values(kind="stable")
+    whole = board.over_benchmarks(figure).rank(ascending=False).mean(axis=1)
+    order = [
+        *whole.sort_values(kind="stable").index,
+        *placed.drop(whole.index).mean(axis=1).sort_values(kind="stable").index,
+    ]
     rows = []
-    for name, rank in order.items():
+    for name in order:
         cells = [
             _mean(means[b].loc[name].dropna().tolist(), signs[b].get(str(name)), f"{b}-{name}")
             if name in means[b].index
             else Cell(DASH)
             for b in board.benchmarks
         ]
-        rows.append(Row(str(name), "", [*cells, Cell(number(float(rank), 1))]))
+        rank = number(float(whole.get(name, math.nan)), 1)
+        rows.append(Row(str(name), "", [*cells, Cell(rank)]))
     return Table(
         f"Tuned: {figure}, by benchmark",
         f"In %: {figure} of the mean over the last five tested rounds; mean over seeds, and under "
         "it ± their sample standard deviation (ddof 1). ▲ better, ▼ worse than uniform weights: "
         "paired by seed, Student's t, Holm's p below 0.05 over all methods of the benchmark. Rank: "
-        "mean over the benchmarks of the method.",
+        "mean over benchmarks, among the methods that were tested on all.",
         [*board.benchmarks, "rank"],
         [Group("", rows)],
     )
@@ -240,7 +264,8 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     worst, average = (board.figures(benchmark, figure) for figure in _FIGURES)
     against = {figure: board.against_reference(benchmark, figure) for figure in _FIGURES}
     gains = board.by_tuning(benchmark, WORST)
-    settings = board.chosen(benchmark)
+    settings, trials = board.chosen(benchmark), board.trials(benchmark)
+    counts = trials[trials["outcome"] != "completed"]["method"].value_counts()
     rows = []
     for name in worst.mean(axis=1).sort_values(ascending=False, kind="stable").index:
         one = against[WORST].get(name)
@@ -248,8 +273,9 @@ def _benchmark(board: Board, benchmark: str) -> Table:
             _mean(worst.loc[name].dropna().tolist(), one),
             _mean(average.loc[name].dropna().tolist(), against[AVERAGE].get(name)),
             _difference(one),
-            Cell(f"{one.p:.3f}" if one else DASH),
+            Cell(number(one.p, 3) if one else DASH),
             _difference(gains.get(name)),
+            Cell(str(counts.get(name, 0))),
         ]
         rows.append(Row(name, settings[name], cells, anchor=f"{benchmark}-{name}"))
     seeds = rows_of["number"].nunique()
@@ -259,10 +285,26 @@ def _benchmark(board: Board, benchmark: str) -> Table:
         f"In %, {seeds} seeds, domains {listed(rows_of['domains'].iloc[0].split())}. Differences "
         "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
         "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
-        f"values, which are under the name, minus that with the paper's. Made on {processors}.",
-        [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning"],
+        "values, which are under the name, minus that with the paper's. Left out: trials that were "
+        f"pruned or lost, which are not chosen. Made on {processors}.",
+        [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning", "left out"],
         [Group("", rows)],
+        [*_lost(rows_of), *_untested(trials, set(rows_of["method"]))],
     )
+
+
+def _lost(tests: pd.DataFrame) -> Iterator[str]:
+    for _, test in tests[tests["outcome"] != "completed"].iterrows():
+        yield (
+            f"{test['method']} with {test['kind']} values, seed {test['number']}, is lost and in "
+            f"no mean: {test['reason']}"
+        )
+
+
+def _untested(trials: pd.DataFrame, tested: set[str]) -> Iterator[str]:
+    for name in dict.fromkeys(trials["method"]):
+        if name not in tested:
+            yield f"{name}: all trials were lost, and nothing is tested."
 
 
 def _difference(one: Difference | None) -> Cell:
@@ -283,9 +325,11 @@ def _variance(board: Board) -> Table:
     ]
     return Table(
         "Where the variance over trials comes from",
-        "In % of the variance of the worst domain on validation images over completed trials: sums "
-        "of squares of type II of a linear model, learning rate by its logarithm and the square of "
-        "that. Rest: a rule's own arguments, what factors have in common, and noise.",
+        "In % of the variance of the worst domain on validation images over trials, pruned ones "
+        "with what they were pruned for: sums of squares of type II of a linear model, learning "
+        "rate by its logarithm and the square of that. Rest: a rule's own arguments, what factors "
+        "have in common, and noise. All methods try the same learning rates with the same epochs, "
+        "so that these two are told apart by as many pairs as a method has trials.",
         names,
         [Group("", rows)],
     )
@@ -303,6 +347,8 @@ def _better(board: Board) -> Iterator[str]:
     counts: dict[str, int] = {}
     for benchmark in board.benchmarks:
         found = board.against_reference(benchmark, WORST)
+        if all(math.isnan(one.p) for one in found.values()):
+            continue  # one seed tells nothing
         better = [name for name, one in found.items() if one.sign > 0]
         worse = [name for name, one in found.items() if one.sign < 0]
         for name in better:
@@ -331,9 +377,12 @@ def _moved(board: Board) -> Iterator[str]:
         means = {name: one.mean for name, one in gains.items()}
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         mean = sum(means.values()) / len(means)
+        tests = board.tests[board.tests["benchmark"] == benchmark]
+        kept = tests[tests["kind"] == BOTH]["method"].nunique()
         yield (
             f"{benchmark}: tuning moves the worst domain by {_points(mean)} points on average, "
-            f"from {_points(means[low])} ({low}) to {_points(means[high])} ({high}). "
+            f"from {_points(means[low])} ({low}) to {_points(means[high])} ({high}); of "
+            f"{len(means)} methods {kept} keep the paper's values. "
             "Between the rankings at the paper's and at the chosen values Kendall's tau is "
             f"{number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
             f"{tuned.idxmax()}."
@@ -357,7 +406,9 @@ def _decided(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
         found = board.variance(benchmark)
         told = listed([f"{name} {number(100 * share, 1)} %" for name, share in found.items()])
-        yield f"{benchmark}: of the variance over trials, {told}."
+        trials = board.trials(benchmark)
+        count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())
+        yield f"{benchmark}: of the variance over {count} trials ({pruned} of them pruned), {told}."
 
 
 def _points(value: float) -> str:
@@ -384,4 +435,4 @@ def _setting(text: str, key: str) -> float:
 def _parts(method: str) -> tuple[str, str]:
     """Local training and aggregation rule of ``feddyn+fedheal`` or ``fedmgda+``."""
     client, plus, rule = method.partition("+")
-    return (client, rule) if plus and rule else ("", method)
+    return (client, rule) if plus and rule and rule[0] != ":" else ("", method)

@@ -223,7 +223,7 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> No
 def _markdown_board(board: Board) -> str:
     parts = ["\n".join(f"- {sentence}" for sentence in answers(board))]
     for table in board_tables(board):
-        parts += [_markdown_table(table), table.caption]
+        parts += [_markdown_table(table), table.caption, *table.footers]
     return "\n\n".join(parts) + "\n"
 
 

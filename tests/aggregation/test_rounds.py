@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from rounds import MODEL, Rounds, failure, good, record, reply
 
-from fairflower.errors import RoundFailed
+from fairflower.errors import Diverged, RoundFailed
 from fairflower.flower import identify
 from fairflower.strategies import STRATEGIES, FedAvg
 
@@ -94,6 +94,28 @@ def test_too_few_replies_stop_the_run_and_say_why():
     replies = [good(messages[0], 0), failure(messages[1], "out of memory")]
     with pytest.raises(RoundFailed, match=r"(?s)1 of 4 .* 2 .*client 1: out of memory.*2, 3: no"):
         rounds.finish(replies)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "error"),
+    [
+        (["the training loss became nan in epoch 1", "the loss is infinite"], Diverged),
+        (["the training loss became nan in epoch 1", "No space left on device"], RoundFailed),
+        (["Info is no number", "inference failed"], RoundFailed),
+    ],
+)
+def test_training_that_left_the_numbers_is_told_from_what_else_stops_a_run(reasons, error):
+    rounds = Rounds(FedAvg(), MODEL, range(2))
+    replies = [failure(m, reason) for m, reason in zip(rounds.ask(), reasons, strict=True)]
+    with pytest.raises(RoundFailed, match="0 of 2") as told:
+        rounds.finish(replies)
+    assert type(told.value) is error
+
+
+def test_updates_that_are_no_numbers_are_divergence():
+    rounds = Rounds(FedAvg(), MODEL, range(2))
+    with pytest.raises(Diverged, match=r"clients 0, 1: array '.*' holds NaN"):
+        rounds.step({k: {name: a + np.nan for name, a in MODEL.items()} for k in range(2)})
 
 
 def test_no_reply_at_all_is_an_error_and_not_a_standstill():

@@ -160,7 +160,15 @@ def test_the_file_keeps_other_benchmarks_and_gives_the_same_document(
         ('"balanced_accuracy"', '"balanced"', "balanced_accuracy"),
         ('strategies = "fedavg,', 'strategies = "fedagv,', "Did you mean 'fedavg'"),
         ("[benchmarks.", "[settings.", "board.toml"),
-        ('seeds = "1-3"', 'seeds = "0-3"', "seed of the trials"),
+        ('seeds = "1-3"', 'seeds = "0-3"', r"\[protocol\] seeds = .* seed of the trials"),
+        ('seeds = "1-3"', 'seeds = "3-1"', r"board.toml: \[protocol\] seeds '3-1'"),
+        ("budget = 3", "budget = 0", "budget = 0: expected a whole number, 1 or more"),
+        ("budget = 3", 'budget = "many"', "budget = 'many': expected a whole number"),
+        ("best = 1", "", "best = 0: expected a whole number, 1 or more"),
+        ('strategies = "fedavg,fedheal', 'strategies = ["fedavg', "board.toml"),
+        ('clients = "scaffold"', 'clients = ["scaffold"]', "clients: expected one text"),
+        ("[settings]", "[settings]\nseed = 7", "trials have seed 0, tests those of"),
+        ("[benchmarks.noisy]", "[benchmarks.noisy]\nseed = 7", "trials have seed 0"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(
@@ -271,6 +279,55 @@ def test_every_domain_has_its_own_figures(tmp_path: Path) -> None:
     np.testing.assert_allclose(worst, board.figures("one", WORST))
 
 
+def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_path: Path) -> None:
+    """Where every trial of the worst learning rate is pruned, the learning rate still matters."""
+    worst = {0.01: 50.0, 0.1: 50.0, 1.0: 10.0}
+    found = [
+        {**row("one", method, "trial", k, value, lr), "outcome": outcome}
+        for method in ("uniform", "fedavg")
+        for k, (lr, value) in enumerate(worst.items())
+        for outcome in ["pruned" if value < 20 else "completed"]
+    ]
+    lost = {**row("one", "afl", "trial", 0, 0), "outcome": "lost", "figures": ""}
+    tests = [row("one", "uniform", "chosen", seed, 50) for seed in (1, 2)]
+    board = add_to_board(tmp_path / "x.csv", [*found, lost, *tests])
+    assert board.variance("one")["learning rate"] == pytest.approx(1)
+    assert any("over 7 trials (2 of them pruned), aggr" in line for line in answers(board))
+
+
+def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
+    made_up(tmp_path, GAINS, ["one"])
+    gone = {**row("one", "afl", "chosen", 3, 0), "outcome": "lost", "figures": "", "reason": "NaN"}
+    rows_now = read_board(tmp_path / "x.csv").rows.to_dict("records")
+    there = [r for r in rows_now if (r["method"], r["kind"], r["number"]) != ("afl", "chosen", 3)]
+    nowhere = {**row("one", "term", "trial", 0, 0), "outcome": "lost", "figures": ""}
+    board = add_to_board(tmp_path / "x.csv", [*there, gone, nowhere])
+    assert board.figures("one", WORST).loc["afl"].isna().sum() == 1
+    assert board.against_reference("one", WORST)["afl"].n == 4
+    _, _, one, _ = board_tables(board)
+    assert list(one.footers) == [
+        "afl with chosen values, seed 3, is lost and in no mean: NaN",
+        "term: all trials were lost, and nothing is tested.",
+    ]
+    assert board.lacking(["one", "two"], ["afl", "pa3fed"]) == ["pa3fed on one", "two"]
+    assert board.best(["term", "fedavg"], 1) == ["fedavg"]
+
+
+def test_one_seed_tells_nothing(tmp_path: Path) -> None:
+    found = [row("one", name, "both", 1, 50) for name in ("uniform", "afl")]
+    board = add_to_board(tmp_path / "x.csv", [*found, row("one", "afl", "trial", 0, 50)])
+    assert not any("Holm" in line for line in answers(board))
+    assert "nan" not in str(board_tables(board))
+
+
+@pytest.mark.parametrize("name", ["fedmgda+", "fedmgda+:epsilon=0.2", "scaffold+fedmgda+:eta=2"])
+def test_a_plus_that_ends_a_rules_name_is_no_local_training(name: str, tmp_path: Path) -> None:
+    found = [row("one", m, "trial", k, 50 + k, lr=0.1**k) for m in (name, "afl") for k in (0, 1, 2)]
+    tests = [row("one", "uniform", "chosen", 1, 50)]
+    shares = add_to_board(tmp_path / "x.csv", [*found, *tests]).variance("one")
+    assert ("local training" in shares) == name.startswith("scaffold")
+
+
 def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     board = made_up(tmp_path, GAINS, ["one", "two", "three"])
     said = answers(board)
@@ -284,7 +341,7 @@ def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     assert "Kendall's tau is 1.00" in moved or "Kendall's tau is 0.67" in moved
     text = "\n".join(said)
     assert "Over 3 benchmarks Friedman's test gives p = 0.0" in text
-    assert "two: of the variance over trials, aggregation 100.0 %" in text
+    assert "two: of the variance over 12 trials (0 of them pruned), aggregation 100.0 %" in text
 
 
 def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
@@ -313,10 +370,10 @@ def test_other_local_training_waits_for_all_benchmarks(file: Path, tmp_path: Pat
     board_of(file, tmp_path / "out")
     command = ["leaderboard", str(file), "--output-dir", str(tmp_path / "out")]
     said = call(*command, "--part", "clients", expect=2)
-    assert "board.csv has none of plain, noisy yet. Measure them first." in " ".join(said.split())
+    assert "board.csv lacks plain, noisy yet. Measure them first." in " ".join(said.split())
     said = " ".join(call(*command, "--benchmarks", "noisy").split())
     assert "noisy: 0 runs are left" in said
-    assert "board.csv has none of plain yet" in said
+    assert "board.csv lacks plain yet" in said
     assert read_board(file.with_suffix(".csv")).benchmarks == ["noisy"]
 
 

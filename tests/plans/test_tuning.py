@@ -25,8 +25,8 @@ from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, Pruned, RoundFailed
-from fairflower.plans.tuning import Behind, Protocol, Tuning, tunables
+from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed
+from fairflower.plans.tuning import Behind, Protocol, Tuning, tunables, worth
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.tuning import CRITERIA, Trial, chosen
@@ -222,7 +222,7 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 
     def quality(config: RunConfig) -> tuple[float, float]:
         if float(config.strategy.args.get("tau") or 0) > above and not config.evaluate.test:
-            raise RoundFailed("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
+            raise Diverged("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
         return otherwise(config)
 
     return quality
@@ -247,7 +247,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> N
 def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.strategy.name == "fedheal":
-            raise RoundFailed("nan")
+            raise Diverged("nan")
         return by_tau(config)
 
     made = tuning(tmp_path)
@@ -257,9 +257,44 @@ def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Pa
     assert one.chosen is None
 
 
-def test_a_trial_that_fails_for_another_reason_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_test_that_diverges_is_lost_and_not_made_again(tmp_path: Path) -> None:
+    def failing(config: RunConfig) -> tuple[float, float]:
+        if config.evaluate.test and config.strategy.name == "fedheal" and config.seed == 2:
+            raise Diverged("Round 2: the merged model holds NaN")
+        return by_tau(config)
+
+    made = tuning(tmp_path)
+    make(made, failing)
+    again = tuning(tmp_path)
+    assert again.total == 0
+    (method,) = (one for one in again.methods if one.name == "fedheal")
+    ended = {run.seed: run.status for _, run in method.tests()}
+    assert ended == {1: "completed", 2: "failed"}
+
+
+@pytest.mark.slow
+def test_a_test_beside_a_folder_that_was_never_begun_counts(tmp_path: Path) -> None:
+    """As of one killed before it wrote run.json: the next one's folder has another name."""
+    made = tuning(tmp_path, "fedavg")
+    make(made)
+    folder = tmp_path / "runs" / "fedavg-seed1"
+    folder.rename(tmp_path / "runs" / "fedavg-seed1-2")
+    folder.mkdir()
+    again = tuning(tmp_path, "fedavg")
+    assert again.total == 0
+    (method,) = (one for one in again.methods if one.name == "fedavg")
+    assert sorted(run.seed for _, run in method.tests()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "problem", [OSError("No space left on device"), RoundFailed("client 0: [Errno 28] No space")]
+)
+def test_a_trial_that_fails_for_another_reason_is_made_again(
+    problem: Exception, tmp_path: Path
+) -> None:
     def full(config: RunConfig) -> tuple[float, float]:
-        raise OSError("No space left on device")
+        raise problem
 
     made = tuning(tmp_path, "fedheal")
     make(made, full, most=2)
@@ -305,11 +340,26 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
     of_many(4, figures({"a": 0.71, "b": 0.9}))
     with pytest.raises(Pruned, match=r"in round 4 69.0 % .* less than 70.0 %"):
         of_many(4, figures({"a": 0.69, "b": 0.9}))
+    at_the_floor = Behind("worst", of_many.figures, {4: 7 / 12 - 0.5})  # more than 1 / 12
+    at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
     of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
     of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
     balanced = Protocol(5, [1, 2], "average", "balanced_accuracy")
     with pytest.raises(Pruned, match=r"20.0 % .* less than 70.0 %"):
         Behind.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
+
+
+def test_class_balanced_accuracy_of_rare_classes_is_worth_few_images() -> None:
+    labels = np.repeat(np.arange(4), [58, 15, 4, 2])
+    assert worth(labels, "accuracy") == 79
+    even = np.repeat(np.arange(4), 20)
+    assert worth(even, "balanced_accuracy") == pytest.approx(80)
+    # By its definition: the variance of the mean of recalls, where each image is right or wrong.
+    rng = np.random.default_rng(0)
+    right = rng.random((20_000, len(labels))) < 0.5
+    recalls = [right[:, labels == c].mean(axis=1) for c in range(4)]
+    expected = 0.25 / np.mean(recalls, axis=0).var()
+    assert worth(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
 
 
 # --- studies that go on --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, RoundFailed
+from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.exchanges import AveragedBatches, Prototypes
 from fairflower.flower import identify, set_message_id
 from fairflower.server.roll import NodeTracker, Roll, call_the_roll
@@ -176,7 +176,7 @@ def test_a_merged_model_that_is_none_ends_the_round_with_the_longest_update(valu
 
     rounds = Rounds(Overflowing(), MODEL, range(3))
     moves = {k: {name: np.full_like(a, k + 1) for name, a in MODEL.items()} for k in range(3)}
-    with pytest.raises(RoundFailed, match=r"'conv.weight'.*longest update is client 2's.*clip"):
+    with pytest.raises(Diverged, match=r"'conv.weight'.*longest update is client 2's.*clip"):
         rounds.step(moves)
 
 
