@@ -287,6 +287,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{no-zip}', 'no-zip/a.npz is no .npz file. Expected one with x_train'),
             ('{half-zip}', 'half-zip/a.npz is no .npz file. Expected one with x_train'),
             ('{sizes}', 'The images differ in size (a 4x4, b 5x5). Set data.image-size to resize them all.'),
+            ('{split-sizes}', 'The images differ in size (a 4x4, b 5x5 in train and 4x4 in test). Set data.image-size to resize them all.'),
             ('{latin-npz}', "'caf\\udce9': the name is not UTF-8. Rename it."),
         ],
     ),

@@ -113,6 +113,8 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "half-zip": with_files(Path.mkdir, a_npz=b"PK\x03\x04" + bytes(40)),
     "sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **SOUND | {
         "x_train": np.zeros((8, 5, 5), np.uint8), "x_test": np.zeros((8, 5, 5), np.uint8)})),
+    "split-sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **SOUND | {
+        "x_train": np.zeros((8, 5, 5), np.uint8)})),
     "latin-npz": with_files(npz(), **{os.fsdecode(b"caf\xe9_npz"): "hello"}),
     "images": images(),
     "latin-domain": images("caf\xe9/cat/0.png"),

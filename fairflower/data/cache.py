@@ -277,29 +277,40 @@ def _examples(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> 
 
 def _shape(data_set: DataSet, found: Mapping[str, Found]) -> tuple[int, ...]:
     """`Federation.shape`, to which every example is brought."""
-    shapes = [(name, x.shape[1:]) for own in found.values() for name, x in own.items()]
+    shapes = [x.shape[1:] for own in found.values() for x in own.values()]
     if isinstance(data_set, FeatureSet | TokenSet):
-        if len({shape for _, shape in shapes}) > 1:
-            listing = ", ".join(f"{name} {n}" for name, (n,) in dict(shapes).items())
+        if len(set(shapes)) > 1:
             raise DataError(
                 f"{data_set.config.name}: examples differ in their number of "
-                f"{data_set.kind} ({listing}). Give all of them the same."
+                f"{data_set.kind} ({_sizes_in(found)}). Give all of them the same."
             )
         vocabulary = (data_set.vocabulary,) if isinstance(data_set, TokenSet) else ()
-        return *vocabulary, *shapes[0][1]
-    colour = any(shape[2:] == (3,) for _, shape in shapes)
+        return *vocabulary, *shapes[0]
+    colour = any(shape[2:] == (3,) for shape in shapes)
     channels = data_set.channels or (3 if colour else 1)
     side = data_set.config.image_size or data_set.image_size
     if side:
         return channels, side, side
-    sizes = {shape[:2] for _, shape in shapes}
+    sizes = {shape[:2] for shape in shapes}
     if len(sizes) > 1:
-        listing = ", ".join(f"{name} {h}x{w}" for name, (h, w, *_) in dict(shapes).items())
         raise DataError(
-            f"The images differ in size ({listing}). Set data.image-size to resize them all."
+            f"The images differ in size ({_sizes_in(found)}). Set data.image-size to resize them "
+            "all."
         )
     height, width = sizes.pop()
     return channels, height, width
+
+
+def _sizes_in(found: Mapping[str, Found]) -> str:
+    """Every group's size in words; of each split, where a group's splits differ."""
+    listing = []
+    for name in found["train"]:
+        splits = {  # size -> the last split that has it
+            "x".join(map(str, own[name].shape[1:3])): SPLITS[split] for split, own in found.items()
+        }
+        several = [f"{size} in {split}" for size, split in splits.items()]
+        listing.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")
+    return ", ".join(listing)
 
 
 def _scale(
