@@ -122,6 +122,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "nested-images": images("a/cat/patient/0.png"),
     "stray-image": images("a/readme.png"),
     "empty-domain": with_files(images(), b__notes_txt="ours"),
+    "one-image": images("b/cat/0.png", "b/dog/0.png"),
     "broken-image": with_files(images(), a__cat__0_png="no image", a__cat__1_png="no image"),
     "half-image": with_files(images(), a__dog__0_png=b"\x89PNG\r\n\x1a\n", a__dog__1_png=b""),
     "signed": images("a/cat/0.tif", "a/cat/1.tif", pixels=np.full((4, 4), -1000, np.int32)),

@@ -24,7 +24,7 @@ import numpy as np
 from fairflower.config import DataChoice, DataConfig
 from fairflower.data.client_groups import Group, groups
 from fairflower.data.corruptions import corrupt, describe
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, counted_by, too_few
 from fairflower.data.federation import (
     META,
     Augment,
@@ -235,6 +235,7 @@ def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints
         config.seed,
         every_value_of="label" if data_set.every_class else None,
         alpha=config.dirichlet_alpha,
+        counted_by=counted_by(config),
     )
     groups_of_rows = [part.name for part in parts for _ in part.rows]
     own = np.concatenate([labels[part.domain][part.rows] for part in parts])
@@ -256,10 +257,10 @@ def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints
         order = draw(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
         kept = order[: config.test_examples or None]
         if len(kept) < len(part.sizes):
-            raise DataError(
-                f"Domain {part.name!r} has {len(kept)} test examples for {len(part.sizes)} "
-                "clients. Lower data.clients-per-domain or raise data.test-examples."
-            )
+            remedy = f"Lower {counted_by(config)}"
+            if len(order) >= len(part.sizes):  # there are enough, and fewer were asked for
+                remedy += " or raise data.test-examples"
+            raise too_few(part.name, len(kept), "test", len(part.sizes), remedy)
         rows[part.name] = np.array_split(kept, len(part.sizes))
     return rows
 

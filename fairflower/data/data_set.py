@@ -169,3 +169,19 @@ def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
     return tuple(chosen)
+
+
+def counted_by(config: DataConfig) -> str:
+    """The setting that says how many clients there are."""
+    return f"data.{'imbalance-factor' if config.imbalance_factor > 1 else 'clients-per-domain'}"
+
+
+def too_few(group: str, found: int, split: str, clients: int, remedy: str) -> DataError:
+    """An error of fewer examples than clients; where there are none, no ``remedy`` would help."""
+    if not found:
+        return DataError(
+            f"Domain {group!r} has no {split} examples. Add some, or leave it out of data.domains."
+        )
+    return DataError(
+        f"Domain {group!r} has {found} {split} examples for {clients} clients. {remedy}."
+    )

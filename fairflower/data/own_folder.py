@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.class_folders import (
@@ -116,6 +118,11 @@ class ImageFolder(ClassFolders):
     def _check_complete(self, where: str, labels: Ints) -> None:
         if not len(labels):
             raise DataError(f"{where} has no images. Expected <domain>/<class>/<image>.")
+        if len(np.unique(labels)) == len(labels):
+            raise DataError(
+                f"{where} has too few images: the first of a class is a test image, and no class "
+                "has a second one to train on. Add images."
+            )
 
 
 class NpzFolder(SplitFiles):

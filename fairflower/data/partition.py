@@ -15,7 +15,7 @@ import numpy.typing as npt
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, Partitioner
 
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, too_few
 from fairflower.data.federation import Ints
 from fairflower.data.files import explained
 from fairflower.errors import DataError
@@ -41,6 +41,8 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         0: partitions of these sizes. Otherwise as many rows as these sizes have in all go
         to a domain's partitions by flwr-datasets' ``DirichletPartitioner`` with this
         concentration, ``label`` by label; every partition gets two rows at least.
+    counted_by
+        The setting that says how many partitions there are, for errors.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         seed: int = 0,
         every_value_of: str | None = None,
         alpha: float = 0.0,
+        counted_by: str = "data.clients-per-domain",
     ) -> None:
         super().__init__()
         self._sizes = {domain: list(own) for domain, own in sizes.items()}
         self._seed = seed
         self._every_value_of = every_value_of
         self._alpha = alpha
+        self._counted_by = counted_by
 
     @property
     def num_partitions(self) -> int:
@@ -81,18 +85,15 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
         """Partitions of a domain with these sizes, out of its rows."""
         needed = sum(sizes)
         if len(sizes) > len(own):
-            raise DataError(
-                f"Domain {domain!r} has {len(own)} training examples for {len(sizes)} clients. "
-                "Lower data.clients-per-domain."
-            )
+            remedy = f"Lower {self._counted_by}"
+            raise too_few(domain, len(own), "training", len(sizes), remedy)
         if not (sizes and min(sizes) > 0 and needed <= len(own)):
             low, high = min(sizes, default=0), max(sizes, default=0)
             each = f"{low}" if low == high else f"{low} to {high}"
             raise DataError(
                 f"Domain {domain!r} has {len(own)} training examples, but "
                 f"{len(sizes)} clients x {each} examples = {needed} were asked "
-                "for. Change data.clients-per-domain, data.fraction or "
-                "data.examples-per-client."
+                f"for. Change {self._counted_by}, data.fraction or data.examples-per-client."
             )
         rng = draw(self._seed, domain, "train")
         order = rng.permutation(len(own))
@@ -128,7 +129,7 @@ class DomainPartitioner(Partitioner):  # type: ignore[misc]
                 raise DataError(
                     f"No Dirichlet partition with data.dirichlet-alpha = {self._alpha:g} gives "
                     f"each of {len(sizes)} clients two of the {len(pool)} training examples of "
-                    f"domain {domain!r}. Raise it, or lower data.clients-per-domain."
+                    f"domain {domain!r}. Raise it, or lower {self._counted_by}."
                 ) from error
         return [np.asarray(share["row"][:], np.int64) for share in shares]
 

@@ -203,6 +203,30 @@ def test_a_set_that_breaks_a_rule_is_told_so(kind: type[Any], message: str) -> N
         prepare(replace(TABLE, name=f"test_vectors:{kind.__name__}"))
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_no_number_of_clients_mends_is_told_so(
+    split: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def labels(self: Table, domain: str, of: str) -> Any:
+        return np.arange(0 if of == split else 12) % 4
+
+    monkeypatch.setattr(Table, "labels", labels)
+    named = "training" if split == "train" else split
+    with pytest.raises(DataError, match=rf"'a' has no {named} examples\. Add some, or leave it"):
+        prepare(replace(TABLE, seed=71))
+
+
+def test_splits_have_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    def features(self: Table, domain: str, split: str, rows: Any) -> Any:
+        return np.zeros((len(rows), 4 if (domain, split) == ("b", "test") else 3), np.float32)
+
+    monkeypatch.setattr(Table, "features", features)
+    told = r"\(a 3, b 3 in train and 4 in test\)"
+    for held_out in (0, 0.2):
+        with pytest.raises(DataError, match=told):
+            prepare(replace(TABLE, seed=71, validation_fraction=held_out))
+
+
 def test_domains_have_the_same_features() -> None:
     with pytest.raises(DataError, match=r"differ in their number of features \(a 3, b 4\)"):
         prepare(replace(TABLE, name="test_vectors:Growing"))
