@@ -116,18 +116,18 @@ def landscape(
     Raises
     ------
     ConfigError
-        On a grid or span that is none.
+        On a grid, span or device that is none; it names the command's option.
     RunError
         When the run has no model, or one that does not fit its config.
     DataError
         When its data are not here.
     """
     if grid < 3 or grid % 2 == 0:
-        raise ConfigError(f"grid = {grid}: expected an odd number from 3 on.")
+        raise ConfigError(f"--grid {grid}: expected an odd number from 3 on.")
     if not 0 < span < float("inf"):
-        raise ConfigError(f"span = {span}: expected a finite number above 0.")
+        raise ConfigError(f"--span {span}: expected a finite number above 0.")
     if images < 0:
-        raise ConfigError(f"images = {images}: expected a number, or 0 for all.")
+        raise ConfigError(f"--images {images}: expected a number, or 0 for all.")
     config, federation, model, chosen = load(run, data_dir, device)
     sets = [(domain, split) for split in SPLITS for domain in federation.domains]
     data = [_images(federation, *which, images, seed, chosen) for which in sets]
@@ -149,8 +149,8 @@ def load(
     """A run's config, data and final model, on a device; see `landscape` and `load_model`."""
     place = {"data.dir": data_dir} if data_dir else {}
     config = RunConfig.from_flat({**run.config, **place})
+    chosen = choose_device(device, option="--device")
     federation = prepare(config.data)
-    chosen = choose_device(device)
     return config, federation, load_model(run, config, federation).to(chosen), chosen
 
 
@@ -287,6 +287,8 @@ def flatness(
     `fairflower.clients.sharpness`, is the run's ``measure.rho`` by default; ``advance`` is
     called after every client.
     """
+    if rho is not None and not 0 <= rho < float("inf"):
+        raise ConfigError(f"--rho {rho}: expected a finite number from 0 on.")
     config, federation, model, chosen = load(run, data_dir, device)
     radius = config.measure.rho if rho is None else rho
     values: dict[str, list[float]] = {domain: [] for domain in federation.domains}

@@ -10,8 +10,10 @@ import torch
 from fairflower.errors import ConfigError
 
 
-def choose_device(name: str = "auto", client_gpus: float | None = None) -> torch.device:
-    """Turn ``train.device`` into a device that this process may use.
+def choose_device(
+    name: str = "auto", client_gpus: float | None = None, *, option: str = ""
+) -> torch.device:
+    """Turn ``train.device``, or a command's ``option``, into a device that this process may use.
 
     Parameters
     ----------
@@ -21,14 +23,17 @@ def choose_device(name: str = "auto", client_gpus: float | None = None) -> torch
     client_gpus
         The share of a GPU granted to this process. None: what Ray granted if this
         is a Ray worker, and everything otherwise. Only ``auto`` looks at it.
+    option
+        What errors call it on a command line, where it is not ``train.device``.
 
     Raises
     ------
     ConfigError
         On another name, or a GPU that is not there.
     """
+    given = f"{option} {name!r}" if option else f"train.device = {name!r}"
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise ConfigError(f"train.device = {name!r}: expected auto, cpu, cuda or cuda:N.")
+        raise ConfigError(f"{given}: expected auto, cpu, cuda or cuda:N.")
     if name == "auto":
         if client_gpus is None:
             client_gpus = _granted_by_ray("GPU")
@@ -38,9 +43,10 @@ def choose_device(name: str = "auto", client_gpus: float | None = None) -> torch
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
+            remedy = "train.device = 'auto', or grant clients a GPU (client-gpus, on Ray)"
             raise ConfigError(
-                f"train.device = {name!r}: this process sees {count} CUDA device(s). Use "
-                "train.device = 'auto', or grant clients a GPU (client-gpus, on Ray)."
+                f"{given}: this process sees {count} CUDA device(s). "
+                f"Use {f'{option} auto' if option else remedy}."
             )
     return device
 

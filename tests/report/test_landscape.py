@@ -176,12 +176,12 @@ def test_seeds_choose_directions_and_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": 4}, "grid = 4: expected an odd number"),
-        ({"grid": 1}, "grid = 1: expected an odd number"),
-        ({"span": 0.0}, r"span = 0\.0: expected a finite number above 0"),
-        ({"span": float("nan")}, "span = nan"),
-        ({"images": -1}, "images = -1"),
-        ({"device": "tpu"}, "'tpu': expected auto, cpu"),
+        ({"grid": 4}, "--grid 4: expected an odd number"),
+        ({"grid": 1}, "--grid 1: expected an odd number"),
+        ({"span": 0.0}, r"--span 0\.0: expected a finite number above 0"),
+        ({"span": float("nan")}, "--span nan"),
+        ({"images": -1}, "--images -1"),
+        ({"device": "tpu"}, "--device 'tpu': expected auto, cpu"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(
