@@ -37,6 +37,13 @@ def show(
     from fairflower.data.show import contact_sheet, examples_table, table
 
     federation = prepare(config.data)
+    if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
+        console.print(
+            f"data.clients-per-domain is without effect: data.imbalance-factor = {factor} says how "
+            "many clients a domain has.",
+            soft_wrap=True,
+            highlight=False,
+        )
     if federation.kind != "images":
         if out:
             raise ConfigError(f"--out {out}: there is no picture of {federation.kind}. Remove it.")

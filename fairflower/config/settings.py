@@ -41,7 +41,9 @@ class DataConfig:
         "", "Folder of local data; empty: $FAIRFLOWER_DATA, else the Hub.", execution=True
     )
     domains: str = setting("", "Comma-separated domains to keep; empty: all of the data set.")
-    clients_per_domain: int = setting(5, "Clients in each domain (papers: 5).", min=1)
+    clients_per_domain: int = setting(
+        5, "Clients in each domain (papers: 5), unless imbalance-factor is above 1.", min=1
+    )
     fraction: float = setting(
         0.0, "Share of a domain's training examples per client; 0: the data set's own.", max=1
     )

@@ -56,9 +56,12 @@ def setting(plan: Plan, federation: Federation) -> str:
         "for tests": sum(federation.test_sizes),
     }
     asked = of_all("fraction_train")
+    unequal = plan.runs[0].data.imbalance_factor > 1
     return (
         f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
-        f"{'s' * (domains > 1)}; {federation.kind}: "
+        f"{'s' * (domains > 1)}"
+        + ", by data.imbalance-factor and not data.clients-per-domain" * unequal
+        + f"; {federation.kind}: "
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
         + f"\n  training  {of_all('model.name')}, lr {of_all('train.lr')}, local epochs "
         f"{of_all('train.local_epochs')}, batch size {of_all('train.batch_size')}, "

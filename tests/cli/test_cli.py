@@ -74,6 +74,21 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     assert training.endswith("sgd, fraction-train 0.5")
 
 
+def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flat = {"data.imbalance-factor": 3}
+    runs = [RunConfig.from_flat(flat)]
+    assert (
+        "7 clients of 4 domains, by data.imbalance-factor and not data.clients-per-domain; images"
+    ) in setting(Plan(runs), prepare(runs[0].data))
+    told = "data.clients-per-domain is without effect: data.imbalance-factor = 3 says how many"
+    shown = ["data", "show", "uci-digits", "--set=data.imbalance-factor=3"]
+    assert told in call(*shown, "--set=data.clients-per-domain=1")
+    assert told not in call(*shown)
+
+
+
+
 def test_a_runs_own_config_runs_it_again(tmp_path):
     call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=uniform", "--seed=5")
     (first,) = tmp_path.iterdir()
