@@ -46,12 +46,13 @@ def from_file(path: str) -> dict[str, Tensor]:
         If the file cannot be read so; ``model.weights`` names it.
     """
     file = Path(path).expanduser()
+    check_file(path)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         arrays: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"model.weights = {path!r}: {reason}. Expected a .safetensors file, or a .pth file "
             "with a state dict of tensors."
@@ -62,6 +63,15 @@ def from_file(path: str) -> dict[str, Tensor]:
             f"{type(arrays).__name__}. Save model.state_dict()."
         )
     return dict(arrays)
+
+
+def check_file(path: str) -> None:
+    """Raise a ``ConfigError`` if ``model.weights`` names no file; without reading it."""
+    if not Path(path).expanduser().is_file():
+        raise ConfigError(
+            f"model.weights = {path!r}: there is no such file. Name a .safetensors file, or a .pth "
+            "file with a state dict of tensors."
+        )
 
 
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:

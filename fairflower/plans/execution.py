@@ -109,12 +109,15 @@ def execute(
     with doing("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
+        from fairflower.models.weights import check_file
         from fairflower.plans.parallel import execute_side_by_side
 
     folders = [] if folders is None else folders
     first = plan.runs[0]
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
+    for weights in {c.model.weights for c in plan.runs if not c.resume} - {"", "imagenet"}:
+        check_file(weights)  # before the data, which may take minutes to prepare
     with doing(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
     console.print(escape(setting(plan, federation)), soft_wrap=True, highlight=False)

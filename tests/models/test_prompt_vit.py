@@ -458,8 +458,8 @@ def wrong_files(folder: Path) -> dict[str, str]:
         "text.safetensors": "Expected a .safetensors file",
         "text.pth": "Expected a .safetensors file",
         "cnn.safetensors": "another network's.*class_token",
-        "missing.pth": "No such file",
-        "missing.safetensors": "No such file",
+        "missing.pth": "there is no such file",
+        "missing.safetensors": "there is no such file",
     }
 
 
