@@ -15,7 +15,7 @@ from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.tuning import Protocol, Tuning, outcome_of
+from fairflower.plans.tuning import Protocol, Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
@@ -155,21 +155,20 @@ def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
 
     for method in study.methods:
         tuned = method.tuned()
+
+        def kind(trial: Trial, best: Trial | None = tuned.chosen) -> str:
+            return PAPERS if trial != best else CHOSEN if trial.number else BOTH
+
         for trial in tuned.trials:
             yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
         for trial, run in method.tests():
-            kind = CHOSEN if trial == tuned.chosen else PAPERS
-            kind = BOTH if kind == CHOSEN and trial.number == 0 else kind
-            outcome, reason = outcome_of(run.info)
-            whole = outcome == "completed"
+            figures = method.seen(run)[run.last()].mean(axis=0).tolist()
             sessions = [run.info, *(run.info.get("resumed") or ())]
-            figures = method.seen(run)[run.last()].mean(axis=0).tolist() if whole else []
-            how = {
-                "outcome": str(outcome),
-                "reason": reason,
-                "processor": listed(list(dict.fromkeys(map(_processor, sessions)))),
-            }
-            yield row(method.name, kind, run.seed, trial, figures, **how)
+            processors = listed(list(dict.fromkeys(map(_processor, sessions))))
+            yield row(method.name, kind(trial), run.seed, trial, figures, processor=processors)
+        for trial, seed, reason in method.lost_tests():
+            told = {"outcome": "lost", "reason": reason}
+            yield row(method.name, kind(trial), seed, trial, (), **told)
 
 
 def _fresh(path: Path, text: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, execution, identity, kebab, keys
+from fairflower.config import RunConfig, execution, identity, kebab, keys, read_toml
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, Pruned, RunError
 from fairflower.numerics import metrics
@@ -256,7 +256,7 @@ class Method:
             if trial.outcome != "unfinished" or not (path / "run.json").exists():
                 continue
             facts = read_facts(path)
-            outcome, reason = outcome_of(facts)
+            outcome, reason = _outcome(facts)
             if outcome is None:
                 continue
             run = _read(path)
@@ -331,18 +331,24 @@ class Method:
         return tested
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
-        """The tests that were made, or have diverged, each with the trial whose values it has."""
-        made = {_key(run): run for run in self._made() if outcome_of(run.info)[0]}
+        """The completed tests, each with the trial whose values it has."""
+        made = {_key(run.config): run for run in self._made() if run.status == "completed"}
         for trial, config in self._planned():
             if run := made.get(same(config)):
                 yield trial, run
 
+    def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
+        """Those that diverged: the trial whose values each has, its seed, and what happened."""
+        lost = self._lost()
+        for trial, config in self._planned():
+            if same(config) in lost:
+                yield trial, config.seed, lost[same(config)]
+
     def _tests(self) -> list[RunConfig]:
         """The tests that are still to be made."""
-        made = self._made()
-        lost = {_key(run) for run in made if outcome_of(run.info)[0] == "lost"}
+        lost = self._lost()
         plan = Plan([config for _, config in self._planned() if same(config) not in lost])
-        return plan.without(made).resuming(unfinished(self.folder / "runs")).runs
+        return plan.without(self._made()).resuming(unfinished(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
         """All tests, each with the trial whose values it has."""
@@ -354,9 +360,21 @@ class Method:
                 yield trial, RunConfig.from_flat({**flat, **trial.values, **own})
 
     def _made(self) -> list[Run]:
-        """The tests whose folders are there, however they ended."""
-        folders = (self.folder / "runs").glob(f"{self.name.replace(':', '-')}-*/run.json")
-        return [run for info in folders if (run := _read(info.parent))]
+        """The tests that can be read, however they ended."""
+        return [run for path in self._folders() if (run := _read(path))]
+
+    def _lost(self) -> dict[Hashable, str]:
+        """What happened to tests that diverged, perhaps before there was anything to read."""
+        found: dict[Hashable, str] = {}
+        for path in self._folders():
+            outcome, reason = _outcome(read_facts(path))
+            if outcome == "lost":
+                found[_key(RunConfig().concise() | read_toml(path / "config.toml"))] = reason
+        return found
+
+    def _folders(self) -> Iterator[Path]:
+        name = self.name.replace(":", "-")
+        return (info.parent for info in (self.folder / "runs").glob(f"{name}-*/run.json"))
 
     def watch(self, config: RunConfig) -> Behind | None:
         """What prunes a trial: neither that of the paper's values, nor a test."""
@@ -435,7 +453,7 @@ class Tuning:
         return next(method for method in self.methods if config.run_name in method.submitted)
 
 
-def outcome_of(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
+def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     """How a run ended, and why; None if it is to go on."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
@@ -455,9 +473,9 @@ def _read(path: Path) -> Run | None:
         return None
 
 
-def _key(run: Run) -> Hashable:
+def _key(config: Mapping[str, Any]) -> Hashable:
     """What a made run has in common with its plan, as `fairflower.plans.plan.same` gives it."""
-    return identity(run.config), run.seed
+    return identity(config), config.get("seed", 0)
 
 
 def _difference(before: Any, now: Any) -> str:

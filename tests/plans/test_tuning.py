@@ -269,8 +269,13 @@ def test_a_test_that_diverges_is_lost_and_not_made_again(tmp_path: Path) -> None
     again = tuning(tmp_path)
     assert again.total == 0
     (method,) = (one for one in again.methods if one.name == "fedheal")
-    ended = {run.seed: run.status for _, run in method.tests()}
-    assert ended == {1: "completed", 2: "failed"}
+    assert [run.seed for _, run in method.tests()] == [1]
+    ((_, seed, reason),) = method.lost_tests()
+    assert (seed, reason) == (2, "Round 2: the merged model holds NaN")
+    # Also one that was lost before it was tested.
+    history = tmp_path / "runs" / "fedheal-seed2" / "history.csv"
+    history.write_text(history.read_text().partition("\n")[0] + "\n")
+    assert tuning(tmp_path).total == 0
 
 
 @pytest.mark.slow
