@@ -68,7 +68,7 @@ class Rule:
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         """The clients' weights, shape (K,), in their order: non-negative, summing to 1."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has neither weigh nor merge. Define one.")
 
     def merge(self, cohort: Cohort) -> Arrays:
         """The next global model. By default the mean weighted by ``weigh``."""

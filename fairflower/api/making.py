@@ -136,9 +136,15 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
-    numbers = parse_seeds(seeds) if isinstance(seeds, str) else [int(seed) for seed in seeds]
+    try:
+        numbers = parse_seeds(seeds) if isinstance(seeds, str) else [int(seed) for seed in seeds]
+    except (TypeError, ValueError):
+        numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"seeds = {numbers}: expected different numbers, as range(3).")
+        raise ConfigError(f"seeds = {seeds!r}: expected different numbers, as range(3).")
+    rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
+    if (strategies is not None and not rules) or (clients is not None and not trainers):
+        raise ConfigError("strategies, clients: name at least one, or leave the argument out.")
     if "seed" in options:
         raise ConfigError("seed: compare takes seeds, as in seeds=[3].")
     folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
@@ -147,9 +153,9 @@ def compare(
     plan = Plan.grid(
         {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
         | {"output-dir": str(folder / "runs")},
-        methods(StrategyConfig, strategies),
+        rules,
         numbers,
-        clients=methods(ClientConfig, clients),
+        clients=trainers,
     )
     console = Console(quiet=not progress)
     announce(plan, console)

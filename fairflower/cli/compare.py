@@ -77,6 +77,16 @@ def compare(
             print_report(run_folders(folder / "runs"), folder / "report")
 
 
+#: Keys that many runs cannot have in common -> what to do.
+_OTHERWISE = {
+    "seed": "name them by --seeds",
+    "strategy.name": "name them by --strategies",
+    "run-name": "runs are named by method and seed",
+    "output-dir": "give --output-dir",
+    "resume": "an earlier --output-dir goes on where it was",
+}
+
+
 def at_once(jobs: str) -> int | None:
     """Read ``--jobs``; None for ``auto``."""
     if jobs == "auto":
@@ -90,9 +100,9 @@ def plan_of(
     given: Given, strategies: str | None, seeds: list[int], clients: str | None, folder: Path
 ) -> Plan:
     """Every client with every strategy and seed, to be written below ``folder``."""
-    for key in ("seed", "strategy.name", "run-name", "output-dir", "resume"):
+    for key, instead in _OTHERWISE.items():
         if key in given.assigned:
-            raise ConfigError(f"This command does not take --set {key}: see its --help.")
+            raise ConfigError(f"This command does not take --set {key}: {instead}.")
     if clients is not None and "client.name" in given.assigned:
         raise ConfigError("--set client.name: --clients names them. Leave one of them out.")
     settings = given.settings | {"output-dir": str(folder)}

@@ -34,8 +34,8 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of the page, or file of another format. Default: `report` in the run's "
-            "folder, or beside them; none for summaries; other formats are printed.",
+            help="Folder of the page, or file of another format. Default: `report` in the one "
+            "folder given, or beside several; none for summaries; other formats are printed.",
         ),
     ] = None,
     format_: Annotated[
@@ -70,6 +70,15 @@ def report(
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")
+    # A pattern as runs/* matches the page of an earlier report, too.
+    runs = [given for given in runs if not _is_page(given)] or runs
+    for given in runs:
+        if (given / "study.db").exists():
+            raise ConfigError(
+                f"{given} is a study, whose report has its trials: the same `fairflower tune` "
+                "with its --output-dir makes nothing twice and writes it anew. For its tests "
+                f"alone: fairflower report {given / 'runs'}"
+            )
     paths = [path for given in runs for path in run_folders(given)]
     if format_ != "html":
         if summary or into:
@@ -78,7 +87,8 @@ def report(
         return
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if out is None and folders:
-        out = Path(os.path.commonpath(folders)) / "report"
+        one = runs[0].expanduser().absolute()
+        out = (one if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
     if not print_report(paths, out, summary):
         raise typer.Exit(1)
     if into and source:
@@ -87,15 +97,24 @@ def report(
         fill(into, source)
 
 
+def _is_page(folder: Path) -> bool:
+    """Whether it is where an earlier report wrote its page."""
+    return folder.name == "report" and (folder / "index.html").exists()
+
+
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     """Write the tables of runs as text, to ``out`` or as all that is printed."""
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
-    from fairflower.report.pages import markdown_tables
+    from fairflower.report.pages import chapters, markdown_tables
 
-    runs = _read(paths, Console(stderr=True))
+    messages = Console(stderr=True)
+    runs = _read(paths, messages)
     if not runs:
         raise typer.Exit(1)
+    for chapter in chapters(runs) if format_ != "md" else []:
+        for note in chapter.notes:  # CSV has no place for them, and LaTeX prints none
+            messages.print(f"Note: {note}", markup=False, soft_wrap=True)
     text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](runs)
     if out is None:
         typer.echo(text, nl=False)

@@ -260,6 +260,11 @@ def at_a_time(flat: Mapping[str, Any], jobs: int | None) -> int | None:
             "--jobs makes runs side by side on this machine; on a cluster they come one after "
             "another. Leave --jobs or --ray-address out."
         )
+    if jobs not in (None, 1) and flat.get("engine", "inline") != "inline":
+        raise ConfigError(
+            f"--jobs makes runs side by side, each on the inline engine, and engine = "
+            f"{flat['engine']!r} is given. Leave one of them out."
+        )
     chosen = {"engine", "ray-address", "workers"} & flat.keys()
     return 1 if jobs is None and chosen else jobs
 

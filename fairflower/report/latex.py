@@ -36,8 +36,11 @@ _CHARACTERS = {
 
 def latex(runs: Sequence[Run]) -> str:
     """Write every table of the runs as a ``table`` with caption and label; `RunError` without."""
-    tables = [table for chapter in chapters(runs) for table in chapter.tables]
-    return "\n".join([_HEAD, *(_table(table, i) for i, table in enumerate(tables, start=1))])
+    found = chapters(runs)
+    tables = [table for chapter in found for table in chapter.tables]
+    notes = [f"% Note: {note}\n" for chapter in found for note in chapter.notes]
+    written = (_table(table, i) for i, table in enumerate(tables, start=1))
+    return "\n".join([_HEAD, *written, *notes])
 
 
 def escaped(text: str) -> str:
@@ -81,6 +84,7 @@ def _table(table: Table, number: int) -> str:
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
+        *(f"% {row.name}: {row.remark}" for g in table.groups for row in g.rows if row.remark),
         *(f"% {footer}" for footer in table.footers),
     ]
     return "\n".join(lines) + "\n"

@@ -174,16 +174,16 @@ def fill(document: Path, summary: Path) -> None:
     Raises
     ------
     RunError
-        When there is no such document, or the summary cannot be read.
+        When the summary, or a document that is there, cannot be read.
     """
-    text = read_text(document)
+    text = read_text(document) if document.exists() else ""
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
     part = f"<!-- generated from {name} -->\n{generated(summary)}<!-- end -->\n"
     there = [found for found in GENERATED.finditer(text) if found["summary"] == name]
     if there:
         text = text[: there[0].start()] + part + text[there[0].end() :]
     else:
-        text = f"{text.rstrip()}\n\n{part}"
+        text = f"{text.rstrip()}\n\n{part}".lstrip()
     document.write_text(text, encoding="utf-8")
 
 

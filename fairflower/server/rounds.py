@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import USER_ERRORS, RuleError, StopRun
+from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun
 from fairflower.flower import copied
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
@@ -165,6 +165,9 @@ class Rounds:
         """The next model; ``RuleError`` where the strategy, which may be anybody's, breaks."""
         try:
             return self.strategy.aggregate_train(server_round, replies)[0]
+        except ConfigError as error:  # of weights that are none, say
+            where = f"Round {server_round}, {self.config.strategy.name}"
+            raise ConfigError(f"{where}: {error}") from error
         except USER_ERRORS:
             raise
         except Exception as error:

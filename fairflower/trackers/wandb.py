@@ -40,9 +40,8 @@ class WandB(Tracker):
                 settings=wandb.Settings(silent=True),
             )
         except wandb.Error as error:
-            raise ConfigError(
-                f'track = "wandb": {error}. Run `wandb login`, or set WANDB_MODE=offline.'
-            ) from error
+            told = str(error).rstrip(". ")
+            raise ConfigError(f'track = "wandb": {told}. Or set WANDB_MODE=offline.') from error
         self.key = self._run.id
 
     def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102

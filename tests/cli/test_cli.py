@@ -511,6 +511,11 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
     assert asked == [jobs]
 
 
+def test_runs_side_by_side_are_inline():
+    message = call("compare", "--jobs=2", "--engine=ray", expect=2)
+    assert "on the inline engine, and engine = 'ray' is given" in " ".join(message.split())
+
+
 def test_runs_side_by_side_are_not_for_a_cluster():
     message = call("compare", "--jobs=2", "--ray-address=auto", expect=2)
     assert "Leave --jobs or --ray-address out" in " ".join(message.split())

@@ -473,5 +473,34 @@ def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
     assert "add --summary FILE.csv" in call(folder, "--into", document, code=2)
     assert "ends in .csv" in call(folder, "--summary", tmp_path / "x.txt", code=2)
     write_summary([read_run(folder)], tmp_path / "x.csv")
+    document.mkdir()
     assert "Cannot read" in call(tmp_path / "x.csv", "--into", document, code=1)
+    document.rmdir()
+    call(tmp_path / "x.csv", "--into", document)
+    assert document.read_text().startswith("<!-- generated from x.csv -->")
     assert "Left out" in call(tmp_path / "no.csv", code=1)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_is_in_the_folder_given_and_no_run_of_the_next_report(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / "runs" / name, rising(0.5), label=name) for name in "ab"]
+    call(tmp_path)
+    assert (tmp_path / "report" / "index.html").exists()
+    for _ in range(2):
+        call(*(tmp_path / "runs").glob("*"))
+        assert (tmp_path / "runs" / "report" / "index.html").exists()
+    call(made[0])
+    assert (made[0] / "report" / "index.html").exists()
+
+
+def test_a_study_keeps_its_report(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", rising(0.5))
+    (tmp_path / "study.db").touch()
+    assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
+    assert not (tmp_path / "report").exists()
+
+
+def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--format", "latex"])
+    assert "% fedheal: seed 0, failed after round" in result.stdout

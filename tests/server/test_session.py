@@ -347,6 +347,17 @@ def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_p
     assert (facts["status"], facts["error"]) == ("failed", f"RuleError: {told.value}")
 
 
+class TooMuch(FedAvg):
+    def weigh(self, cohort):
+        return 2 * super().weigh(cohort)
+
+
+def test_weights_that_are_none_name_rule_and_round(tmp_path):
+    made = config(tmp_path, **{"strategy.name": f"{__name__}:TooMuch"})
+    with pytest.raises(ConfigError, match=r"Round 1, .*TooMuch: Weights \[.* with sum 1"):
+        run(made)
+
+
 def test_an_exploding_loss_names_client_and_remedy(tmp_path):
     with pytest.raises(RoundFailed, match=r"Lower train\.lr"):
         run(config(tmp_path, **{"train.lr": 1e30}))
