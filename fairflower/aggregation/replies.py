@@ -125,7 +125,8 @@ class Sorter:
         half = math.ceil(len(self.asked) / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
-            error = Diverged if self.dropped.keys() <= self.diverged else RoundFailed
+            diverged = self.dropped and self.dropped.keys() <= self.diverged
+            error = Diverged if diverged else RoundFailed
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients asks for.{self._reasons()}"

@@ -112,6 +112,13 @@ def test_training_that_left_the_numbers_is_told_from_what_else_stops_a_run(reaso
     assert type(told.value) is error
 
 
+def test_more_clients_asked_for_than_there_are_is_no_divergence():
+    rounds = Rounds(FedAvg(min_clients=3), MODEL, range(2))
+    with pytest.raises(RoundFailed, match="2 of 2 .* fewer than the 3") as told:
+        rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
+    assert type(told.value) is RoundFailed
+
+
 def test_updates_that_are_no_numbers_are_divergence():
     rounds = Rounds(FedAvg(), MODEL, range(2))
     with pytest.raises(Diverged, match=r"clients 0, 1: array '.*' holds NaN"):
