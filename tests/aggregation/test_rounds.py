@@ -114,7 +114,7 @@ def test_training_that_left_the_numbers_is_told_from_what_else_stops_a_run(reaso
 
 def test_more_clients_asked_for_than_there_are_is_no_divergence():
     rounds = Rounds(FedAvg(min_clients=3), MODEL, range(2))
-    with pytest.raises(RoundFailed, match="2 of 2 .* fewer than the 3") as told:
+    with pytest.raises(RoundFailed, match=r"2 of 2 .* fewer than the 3") as told:
         rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
     assert type(told.value) is RoundFailed
 
