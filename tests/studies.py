@@ -11,7 +11,8 @@ from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import Diverged, Pruned, RoundFailed
 from fairflower.plans.plan import Plan
-from fairflower.plans.tuning import Protocol, Tuning
+from fairflower.plans.protocol import Protocol
+from fairflower.plans.tuning import Tuning
 from fairflower.report.tuning import Tuned
 from fairflower.server.figures import Figures, History
 

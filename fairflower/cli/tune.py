@@ -98,7 +98,8 @@ def tune(
     given, at_a_time = _with_validation(given), at_once(jobs)
     seed = int(given.settings.get("seed", 0))
     plan = plan_of(given, strategies, [seed], clients, folder / "runs")
-    from fairflower.plans.tuning import Protocol, Tuning  # late: Optuna takes a while to import
+    from fairflower.plans.protocol import Protocol
+    from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
     from fairflower.server.folder import hold
 
     folder.mkdir(parents=True, exist_ok=True)

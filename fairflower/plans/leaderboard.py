@@ -15,7 +15,8 @@ from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.tuning import Protocol, Tuning
+from fairflower.plans.protocol import Protocol
+from fairflower.plans.tuning import Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
@@ -51,7 +52,7 @@ class Leaderboard:
     clients
         Methods of local training, with the ``best`` of the rules.
     budget, select, seeds
-        See `fairflower.plans.tuning.Protocol`.
+        See `fairflower.plans.protocol.Protocol`.
     """
 
     benchmarks: tuple[Benchmark, ...]

@@ -9,9 +9,8 @@ file, keeps what became of the trials.
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,36 +25,20 @@ from optuna.trial import TrialState, create_trial
 from fairflower.arguments import Search
 from fairflower.config import RunConfig, execution, identity, kebab, keys, read_toml
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, Diverged, Pruned, RunError
-from fairflower.numerics import metrics
+from fairflower.errors import ConfigError, Diverged, RunError
 from fairflower.plans.plan import Plan, same
+from fairflower.plans.protocol import Behind, Protocol, figure, worth
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import continued, unfinished
 from fairflower.server.folder import read_facts
 
-#: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
-_BEHIND = 0.1
-
 _STATES: dict[Outcome, TrialState] = {
     "completed": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "lost": TrialState.FAIL,
 }
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How methods are tuned, the same for all of them."""
-
-    budget: int  # trials of each method
-    seeds: Sequence[int]  # of the runs that are tested
-    select: str  # one of `fairflower.report.tuning.CRITERIA`
-    metric: str = "accuracy"  # or another of `fairflower.report.tuning.METRICS`, that it is of
-    training: bool = False  # whether learning rate and epochs of local training are tuned, too
-    defaults: bool = False  # whether the paper's values are tested beside those chosen
-    prune: bool = True
 
 
 class Tunable(NamedTuple):
@@ -93,71 +76,6 @@ def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
     if training and epochs > 0:
         found["train.local-epochs"] = Tunable(Search(1, 2 * epochs), epochs, True)
     return found
-
-
-def figure(select: str, accuracies: Iterable[float]) -> float:
-    """What a criterion looks at first of accuracies by domain; NaN if one was not tested."""
-    values = list(accuracies)
-    if not all(map(math.isfinite, values)):
-        return math.nan
-    return metrics.mean(values) if select == "average" else metrics.worst(values)
-
-
-@dataclass(frozen=True)
-class Behind:
-    """Prunes a trial that is clearly behind the paper's values.
-
-    That is, from the second half of the rounds on, below the ``floors`` by round. ``figures`` are
-    the names of what the criterion looks at, a domain each.
-    """
-
-    select: str
-    figures: Sequence[str]
-    floors: Mapping[int, float]
-
-    @classmethod
-    def of(
-        cls,
-        protocol: Protocol,
-        domains: Iterable[str],
-        curve: Mapping[int, float],
-        rounds: int,
-        images: float,
-    ) -> Behind:
-        """With floors below a curve by ten points.
-
-        And by no less than two standard errors of the difference of two accuracies on so many
-        images (`worth`), which may be luck.
-        """
-        margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
-        floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
-        figures = [f"validation_{protocol.metric}/{domain}" for domain in domains]
-        return cls(protocol.select, figures, floors)
-
-    def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Raise ``Pruned`` if a round's accuracies are too low."""
-        value = figure(self.select, [figures.get(name, math.nan) for name in self.figures])
-        floor = self.floors.get(server_round, 0.0)
-        if value < floor - 1e-9:  # at the floor it is not behind, however that was rounded
-            raise Pruned(
-                f"pruned: in round {server_round} {100 * value:.1f} % on validation images, where "
-                f"less than {100 * floor:.1f} % is clearly behind the paper's values"
-            )
-
-
-def worth(labels: NDArray[np.int64], metric: str) -> float:
-    """How many images would tell plain accuracy as precisely as these tell a metric.
-
-    The class-balanced accuracy of K classes with n_c images each has the variance of an accuracy on
-    K^2 / sum(1 / n_c).
-
-    >>> round(worth(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
-    7.84
-    """
-    if metric == "accuracy":
-        return len(labels)
-    counts = np.unique(labels, return_counts=True)[1]
-    return float(len(counts) ** 2 / np.sum(1 / counts))
 
 
 @dataclass

@@ -26,7 +26,8 @@ from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed
-from fairflower.plans.tuning import Behind, Protocol, Tuning, tunables, worth
+from fairflower.plans.protocol import Behind, Protocol, worth
+from fairflower.plans.tuning import Tuning, tunables
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.tuning import CRITERIA, Trial, chosen
