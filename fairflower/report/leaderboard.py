@@ -393,12 +393,12 @@ def _ranked(board: Board) -> Iterator[str]:
     found = board.ranks(WORST)
     if found is None:
         return
-    best = min(found.mean, key=found.mean.__getitem__)
-    apart = [n for n, rank in found.mean.items() if rank - found.mean[best] > found.critical]
+    apart = [n for n, rank in found.mean.items() if rank - found.lowest > found.critical]
     yield (
-        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. "
-        f"{best} has the lowest mean rank, {number(found.mean[best], 1)}; by Nemenyi's critical "
-        f"difference, {number(found.critical, 1)}, it is better than {listed(apart) or 'none'}."
+        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. The "
+        f"lowest mean rank, {number(found.lowest, 1)}, is that of {listed(found.best)}; by "
+        f"Nemenyi's critical difference, {number(found.critical, 1)}, it is better than that of "
+        f"{listed(apart) or 'none'}."
     )
 
 

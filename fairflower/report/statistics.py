@@ -79,6 +79,16 @@ class Ranks(NamedTuple):
     p: float
     critical: float
 
+    @property
+    def lowest(self) -> float:
+        """The best mean rank."""
+        return min(self.mean.values())
+
+    @property
+    def best(self) -> list[str]:
+        """Who has it."""
+        return [name for name, rank in self.mean.items() if rank == self.lowest]
+
 
 def ranks(figures: pd.DataFrame) -> Ranks:
     """Rank methods, the rows, on benchmarks, the columns, of which more is better.

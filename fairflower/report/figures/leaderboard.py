@@ -60,7 +60,7 @@ def _ranks(board: Board) -> Sketch:
     ordered = sorted(found.mean.items(), key=lambda item: -item[1])
     sheet, axes = canvas.panels(1, 1, canvas.HALF, 0.21 * len(ordered) + 0.8)
     panel = axes[0, 0]
-    best = ordered[-1][1]
+    best = found.lowest
     for place, (_, rank) in enumerate(ordered):
         apart = rank - best > found.critical
         panel.plot(rank, place, "o", color=canvas.GREY if apart else canvas.INK, markersize=5)
@@ -73,7 +73,7 @@ def _ranks(board: Board) -> Sketch:
         "Ranks over benchmarks",
         f"1 is best. Grey: Nemenyi's critical difference, {found.critical:.1f}, from the best. "
         f"Friedman's p = {found.p:.3g}.",
-        f"{ordered[-1][0]} has the lowest mean rank, {best:.1f}.",
+        f"The lowest mean rank, {best:.1f}, is that of {listed(found.best)}.",
     )
 
 
