@@ -38,7 +38,7 @@ def latex(runs: Sequence[Run]) -> str:
     """Write every table of the runs as a ``table`` with caption and label; `RunError` without."""
     found = chapters(runs)
     tables = [table for chapter in found for table in chapter.tables]
-    notes = [f"% Note: {note}\n" for chapter in found for note in chapter.notes]
+    notes = [_comment(f"Note: {note}") + "\n" for chapter in found for note in chapter.notes]
     written = (_table(table, i) for i, table in enumerate(tables, start=1))
     return "\n".join([_HEAD, *written, *notes])
 
@@ -84,10 +84,19 @@ def _table(table: Table, number: int) -> str:
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
-        *(f"% {row.name}: {row.remark}" for g in table.groups for row in g.rows if row.remark),
-        *(f"% {footer}" for footer in table.footers),
+        *(
+            _comment(f"{row.name}: {row.remark}")
+            for group in table.groups
+            for row in group.rows
+            if row.remark
+        ),
+        *map(_comment, table.footers),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    return "% " + "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in text)
 
 
 def _cell(cell: Cell) -> str:
