@@ -176,6 +176,7 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
 TELLING = [name for name in CLIENTS if name not in ("fedavg", "sam", "fedsam", "gsam", "fedprox")]
 
 
+@pytest.mark.slow
 # FedCE's clients keep what they measure by, too: beside what their method keeps, or alone.
 @pytest.mark.parametrize(
     ("name", "rule"),

@@ -171,6 +171,7 @@ ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fe
 HERE = [(name,) for name in CLIENTS if name not in ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], HERE))
 def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path):
     settings = {"strategy.name": "fedavg", "client.name": name, "evaluate.by": "both"}

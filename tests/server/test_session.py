@@ -111,6 +111,7 @@ PROMPTED = {
 ONE_FOR_EACH_NEED = {kind().needs: name for name, kind in reversed([*STRATEGIES.items()])}.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "network"),
     [(s, "prompt-vit-tiny") for s in ONE_FOR_EACH_NEED]

@@ -34,6 +34,7 @@ def rounds(name, settings, reverse=False):
     return model, made
 
 
+@pytest.mark.slow
 @every_client
 def test_every_client_learns_in_bf16_and_gives_and_keeps_float32(name):
     model, made = rounds(name, BF16)
