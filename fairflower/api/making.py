@@ -136,10 +136,7 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
-    try:
-        numbers = parse_seeds(seeds) if isinstance(seeds, str) else [int(seed) for seed in seeds]
-    except (TypeError, ValueError):
-        numbers = []
+    numbers = parse_seeds(seeds) if isinstance(seeds, str) else _whole(seeds)
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(f"seeds = {seeds!r}: expected different numbers, as range(3).")
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
@@ -163,6 +160,14 @@ def compare(
     if rest.runs:
         execute(rest, console, jobs=count)
     return read(folder / "runs")
+
+
+def _whole(seeds: Iterable[int]) -> list[int]:
+    """The numbers; none where they are no numbers."""
+    try:
+        return [int(seed) for seed in seeds]
+    except (TypeError, ValueError):
+        return []
 
 
 def read(*paths: str | PathLike[str]) -> Results:

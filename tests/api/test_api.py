@@ -107,6 +107,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"seeds": [1, 1]}, "expected different numbers"),
         ({"seeds": []}, "expected different numbers"),
         ({"seeds": 0}, "seeds = 0: expected different numbers"),
+        ({"seeds": "0-99999999"}, "Name fewer"),
         ({"strategies": []}, "name at least one"),
         ({"jobs": 2, "engine": "ray"}, "each on the inline engine"),
         ({"seed": 1}, "compare takes seeds"),
