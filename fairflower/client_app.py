@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -151,9 +151,14 @@ def _federation(text: str) -> Federation:
 
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
     """A client's share of the federation's data, or those of its own site, as it is to see them."""
-    largest = max(client.num_examples for client in (site or federation).clients)
-    read = _read_small if largest * math.prod(federation.shape) <= _SMALL else _read
-    return read(federation, client_id, site)
+    return _reader(site or federation)(federation, client_id, site)
+
+
+@lru_cache(maxsize=4)
+def _reader(own: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
+    """What reads a client's data, and keeps those of more clients where all are small."""
+    largest = max(client.num_examples for client in own.clients)
+    return _read_small if largest * math.prod(own.shape) <= _SMALL else _read
 
 
 @lru_cache(maxsize=64)

@@ -97,17 +97,16 @@ class Sorter:
                 client = claimed
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
-            except InvalidReply as why:
-                self.dropped[client] = str(why)
-                if isinstance(why, NotFinite):
+            except InvalidReply as problem:
+                self.dropped[client] = str(problem)
+                if isinstance(problem, NotFinite):
                     self.diverged.add(client)
             else:
                 self.enrolment.clients[node] = client
         for node in waiting:
             away = (asked or enrolled) and node not in asked.values()
-            self.dropped[enrolled.get(node, node)] = (
-                "its SuperNode is not connected" if away else "no reply before the timeout"
-            )
+            why = "its SuperNode is not connected" if away else "no reply before the timeout"
+            self.dropped[enrolled.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)
         return answers

@@ -15,6 +15,7 @@ from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunError
 from fairflower.paths import run_folders
+from fairflower.plans.protocol import STUDY
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -73,7 +74,7 @@ def report(
     # A pattern as runs/* matches the page of an earlier report, too.
     runs = [given for given in runs if not _is_page(given)] or runs
     for given in runs:
-        if (given / "study.db").exists():
+        if (given / STUDY).exists():
             raise ConfigError(
                 f"{given} is a study, whose report has its trials: the same `fairflower tune` "
                 "with its --output-dir makes nothing twice and writes it anew. For its tests "
@@ -106,14 +107,16 @@ def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     """Write the tables of runs as text, to ``out`` or as all that is printed."""
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
-    from fairflower.report.pages import chapters, markdown_tables
+    from fairflower.report.methods import compare
+    from fairflower.report.pages import markdown_tables
+    from fairflower.report.tables.notes import notes
 
     messages = Console(stderr=True)
     runs = _read(paths, messages)
     if not runs:
         raise typer.Exit(1)
-    for chapter in chapters(runs) if format_ != "md" else []:
-        for note in chapter.notes:  # CSV has no place for them, and LaTeX prints none
+    for comparison in compare(runs) if format_ != "md" else []:
+        for note in notes(comparison):  # CSV has no place for them, and LaTeX prints none
             messages.print(f"Note: {note}", markup=False, soft_wrap=True)
     text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](runs)
     if out is None:

@@ -15,16 +15,18 @@ from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.protocol import Protocol
+from fairflower.plans.protocol import Protocol, check_fresh
 from fairflower.plans.tuning import Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
 
-#: Keys and tables of the file.
-_PROTOCOL = ("strategies", "clients", "best", "budget", "select", "seeds")
+#: Keys of the file's protocol, with their defaults; and its tables.
+_PROTOCOL: Mapping[str, Any] = {
+    **{"strategies": "", "clients": "", "best": 0},
+    **{"budget": 12, "select": "worst-then-average", "seeds": "1-5"},
+}
 _TABLES = ("protocol", "settings", "benchmarks")
-_DEFAULTS = {"best": 0, "budget": 12}
 
 #: Of trials.
 SEED = 0
@@ -79,40 +81,40 @@ class Leaderboard:
         _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
         protocol, common, tables = (_table(flat, name) for name in _TABLES)
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
+        protocol = {**_PROTOCOL, **protocol}
         if "seed" in common or any(key.endswith(".seed") and key.count(".") == 1 for key in tables):
             raise ConfigError(f"{path}: trials have seed {SEED}, tests those of [protocol] seeds.")
-        select = protocol.get("select", "worst-then-average")
-        _check(f"{path}: select", [select], CRITERIA)
+        _check(f"{path}: select", [protocol["select"]], CRITERIA)
         benchmarks = []
         for name in dict.fromkeys(key.partition(".")[0] for key in tables):
             own = _table(tables, name)
             metric = own.pop("metric", "accuracy")
             _check(f"{path}: [benchmarks.{name}] metric", [metric], METRICS)
             benchmarks.append(Benchmark(name, {**common, **own, **(given or {})}, metric))
-        if not benchmarks or not protocol.get("strategies"):
+        if not benchmarks or not protocol["strategies"]:
             raise ConfigError(
                 f"{path} is no leaderboard: it takes [protocol] with strategies, and a table "
                 "[benchmarks.<name>] for each benchmark, as experiments/leaderboard.toml."
             )
-        clients = protocol.get("clients", "")
+        clients = protocol["clients"]
         for name, least in (("best", 1 if clients else 0), ("budget", 1)):
-            value = protocol.get(name, _DEFAULTS[name])
+            value = protocol[name]
             if type(value) is not int or value < least:
                 raise ConfigError(
                     f"{path}: [protocol] {name} = {value!r}: expected a whole number, {least} or "
                     "more."
                 )
         for name in ("strategies", "clients"):
-            if not isinstance(protocol.get(name, ""), str):
+            if not isinstance(protocol[name], str):
                 raise ConfigError(f"{path}: [protocol] {name}: expected one text, as 'fedavg,afl'.")
         return cls(
             tuple(benchmarks),
             tuple(StrategyConfig.parse(protocol["strategies"])),
             tuple(ClientConfig.parse(clients)) if clients else (),
-            protocol.get("best", _DEFAULTS["best"]),
-            protocol.get("budget", _DEFAULTS["budget"]),
-            select,
-            _fresh(path, str(protocol.get("seeds", "1-5"))),
+            protocol["best"],
+            protocol["budget"],
+            protocol["select"],
+            _fresh(path, str(protocol["seeds"])),
         )
 
     def rules_on(self, benchmark: Benchmark, folder: Path) -> Tuning:
@@ -156,20 +158,21 @@ def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
 
     for method in study.methods:
         tuned = method.tuned()
-
-        def kind(trial: Trial, best: Trial | None = tuned.chosen) -> str:
-            return PAPERS if trial != best else CHOSEN if trial.number else BOTH
-
         for trial in tuned.trials:
             yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
         for trial, run in method.tests():
             figures = method.seen(run)[run.last()].mean(axis=0).tolist()
             sessions = [run.info, *(run.info.get("resumed") or ())]
             processors = listed(list(dict.fromkeys(map(_processor, sessions))))
-            yield row(method.name, kind(trial), run.seed, trial, figures, processor=processors)
+            kind = _kind(trial, tuned.chosen)
+            yield row(method.name, kind, run.seed, trial, figures, processor=processors)
         for trial, seed, reason in method.lost_tests():
             told = {"outcome": "lost", "reason": reason}
-            yield row(method.name, kind(trial), seed, trial, (), **told)
+            yield row(method.name, _kind(trial, tuned.chosen), seed, trial, (), **told)
+
+
+def _kind(trial: Trial, chosen: Trial | None) -> str:
+    return PAPERS if trial != chosen else CHOSEN if trial.number else BOTH
 
 
 def _fresh(path: Path, text: str) -> tuple[int, ...]:
@@ -178,11 +181,7 @@ def _fresh(path: Path, text: str) -> tuple[int, ...]:
         seeds = tuple(parse_seeds(text))
     except ConfigError as error:
         raise ConfigError(f"{path}: [protocol] {str(error).removeprefix('--')}") from error
-    if SEED in seeds:
-        raise ConfigError(
-            f"{path}: [protocol] seeds = {text!r}: {SEED} is the seed of the trials, and tests are "
-            "to have fresh ones. Name others."
-        )
+    check_fresh(f"{path}: [protocol] seeds = {text!r}", seeds, SEED, "Name others")
     return seeds
 
 

@@ -194,18 +194,18 @@ class Plan:
         made = list(made)
         for run in made:
             check_images(run.path, run.info, run.config)
-        there = {(identity(run.config), run.seed) for run in made if run.status == "completed"}
-        return Plan([config for config in self.runs if same(config) not in there])
+        there = {same(run.config) for run in made if run.status == "completed"}
+        return Plan([config for config in self.runs if same(config.to_flat()) not in there])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """The same runs, each in the folder of an unfinished one if there is one.
 
         ``unfinished`` configs have ``resume``; of several for a run the last is taken.
         """
-        folders = {same(config): config.resume for config in unfinished}
+        folders = {same(config.to_flat()): config.resume for config in unfinished}
         return Plan(
             [
-                dataclasses.replace(config, resume=folders.get(same(config), ""))
+                dataclasses.replace(config, resume=folders.get(same(config.to_flat()), ""))
                 for config in self.runs
             ]
         )
@@ -244,9 +244,9 @@ class Plan:
             raise failure
 
 
-def same(config: RunConfig) -> tuple[frozenset[tuple[str, str]], int]:
-    """What two configs of the same run have in common."""
-    return identity(config.to_flat()), config.seed
+def same(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
+    """What two configs of the same run have in common, by their run config keys."""
+    return identity(flat), int(flat.get("seed", 0))
 
 
 def at_a_time(flat: Mapping[str, Any], jobs: int | None) -> int | None:

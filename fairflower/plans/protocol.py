@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import Pruned
+from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics import metrics
 
 #: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
 _BEHIND = 0.1
+
+
+#: File of a study, in its folder.
+STUDY = "study.db"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,15 @@ class Protocol:
     training: bool = False  # whether learning rate and epochs of local training are tuned, too
     defaults: bool = False  # whether the paper's values are tested beside those chosen
     prune: bool = True
+
+
+def check_fresh(named: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
+    """Raise ``ConfigError`` if a test is to have the trials' seed."""
+    if seed in seeds:
+        raise ConfigError(
+            f"{named}: {seed} is the seed of the trials, and tests are to have fresh ones. "
+            f"{remedy}."
+        )
 
 
 def figure(select: str, accuracies: Iterable[float]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +24,13 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, execution, identity, kebab, keys, read_toml
+from fairflower.config import RunConfig, execution, kebab, keys
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunError
 from fairflower.plans.plan import Plan, same
-from fairflower.plans.protocol import Behind, Protocol, figure, worth
+from fairflower.plans.protocol import STUDY, Behind, Protocol, check_fresh, figure, worth
 from fairflower.report import Run, read_run
+from fairflower.report.reading import read_config
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import continued, unfinished
@@ -250,22 +252,23 @@ class Method:
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
         """The completed tests, each with the trial whose values it has."""
-        made = {_key(run.config): run for run in self._made() if run.status == "completed"}
+        made = {same(run.config): run for run in self._made() if run.status == "completed"}
         for trial, config in self._planned():
-            if run := made.get(same(config)):
+            if run := made.get(same(config.to_flat())):
                 yield trial, run
 
     def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
         """Those that diverged: the trial whose values each has, its seed, and what happened."""
         lost = self._lost()
         for trial, config in self._planned():
-            if same(config) in lost:
-                yield trial, config.seed, lost[same(config)]
+            if (key := same(config.to_flat())) in lost:
+                yield trial, config.seed, lost[key]
 
     def _tests(self) -> list[RunConfig]:
         """The tests that are still to be made."""
         lost = self._lost()
-        plan = Plan([config for _, config in self._planned() if same(config) not in lost])
+        planned = (config for _, config in self._planned())
+        plan = Plan([config for config in planned if same(config.to_flat()) not in lost])
         return plan.without(self._made()).resuming(unfinished(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
@@ -287,7 +290,7 @@ class Method:
         for path in self._folders():
             outcome, reason = _outcome(read_facts(path))
             if outcome == "lost":
-                found[_key(RunConfig().concise() | read_toml(path / "config.toml"))] = reason
+                found[same(read_config(path))] = reason
         return found
 
     def _folders(self) -> Iterator[Path]:
@@ -306,11 +309,15 @@ class Method:
             federation.domains,
             self._curve(_read(self.path(0))),
             config.num_server_rounds,
-            min(
-                worth(federation.test(domain, "validation").y, self.protocol.metric)
-                for domain in federation.domains
-            ),
+            self._images,
         )
+
+    @cached_property
+    def _images(self) -> float:
+        """What the validation images of the smallest domain are worth."""
+        federation = prepare(self.config.data)
+        labels = (federation.test(domain, "validation").y for domain in federation.domains)
+        return min(worth(own, self.protocol.metric) for own in labels)
 
 
 class Tuning:
@@ -331,14 +338,11 @@ class Tuning:
     """
 
     def __init__(self, folder: Path, configs: Sequence[RunConfig], protocol: Protocol) -> None:
-        if (seed := configs[0].seed) in protocol.seeds:
-            raise ConfigError(
-                f"--seeds: {seed} is the seed of the trials, and tests are to have fresh ones. "
-                "Name others, or give the trials another with --set seed=N."
-            )
+        remedy = "Name others, or give the trials another with --set seed=N"
+        check_fresh("--seeds", protocol.seeds, configs[0].seed, remedy)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
-        storage = RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        storage = RDBStorage(f"sqlite:///{folder / STUDY}")
         self.methods = [
             Method(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
             for config in configs
@@ -389,11 +393,6 @@ def _read(path: Path) -> Run | None:
         return read_run(path)
     except RunError:
         return None
-
-
-def _key(config: Mapping[str, Any]) -> Hashable:
-    """What a made run has in common with its plan, as `fairflower.plans.plan.same` gives it."""
-    return identity(config), config.get("seed", 0)
 
 
 def _difference(before: Any, now: Any) -> str:

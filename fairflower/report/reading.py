@@ -145,8 +145,7 @@ def read_run(path: str | Path) -> Run:
         if not (path / name).is_file():
             raise RunError(f"{path} is not a run folder: it has no {name}.")
     info, domains, clients = _read_info(path / "run.json")
-    # A run made before a setting existed ran with what is now its default.
-    config = RunConfig().concise() | read_toml(path / "config.toml")
+    config = read_config(path)
     history, finished = _read_history(path / "history.csv")
     names = [str(c.client_id) for c in clients]
     # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
@@ -178,6 +177,12 @@ def read_run(path: str | Path) -> Run:
         diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """All settings of a run folder, by run config key."""
+    # A run made before a setting existed ran with what is now its default.
+    return RunConfig().concise() | read_toml(path / "config.toml")
 
 
 def readable(path: Path) -> list[Run]:
