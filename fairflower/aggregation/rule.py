@@ -50,6 +50,8 @@ class Rule:
     #: attribute -> keys, of which `read_config` takes one. Fairflower's own app sends its
     #: whole run config.
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: Those of them that are taken from there; None before the first config.
+    _taken: tuple[str, ...] | None = None
 
     #: What the last merge decided: numbers, arrays of shape (K,) per client (``weights`` is
     #: always there; ``clipped``, what updates were multiplied by, where they are bounded), or
@@ -79,16 +81,19 @@ class Rule:
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Take what the rule has to know of the config that goes to the clients.
 
-        Called before every round; with fairflower's own run config also when that is checked.
+        Called before every round, which may have another learning rate than the one before; with
+        fairflower's own run config also when that is checked.
 
         Raises
         ------
         ValueError
             If the rule means nothing for clients that train so.
         """
-        for attribute, (key,) in self.FROM_CONFIG.items():
-            if getattr(self, attribute) is None:
-                setattr(self, attribute, config.get(key))
+        if self._taken is None:
+            self._taken = tuple(a for a in self.FROM_CONFIG if getattr(self, a) is None)
+        for attribute in self._taken:
+            (key,) = self.FROM_CONFIG[attribute]
+            setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
     def tell(self, client_id: int) -> Mapping[str, float | str]:
         """What this client alone is to know: goes into the config of its train message."""

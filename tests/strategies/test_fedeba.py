@@ -80,3 +80,15 @@ def test_a_learning_rate_is_needed_before_a_round():
         FedEBAPlus().read_config({})
     FedEBAPlus(alpha=0).read_config({})
     FedEBAPlus(lr=0.1).read_config({})
+
+
+def test_the_common_step_follows_a_falling_learning_rate():
+    rounds = Rounds(FedEBAPlus(alpha=1, theta=90), {"x": np.zeros(1)}, range(2))
+    for lr in (0.1, 0.02):
+        rounds.config = {"train.lr": lr}
+        before = rounds.model["x"]
+        after = rounds.step(
+            {k: {"x": np.ones(1)} for k in range(2)},
+            measured={k: {"gradient": {"x": np.ones(1)}} for k in range(2)},
+        )["x"]
+        assert after - before == pytest.approx(-lr, rel=1e-6)
