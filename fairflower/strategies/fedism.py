@@ -70,11 +70,12 @@ class FedISM(FairStrategy):
         S = np.maximum(cohort.metrics["sharpness"], FLOOR)
         self.diagnostics["sharpness"] = S
         wt = self._match(S)
+        known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
-        mass, share = held.sum(), wt[held > 0].sum()
+        mass, share = held.sum(), wt[known].sum()
         w, unit = wt, len(cohort) / max(len(self.w), 1)
-        if share > SMALLEST:
-            w = self.beta * wt + (1 - self.beta) * np.where(held > 0, held / mass * share, wt)
+        if min(mass, share) > SMALLEST:
+            w = self.beta * wt + (1 - self.beta) * np.where(known, held / mass * share, wt)
             unit = mass / share
         self.w.update(zip(cohort.client_ids, (w * unit).tolist(), strict=True))
         total = sum(self.w.values())  # grows with every client never seen before

@@ -99,11 +99,11 @@ class FedMDFG(FairStrategy):
             return np.zeros(len(gram))
         scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=moved)
         rows = np.diag(scale)[moved]
-        if angle(losses[mine]) > self.theta and equalising(losses[mine]).any():
-            h = np.zeros(len(gram))
-            h[np.flatnonzero(mine)] = equalising(losses[mine])
-            h /= np.linalg.norm(h)
-            rows = np.vstack([rows, h * scale])
+        h = np.zeros(len(gram))
+        h[np.flatnonzero(mine)] = equalising(losses[mine])
+        # Beside a loss of 1e200, which only a liar has, its square is 0.
+        if angle(losses[mine]) > self.theta and (length := np.linalg.norm(h)) > 0:
+            rows = np.vstack([rows, h / length * scale])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))

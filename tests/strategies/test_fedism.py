@@ -68,6 +68,15 @@ def test_a_large_q_gives_all_to_the_sharpest(variant):
         np.testing.assert_allclose(weights(rounds, (0.02, 0.1, 0.05)), (0, 1, 0), atol=1e-12)
 
 
+def test_a_weight_too_small_for_a_number_is_still_averaged():
+    rounds = start(2, q=150)
+    weights(rounds, (1.0, 0.001))  # 0.001^150 is 0
+    np.testing.assert_array_equal(weights(rounds, (0.001, 1.0)), (0.5, 0.5))
+    rounds = start(2, q=150)
+    weights(rounds, (1.0, 0.001))
+    assert weights(rounds, {1: 1.0}) == [1.0]  # who holds nothing, alone
+
+
 def test_beta_1_forgets_and_beta_0_stays_at_the_first_round():
     for beta, expected in ((1, (0.1, 0.05, 0.02)), (0, (0.02, 0.05, 0.1))):
         rounds = start(q=1, beta=beta)

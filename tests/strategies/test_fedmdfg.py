@@ -65,6 +65,10 @@ def test_unequal_losses_become_more_equal():
     assert cosine(later) > cosine(F)
 
 
+def test_a_loss_that_nobody_has_stops_no_run():
+    assert np.isfinite(step(MOVES, (1.0, 1e200, 1.0, 1.0))).all()
+
+
 def test_clients_of_the_last_round_count_and_older_ones_do_not():
     rounds = Rounds(FedMDFG(min_clients=1), {"x": np.zeros(12)}, range(4))
     equal = dict.fromkeys(range(4), 1.0)
