@@ -45,9 +45,14 @@ class Block:
     received: Floats  # [b] of the global model that the clients started from
     returned: list[Floats]  # K times [b] of the clients' models, as in ``Cohort.client_ids``
 
+    @property
+    def precision(self) -> np.dtype[Any]:
+        """In which to compute: the array's own, but at least single, in which squares survive."""
+        return np.promote_types(self.received.dtype, np.float32)
+
     def update(self, k: int, out: Floats | None = None) -> Floats:
         """Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` or a new array."""
-        return np.subtract(self.returned[k], self.received, out=out)
+        return np.subtract(self.returned[k], self.received, out=out, dtype=self.precision)
 
 
 @dataclass(frozen=True)
@@ -293,10 +298,9 @@ class Cohort:
         Summed client by client rather than by a matrix product, whose order of
         additions depends on the number of threads.
         """
-        dtype = np.promote_types(block.received.dtype, np.float32)
-        update = np.empty_like(block.received)
+        dtype = block.precision
         step, mass, heaviest = (np.zeros(block.received.shape, dtype) for _ in range(3))
-        masked = np.empty_like(step)
+        update, masked = np.empty_like(step), np.empty_like(step)
         for k, weight in enumerate(weights.astype(dtype)):
             share: Any = weight
             if kept is not None and (mask := kept(block, k)) is not None:

@@ -106,7 +106,7 @@ class FedHEAL(FairStrategy):
                 kept[k] = {name: np.empty(cohort.received[name].size, bool) for name in names}
 
         def harmonize(block: Block) -> tuple[str, NDArray[np.float64]]:
-            update, sums = np.empty_like(block.received), []
+            update, sums = np.empty(block.received.shape, block.precision), []
             for k, client in enumerate(cohort.client_ids):
                 block.update(k, out=update)
                 if self.tau is not None:
