@@ -9,6 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
+
 from fairflower.numerics import metrics
 
 #: Tested rounds that the papers' tables average (FedHEAL §4.1).
@@ -84,11 +86,10 @@ class History:
     def validation_losses(self) -> dict[int, float]:
         """The mean over domains of the loss in validation, of every round that has all of them."""
         keys = [f"validation_loss/{domain}" for domain in self.domains]
-        found = {r: [own.get(key, math.nan) for key in keys] for r, own in self._rounds.items()}
         return {
-            r: metrics.mean(losses)
-            for r, losses in sorted(found.items())
-            if r > 0 and not any(map(math.isnan, losses))
+            r: float(np.mean([found[key] for key in keys]))  # infinite or NaN, if one is
+            for r, found in sorted(self._rounds.items())
+            if r > 0 and found.keys() >= set(keys)
         }
 
     def final(self) -> Figures:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -113,7 +114,7 @@ class Rounds:
     def _warn_if_diverged(self) -> None:
         """Say that a model that is completed is far worse than none."""
         guessing = math.log(self.federation.num_classes)
-        diverged = self._loss > DIVERGED * guessing > 0
+        diverged = guessing > 0 and not self._loss <= DIVERGED * guessing
         self.folder.note("diverged", self._loss if diverged else None)
         if diverged:
             logger.warning(
@@ -215,7 +216,8 @@ class Rounds:
         if by in ("server", "both"):
             # What clients alone can measure stays.
             tested = self.meeting.evaluator(arrays_of(arrays), split)
-            self._loss = max(self._loss, *(values["loss"] for values in tested.values()))
+            losses = [values["loss"] for values in tested.values()]
+            self._loss = float(np.max([self._loss, *losses]))  # NaN, if one is
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():

@@ -161,6 +161,15 @@ def test_a_run_is_settled_when_patience_rounds_are_no_better_than_the_best(
     assert settled(dict(enumerate(losses, 1)), patience, delta) == expected
 
 
+@pytest.mark.parametrize("lost", [math.inf, math.nan])
+def test_rounds_whose_loss_is_no_number_are_no_better(lost) -> None:
+    found = History(["a", "b"])
+    for server_round, loss in ((1, 2.0), (2, 1.0), (3, lost), (4, lost)):
+        found.add(server_round, "validation", "a", {"loss": loss})
+        found.add(server_round, "validation", "b", {"loss": 1.0})
+    assert settled(found.validation_losses, patience=2) == 2
+
+
 #: By so much no loss falls in a round.
 AT_ONCE = {"num-server-rounds": 4, "stop.patience": 2, "stop.min-delta": 9.0}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import threading
 from contextlib import suppress
 
@@ -30,6 +31,7 @@ from fairflower.flower import stopping_with_flower
 from fairflower.models import resnet
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
+from fairflower.server.evaluation import Evaluator
 from fairflower.server.folder import read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FedAvg
@@ -377,6 +379,20 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
     assert facts.get("diverged") == (max(losses[-4:]) if diverged else None)
     note = f"training diverged: the last model's loss is {max(losses[-4:]):.3g}. Lower train.lr."
     assert (note in run_notes(read_run(folder))) is diverged
+
+
+def test_a_loss_that_is_no_number_is_worse_than_guessing(tmp_path, caplog, monkeypatch):
+    """As of infinite logits, which finite weights can have."""
+    test = Evaluator.__call__
+
+    def lost(self, *args):
+        found = test(self, *args)
+        return found | {domain: found[domain] | {"loss": math.nan} for domain in list(found)[1:2]}
+
+    monkeypatch.setattr(Evaluator, "__call__", lost)
+    folder = run(config(tmp_path))
+    assert "training diverged. Lower train.lr" in caplog.text
+    assert "the last model's loss is nan" in str(run_notes(read_run(folder)))
 
 
 class RunNotRunning(BaseException):
