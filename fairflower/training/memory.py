@@ -53,6 +53,7 @@ def load_state(
     int
         The round that it was kept in; 0 if there is none, as in a client's first round.
     """
+    trainer.state = {}
     folder = _folder(trainer, config)
     if folder is not None:  # without a copy of the round before there is no way back
         before = min(before, _last_merged(config) + 1)

@@ -56,6 +56,12 @@ def test_state_survives_the_death_of_its_context() -> None:
     assert not other.state
 
 
+def test_a_trainer_that_is_used_again_brings_nothing_from_another_run() -> None:
+    trainer = keeping(5.0)
+    assert load_state(trainer, context(), message(1)) == 0
+    assert not trainer.state
+
+
 def test_a_round_that_is_done_again_finds_the_state_of_then() -> None:
     alive = context()
     for server_round in (1, 2, 3):
