@@ -333,7 +333,7 @@ def mean_of(
     )
 
 
-def short(reason: str, limit: int = 300) -> str:
+def short(reason: str) -> str:
     """What an error reply says at its heart, without the traceback around it.
 
     >>> short("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
@@ -342,7 +342,7 @@ def short(reason: str, limit: int = 300) -> str:
     if "ActorDiedError" in reason or "actor is dead" in reason:
         return "its Ray worker died (killed, or out of memory); run again with fewer workers"
     text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
-    return text if len(text) <= limit else "... " + text[-limit:]
+    return text if len(text) <= 300 else "... " + text[-300:]
 
 
 def _client_id(metrics: MetricRecord, default: int) -> int:

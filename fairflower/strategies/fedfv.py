@@ -88,15 +88,15 @@ class FedFV(FairStrategy):
         if self.oldest > 0:
             remember(cohort, self.seen, self.memory)
         gram = everyone.gram()
-        ours = np.arange(len(everyone)) < len(cohort)
-        equal = np.where(ours, 1 / len(cohort), 0.0)
+        K = len(cohort)
+        equal = (ages == 0) / K
         c = self._mitigate(gram, cohort.metrics["received_loss"])
         if now > self.oldest:
             for age in range(self.oldest, self.oldest - self.tau, -1):
                 c = _reconcile(c, gram, ages == age)
         c = stretched(c, gram, equal)
         self.diagnostics.update(
-            weights=equal[ours], coefficients=c[ours], conflict=cosines(gram[np.ix_(ours, ours)])
+            weights=equal[:K], coefficients=c[:K], conflict=cosines(gram[:K, :K])
         )
         return everyone.move(c, equal)
 

@@ -119,15 +119,14 @@ class FedHEAL(FairStrategy):
         parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
         for name, sums in cohort.each(names, harmonize):
             parts[name].append(sums)
-        d = np.zeros((len(cohort), len(names)))
-        for i, name in enumerate(names):
-            d[:, i] = summed(parts[name], len(cohort))
-        d = d[:, [name not in cohort.buffers for name in names]]
+        counted = [name for name in names if name not in cohort.buffers]
+        # [tensors, K]
+        d = np.reshape([summed(parts[name], len(cohort)) for name in counted], (-1, len(cohort)))
         for client in cohort.client_ids:
             self.rounds[client] = self.rounds.get(client, 0) + 1
         if self.variant == "released":
-            return kept, np.sqrt(d).sum(axis=1)
-        return kept, d.sum(axis=1)
+            return kept, np.sqrt(d).sum(axis=0)
+        return kept, d.sum(axis=0)
 
     def _needed(self, client: int, tau: float) -> int:
         """In how many of its earlier rounds a sign must have been the same to be kept."""

@@ -70,7 +70,7 @@ class FedLF(FairStrategy):
 
     def merge(self, cohort: Cohort) -> Arrays:
         tau = len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
-        everyone, _ = recall(cohort, self.seen, self.memory, tau)
+        everyone, ages = recall(cohort, self.seen, self.memory, tau)
         remember(cohort, self.seen, self.memory)
         layers = {
             names: everyone.gram(names=names)
@@ -78,12 +78,12 @@ class FedLF(FairStrategy):
         }
         directions = self._directions(layers, cohort.metrics["received_loss"])
         gram = _sum(layers, layers)
-        ours = np.arange(len(everyone)) < len(cohort)
-        equal = np.where(ours, 1 / len(cohort), 0.0)
+        K = len(cohort)
+        equal = (ages == 0) / K
         after = sum(float(c @ layers[names] @ c) for names, c in directions.items())
         scale = np.sqrt(equal @ gram @ equal / after) if after > 0 else 0.0
         self.diagnostics.update(
-            weights=equal[ours], conflict=cosines(gram[np.ix_(ours, ours)]), length=np.sqrt(after)
+            weights=equal[:K], conflict=cosines(gram[:K, :K]), length=np.sqrt(after)
         )
         by_name = {name: scale * c for names, c in directions.items() for name in names}
         return everyone.move(by_name, equal)

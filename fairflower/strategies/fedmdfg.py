@@ -73,19 +73,19 @@ class FedMDFG(FairStrategy):
         self.memory: dict[int, Arrays] = {}  # client -> its Delta then
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, _ = recall(cohort, self.seen, self.memory, 1)
+        everyone, ages = recall(cohort, self.seen, self.memory, 1)
         self.seen, self.memory = {}, {}
         remember(cohort, self.seen, self.memory)
         gram = everyone.gram()
-        ours = np.arange(len(everyone)) < len(cohort)
-        equal = np.where(ours, 1 / len(cohort), 0.0)
+        K = len(cohort)
+        equal = (ages == 0) / K
         losses = cohort.metrics["received_loss"]
         c = self._descend(gram, losses)
         self.diagnostics.update(
-            weights=equal[ours],
-            coefficients=c[ours],
+            weights=equal[:K],
+            coefficients=c[:K],
             angle=angle(losses),
-            conflict=cosines(gram[np.ix_(ours, ours)]),
+            conflict=cosines(gram[:K, :K]),
         )
         return everyone.move(stretched(c, gram, equal), equal)
 
