@@ -358,4 +358,5 @@ def _about(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidReply as problem:
-        raise InvalidReply(f"its {name!r}: {problem}") from problem
+        problem.args = (f"its {name!r}: {problem}",)  # it stays NotFinite, if it is that
+        raise

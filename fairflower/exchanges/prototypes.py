@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.records import InvalidReply
+from fairflower.aggregation.records import InvalidReply, NotFinite
 
 #: Of a class at one client; sums of larger counts would overflow.
 MOST_IMAGES = 2**40
@@ -52,7 +52,8 @@ class Prototypes(Exchange):
                 f"class and one column per feature, {' or '.join(map(str, shapes))}"
             )
         if mean.dtype.kind != "f" or not np.isfinite(mean).all():
-            raise InvalidReply("'mean' holds something else than finite numbers")
+            wrong = NotFinite if mean.dtype.kind == "f" else InvalidReply
+            raise wrong("'mean' holds something else than finite numbers")
         if count.dtype.kind != "i" or (count < 0).any():
             raise InvalidReply("'count' holds something else than whole numbers from zero")
         if (count > MOST_IMAGES).any():

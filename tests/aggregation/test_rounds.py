@@ -11,7 +11,7 @@ from rounds import MODEL, Rounds, failure, good, record, reply
 
 from fairflower.errors import Diverged, RoundFailed
 from fairflower.flower import identify
-from fairflower.strategies import STRATEGIES, FedAvg
+from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
 
 # --- replies that cannot be used -----------------------------------------------------------
 
@@ -125,6 +125,14 @@ def test_updates_that_are_no_numbers_are_divergence():
     moved = {**still, "conv.weight": np.full_like(MODEL["conv.weight"], np.nan)}
     with pytest.raises(Diverged, match=r"clients 0, 1: array 'conv.weight' holds NaN"):
         rounds.step(dict.fromkeys(range(2), moved))
+
+
+def test_so_are_measurements_that_are_no_numbers():
+    rounds = Rounds(FedEquilibria(), MODEL, range(2))
+    still = {name: np.zeros_like(array) for name, array in MODEL.items()}
+    fisher = {"fisher": {"conv.weight": np.full_like(MODEL["conv.weight"], np.inf)}}
+    with pytest.raises(Diverged, match=r"clients 0, 1: its 'fisher': array 'conv.weight' holds"):
+        rounds.step(dict.fromkeys(range(2), still), measured=dict.fromkeys(range(2), fisher))
 
 
 def test_no_reply_at_all_is_an_error_and_not_a_standstill():
