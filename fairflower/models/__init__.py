@@ -57,18 +57,6 @@ class Classifier(nn.Module):
         """
         return self.state_dict()
 
-    def load_travelling(self, arrays: Mapping[str, Tensor]) -> None:
-        """Copy arrays into those that travel.
-
-        Raises
-        ------
-        RuntimeError
-            When they are not exactly those, in name and shape.
-        """
-        own = self.state_dict()
-        frozen = {name: own[name] for name in own.keys() - self.travelling().keys()}
-        self.load_state_dict({**frozen, **arrays})
-
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
     """The arrays of any model that server and clients exchange; not copies."""

@@ -19,14 +19,14 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunError
-from fairflower.models import trainable
+from fairflower.models import set_arrays, trainable
 from fairflower.numerics.metrics import Vector
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
@@ -166,8 +166,8 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
         raise RunError(f"{run.path} has no model.safetensors: no round was trained in full.")
     model = build_model(config.model.to_receive(), config.client, federation, seed=0)
     try:
-        model.load_travelling(load_file(path))
-    except (SafetensorError, RuntimeError) as error:
+        set_arrays(model, load_file(path), config.model.name)
+    except (SafetensorError, ValueError) as error:
         raise RunError(f"{path} is not a {config.model.name} for these data: {error}") from error
     return model.eval()
 

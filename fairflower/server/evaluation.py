@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.files import Arrays
-from fairflower.models import copy_arrays, trainable
+from fairflower.models import copy_arrays, set_arrays, trainable
 from fairflower.numerics import metrics
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
@@ -67,7 +67,7 @@ class Evaluator:
         Domain -> ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy) and, if it is wanted, ``auc`` (one-vs-one).
         """
-        self.model.load_travelling({name: torch.tensor(a) for name, a in arrays.items()})
+        set_arrays(self.model, arrays, "The server")
         self.model.eval()
         pending = {
             domain: [

@@ -25,7 +25,7 @@ from fairflower.clients import SGD, ClientData, Images, fisher_diagonal, mean_gr
 from fairflower.config import ModelConfig, RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.models import prompt_vits, recall, remember
+from fairflower.models import copy_arrays, prompt_vits, recall, remember, set_arrays
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.models.prompt_vits import vit_tiny
 from fairflower.models.weights import from_text
@@ -189,14 +189,13 @@ def test_arrays_of_the_transformer_are_not_taken_from_a_server() -> None:
 
 
 def test_loading_wants_exactly_what_travels() -> None:
-    model, other = prompt_vit_tiny(0), prompt_vit_tiny(1)
-    arrays = other.travelling()
-    model.load_travelling(arrays)
-    assert all(torch.equal(a, arrays[name]) for name, a in model.travelling().items())
-    with pytest.raises(RuntimeError, match=r"prompts"):
-        model.load_travelling({name: a for name, a in arrays.items() if name != "prompts"})
-    with pytest.raises(RuntimeError, match=r"more"):
-        model.load_travelling({**arrays, "more": torch.zeros(1)})
+    model, arrays = prompt_vit_tiny(0), copy_arrays(prompt_vit_tiny(1))
+    set_arrays(model, arrays, "it")
+    assert all(np.array_equal(a, arrays[name]) for name, a in copy_arrays(model).items())
+    with pytest.raises(ValueError, match=r"it: .* Missing: prompts"):
+        set_arrays(model, {name: a for name, a in arrays.items() if name != "prompts"}, "it")
+    with pytest.raises(ValueError, match=r"Unknown: more"):
+        set_arrays(model, {**arrays, "more": np.zeros(1)}, "it")
 
 
 def test_measured_gradients_are_of_what_travels_and_right() -> None:
