@@ -95,14 +95,6 @@ class Examples(ABC):
         """Count the examples."""
         return len(self._y)
 
-    def epochs(
-        self, count: int, batch_size: int, seed: int
-    ) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-        """``epoch_batches`` of several epochs; a second time with this seed they are the same."""
-        draws = torch.Generator().manual_seed(seed)
-        for _ in range(count):
-            yield self.epoch_batches(batch_size, draws)
-
     def epoch_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:

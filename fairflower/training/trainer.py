@@ -317,12 +317,12 @@ class Trainer(Method, Declared):
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
             return self.measure(self.train_images)[0]
-        seed = self.derive_seed(server_round, "batches")
+        draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.train()
         optimizer = self.make_optimizer()
-        for epoch, batches in enumerate(self.train_images.epochs(epochs, batch_size, seed), 1):
-            for x, y in batches:
+        for epoch in range(1, epochs + 1):
+            for x, y in self.train_images.epoch_batches(batch_size, draws):
                 with running_statistics(self.model) if len(y) == 1 else nullcontext():
                     total += self.step(optimizer, x, y) * len(y)
                 self.steps += 1
