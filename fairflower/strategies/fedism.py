@@ -73,6 +73,7 @@ class FedISM(FairStrategy):
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
         mass, share = held.sum(), wt[known].sum()
+        # unit: what a weight of 1 in this cohort is among all clients seen so far.
         w, unit = wt, len(cohort) / max(len(self.w), 1)
         if min(mass, share) > SMALLEST:
             w = self.beta * wt + (1 - self.beta) * np.where(known, held / mass * share, wt)

@@ -44,7 +44,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     Returns
     -------
     dict
-        By the name of each trainable parameter: float32, in its shape, on its device.
+        By the name of each trainable parameter: in its type and shape, on its device.
         A parameter shared by several modules appears once, as in ``named_parameters``.
 
     Raises
@@ -182,4 +182,4 @@ def mean_of(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Divide a sum over n samples."""
     if n == 0:
         raise ValueError("There are no samples to take gradients on. Give at least one.")
-    return {name: (value / n).to(torch.float32) for name, value in total.items()}
+    return {name: value / n for name, value in total.items()}

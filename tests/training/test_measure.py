@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from rounds import record, unpack
+from rounds import Rounds, record, unpack
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,6 +30,7 @@ from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
 from fairflower.flower import identify
+from fairflower.strategies import FedEquilibria
 from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
 from fairflower.training.measurements import (
@@ -381,6 +382,20 @@ def test_memory_is_that_of_gradients_and_activations_twice() -> None:
         alone = chunk_size(model, x[:k], y[:k], memory_mb=1, gradients=False)
         assert alone == pytest.approx(2**20 / 2 / activations, rel=0.02)
     assert chunk_size(model, x, y, memory_mb=1e-6) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_measurements_have_the_types_of_the_model_as_a_strategy_expects(dtype) -> None:
+    model = nn.Linear(3, CLASSES).to(dtype)
+    data = [(torch.ones(5, 3, dtype=dtype), torch.arange(5) % CLASSES)]
+    assert sharpness(model, data) > 0
+    start = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    for measure, space in ((fisher_diagonal, "fisher"), (mean_gradient, "gradient")):
+        found = {name: value.numpy() for name, value in measure(model, data).items()}
+        rounds = Rounds(FedEquilibria(space=space), start, range(2))
+        still = {name: np.zeros_like(array) for name, array in start.items()}
+        rounds.step(dict.fromkeys(range(2), still), measured={k: {space: found} for k in range(2)})
+        assert rounds.strategy.client_ids == (0, 1)
 
 
 # --- sharpness --------------------------------------------------------------------------
