@@ -189,13 +189,14 @@ def check_resuming(make: Make) -> None:
         resumed.round = stopped.round
         resumed.strategy.load_state_dict(stopped.strategy.state_dict())
         stopped = resumed
+        whole.config = stopped.config = {"train.lr": 0.1 / (whole.round + 1)}  # as of a schedule
         examples = {k: 10 * k + 1 for k in present}
         one, two = whole.step(moves, examples), stopped.step(moves, examples)
         _expect_same(
             one,
             two,
             f"{_name(whole)}: resumed before round {whole.round}, it gave another model. Name "
-            "in STATE what it carries from round to round",
+            "in STATE what it carries from round to round, and read the config anew in each",
         )
 
 
