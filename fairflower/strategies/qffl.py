@@ -116,6 +116,7 @@ class QFFL(FairStrategy):
         if self.rule == "weights" or self.q == 0:
             return cohort.average(weights)
         assert self.L is not None  # read before the round
+        # F^q and h, both over L sum_j F_j^q, so that neither overflows.
         h = weights * (1 + self.q * self.L * cohort.squared_norms() / F)
         step = weights / h.sum()
         self.diagnostics["coefficients"] = step
