@@ -24,6 +24,7 @@ from fairflower.engines.flower import run_by_flower
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.errors import ConfigError
+from fairflower.machine import cpus
 
 ServerMain = Callable[[Grid], None]
 
@@ -115,9 +116,11 @@ def simulate(
     ConfigError
         If there is no room for one client, a cluster cannot be used, or this Flower has no engine.
     """
-    cpus = workers * client_cpus or os.cpu_count() or 1
-    if client_cpus > cpus and not ray_address:
-        raise ConfigError(f"client-cpus = {client_cpus}: this machine has {cpus} CPUs. Lower it.")
+    num_cpus = workers * client_cpus or cpus()
+    if client_cpus > num_cpus and not ray_address:
+        raise ConfigError(
+            f"client-cpus = {client_cpus}: this machine has {num_cpus} CPUs for us. Lower it."
+        )
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if engine == "flower":
@@ -127,7 +130,7 @@ def simulate(
             server_app,
             client_app,
             num_supernodes,
-            num_cpus=cpus,
+            num_cpus=num_cpus,
             client_cpus=client_cpus,
             client_gpus=client_gpus,
         )
@@ -135,7 +138,7 @@ def simulate(
         server_app(InlineGrid(client_app, num_supernodes, settings), context)
     else:
         if not ray_address:
-            workers = min(cpus // client_cpus, num_supernodes)
+            workers = min(num_cpus // client_cpus, num_supernodes)
         with closing(
             RayGrid(
                 client_app,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
 from fairflower.errors import USER_ERRORS, ConfigError, told
+from fairflower.machine import cpus
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_images
 from fairflower.server.folder import runs_home
@@ -279,5 +279,5 @@ def fitting(plan: Plan, runs: int | None = None) -> int:
 
     if any(c.client_gpus or choose_device(c.train.device).type != "cpu" for c in plan.runs):
         return 1
-    room = (os.cpu_count() or 1) // max(config.client_cpus for config in plan.runs)
+    room = cpus() // max(config.client_cpus for config in plan.runs)
     return max(1, room) if (runs or len(plan.runs)) >= room else 1

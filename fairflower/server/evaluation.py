@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.files import Arrays
+from fairflower.machine import cpus
 from fairflower.models import copy_arrays, set_arrays, trainable
 from fairflower.numerics import metrics
 from fairflower.training.batches import Examples, examples_of
@@ -36,7 +36,7 @@ class Evaluator:
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
-        self.threads = (os.cpu_count() or 1) if self.device.type == "cpu" else 1
+        self.threads = cpus() if self.device.type == "cpu" else 1
         self._tests: dict[tuple[str, str], list[Examples]] = {}
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)

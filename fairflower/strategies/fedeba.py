@@ -49,8 +49,8 @@ class FedEBAPlus(FairStrategy):
     theta : float in [0, 90]
         In degrees. Default 45 (ours).
     lr : float > 0, optional
-        The step's length. By default ``train.lr`` of the config that goes to the clients, as
-        in fairflower's own app.
+        The step's length. By default ``train.lr`` of the config that goes to the clients in
+        that round, as in fairflower's own app.
 
     Raises
     ------

@@ -480,7 +480,7 @@ def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_
     ],
 )
 def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: 4)
     plan = Plan.grid(
         {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
     )
@@ -500,7 +500,7 @@ def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypat
     ],
 )
 def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: 2)
     asked = []
     monkeypatch.setattr(
         compare,
