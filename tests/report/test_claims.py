@@ -278,6 +278,32 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
     assert "not distinguishable" in found[0]
 
 
+@pytest.mark.parametrize("bounded_first", [True, False])
+def test_of_baselines_with_several_bounds_the_methods_own_is_taken(
+    bounded_first: bool, tmp_path: Path
+) -> None:
+    bounds = {"bounded": "[bound]\nmax-client-weight = 0.3\n", "free": ""}
+    worst = {("bounded", "fedavg"): 0.2, ("free", "fedavg"): 0.5}
+    names = sorted(bounds, reverse=not bounded_first)
+    folders = [
+        make_run(
+            tmp_path / f"{name}-{label}-{seed}",
+            constant(a=worst.get((name, label), 0.6), b=0.9),
+            label=label,
+            seed=seed,
+            config=bounds[name],
+        )
+        for label in ("fedavg", "fedheal")
+        for name in names
+        for seed in range(3)
+    ]
+    said = {text.partition(" points")[0] for text in sections(folders)[""]}
+    assert {
+        "fedheal (bound.max-client-weight=0.3): worst domain +40.00 ± 0.00",
+        "fedheal (bound.max-client-weight=1.0): worst domain +10.00 ± 0.00",
+    } <= said
+
+
 # --- processors --------------------------------------------------------------------------------
 
 AMD = {"processor": "AMD EPYC family 25 model 1", "kernels": "AVX2", "instructions": "avx2"}
