@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fairflower.cli.compare import at_once, plan_of
 from fairflower.cli.options import Given, Jobs, with_settings
@@ -146,4 +147,4 @@ def _announce(tuning: Tuning) -> None:
     done = sum(trial.outcome != "unfinished" for one in tuning.tuned() for trial in one.trials)
     if done:
         console.print(f"{done} trials are there already.")
-    console.print(f"{tuning.total} runs are left; to {tuning.folder}", soft_wrap=True)
+    console.print(f"{tuning.total} runs are left; to {escape(str(tuning.folder))}", soft_wrap=True)
