@@ -405,6 +405,8 @@ def _ranked(board: Board) -> Iterator[str]:
 def _decided(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
         found = board.variance(benchmark)
+        if not found:
+            continue  # all trials came to the same
         told = listed([f"{name} {number(100 * share, 1)} %" for name, share in found.items()])
         trials = board.trials(benchmark)
         count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())

@@ -320,6 +320,16 @@ def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     assert "nan" not in str(board_tables(board))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_trials_that_came_to_the_same_no_variance_is_told(count: int, tmp_path: Path) -> None:
+    names = ("uniform", "fedavg")  # of clients of one size they are one rule
+    found = [row("one", name, "both", 1, 50) for name in names]
+    found += [row("one", name, "trial", k, 50) for name in names for k in range(count)]
+    board = add_to_board(tmp_path / "x.csv", found)
+    assert not any("variance" in line for line in answers(board))
+    assert [c.text for c in board_tables(board)[-1].groups[0].rows[0].cells] == ["\N{EN DASH}"]
+
+
 @pytest.mark.parametrize("name", ["fedmgda+", "fedmgda+:epsilon=0.2", "scaffold+fedmgda+:eta=2"])
 def test_a_plus_that_ends_a_rules_name_is_no_local_training(name: str, tmp_path: Path) -> None:
     found = [row("one", m, "trial", k, 50 + k, lr=0.1**k) for m in (name, "afl") for k in (0, 1, 2)]
