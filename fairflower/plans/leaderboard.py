@@ -203,6 +203,6 @@ def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check(what: str, found: Iterable[str], known: Iterable[str]) -> None:
-    for key in found:
+    for key in map(str, found):
         if key not in known:
             raise ConfigError(f"{what}: {unknown('key', key, known)}")

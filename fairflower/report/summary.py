@@ -89,6 +89,8 @@ def read_summary(path: str | Path) -> list[Run]:
     runs = []
     for number, row in enumerate(rows, start=2):
         try:
+            if None in row or None in row.values():
+                raise ValueError("another number of cells than columns")
             runs.append(_run(row))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}, row {number} cannot be read: {error!r}.") from error
