@@ -22,6 +22,7 @@ import pandas as pd
 
 from fairflower.errors import RunError
 from fairflower.numerics import metrics
+from fairflower.report.reading import read_text
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, listed, number, spread
@@ -190,9 +191,8 @@ def read_board(path: Path) -> Board:
 
 
 def is_board(path: Path) -> bool:
-    """Whether a CSV file is a leaderboard's."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().startswith(f"{COLUMNS[0]},")
+    """Whether a CSV file is a leaderboard's; `RunError` if it cannot be read."""
+    return read_text(path).startswith(f"{COLUMNS[0]},")
 
 
 def add_to_board(path: Path, rows: Sequence[Mapping[str, Any]]) -> Board:

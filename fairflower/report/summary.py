@@ -76,7 +76,7 @@ def read_summary(path: str | Path) -> list[Run]:
     """
     path = Path(path).expanduser()
     try:
-        reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8")), strict=True)
+        reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunError(f"Cannot read {path}: {error}.") from error

@@ -34,7 +34,7 @@ from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare
-from fairflower.report.pages import GENERATED, markdown_tables
+from fairflower.report.pages import GENERATED, fill, markdown_tables
 from fairflower.report.verdicts import Contrast, against_baselines, contrast, verdicts
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
@@ -453,6 +453,22 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str
         read_summary(tmp_path / "x.csv")
     with pytest.raises(RunError, match="Cannot read"):
         read_summary(tmp_path / "y.csv")
+
+
+def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
+    for name in ("none.csv", "latin.csv"):
+        with pytest.raises(RunError, match="Cannot read"):
+            fill(tmp_path / "x.md", tmp_path / name)
+    assert not (tmp_path / "x.md").exists()
+
+
+def test_a_summary_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
+    text = (tmp_path / "x.csv").read_text()
+    (tmp_path / "x.csv").write_text(text, encoding="utf-8-sig", newline="\r\n")
+    (run,) = read_summary(tmp_path / "x.csv")
+    assert run.final()[0] == pytest.approx(0.54)
 
 
 # --- the command -------------------------------------------------------------------------------
