@@ -35,7 +35,8 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _history(run: Run) -> pd.DataFrame:
-    if (run.path / "history.csv").is_file():
+    # Of a summary's run there is but the name: a folder of that name here is another run's.
+    if run.path.is_absolute() and (run.path / "history.csv").is_file():
         text = StringIO("".join(whole_lines(run.path / "history.csv")))
         return pd.read_csv(
             text,

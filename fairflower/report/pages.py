@@ -363,7 +363,8 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
     """Who took part in the runs: clients, columns, and in which runs if not the same in all."""
     owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
     for _, run in comparison.runs:
-        owners.setdefault(run.clients, []).append(run)
+        if any(client.num_examples for client in run.clients):  # a summary does not say
+            owners.setdefault(run.clients, []).append(run)
     found = []
     for clients, runs in owners.items():
         count = max((len(client.class_counts) for client in clients), default=0)

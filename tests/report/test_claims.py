@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 from fairflower.cli import app
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
+from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare
 from fairflower.report.pages import GENERATED, fill, markdown_tables
@@ -469,6 +470,19 @@ def test_a_summary_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(text, encoding="utf-8-sig", newline="\r\n")
     (run,) = read_summary(tmp_path / "x.csv")
     assert run.final()[0] == pytest.approx(0.54)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_a_summary_does_not_say_is_not_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
+    make_run(tmp_path / "elsewhere" / "r", constant(a=0.1, b=0.1))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    runs = read_summary(tmp_path / "x.csv")
+    assert history_frame(runs)["value"].min() > 0.5, "not of the folder of this name"
+    text = write_report(runs, tmp_path / "out").read_text(encoding="utf-8")
+    assert "training examples" not in text, "how many a client has"
 
 
 # --- the command -------------------------------------------------------------------------------
