@@ -485,6 +485,17 @@ def test_what_a_summary_does_not_say_is_not_made_up(
     assert "training examples" not in text, "how many a client has"
 
 
+def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_path: Path) -> None:
+    folders = []
+    for seed, last in enumerate((9, 19)):
+        folder = make_run(tmp_path / f"r{seed}", rising(0.5, rounds=last + 1), seed=seed)
+        edit("config.toml", f"rounds = {last}", "rounds = 30")(folder)  # it ended by stop.patience
+        folders.append(folder)
+    write_summary([read_run(folder) for folder in folders], tmp_path / "x.csv")
+    page = write_report(read_summary(tmp_path / "x.csv"), tmp_path / "out").read_text("utf-8")
+    assert "2 seeds" in page
+
+
 # --- the command -------------------------------------------------------------------------------
 
 

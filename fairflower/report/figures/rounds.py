@@ -92,6 +92,8 @@ def _over_rounds(
     said = []
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * figure(accuracy))
+        if not curve.rounds.size:
+            continue  # of a summary, whose seeds ended in rounds far apart
         canvas.curve(axes[0, 0], curve, looks[method.name], method.name)
         late = curve.rounds >= (half or 0)
         if zooms and late.any():
