@@ -18,6 +18,7 @@ from fairflower.plans.plan import Plan, parse_seeds
 from fairflower.plans.protocol import Protocol, check_fresh
 from fairflower.plans.tuning import Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
+from fairflower.report.tables.notes import parts
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
 
@@ -162,8 +163,7 @@ def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
             yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
         for trial, run in method.tests():
             figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-            sessions = [run.info, *(run.info.get("resumed") or ())]
-            processors = listed(list(dict.fromkeys(map(_processor, sessions))))
+            processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
             kind = _kind(trial, tuned.chosen)
             yield row(method.name, kind, run.seed, trial, figures, processor=processors)
         for trial, seed, reason in method.lost_tests():
@@ -185,8 +185,8 @@ def _fresh(path: Path, text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _processor(session: Mapping[str, Any]) -> str:
-    return str(session.get("machine", {}).get("processor", ""))
+def _processor(part: Mapping[str, Any]) -> str:
+    return str(part.get("machine", {}).get("processor", ""))
 
 
 def _told(values: Mapping[str, float] | Sequence[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,6 +128,22 @@ def test_rows_are_those_of_the_studies(file: Path, tmp_path: Path) -> None:
     worst = 0.9 - 0.2 - 0.2 + 0.01 + 0.001 * row["number"] ** 2
     expected = [(0.1 + 3 * value) / 4 for value in (worst, 0.8)]  # of all four rounds
     assert [float(v) for v in row["figures"].split()] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("after_round", "named"), [(0, "new"), (2, "old and new")])
+def test_the_processors_are_those_of_the_rounds_that_a_test_has(
+    after_round: int, named: str, file: Path, tmp_path: Path
+) -> None:
+    made, (study, _), _ = board_of(file, tmp_path)
+    path = next((study.folder / "runs").glob("uniform-seed1/run.json"))
+    session = {"after_round": after_round, "machine": {"processor": "new"}}
+    facts = json.loads(path.read_text()) | {"machine": {"processor": "old"}, "resumed": [session]}
+    path.write_text(json.dumps(facts))
+    found = [row for row in rows(study, made.benchmarks[0]) if row["processor"]]
+    assert [(row["method"], row["number"], row["processor"]) for row in found] == [
+        ("uniform", 1, named)
+    ]
 
 
 @pytest.mark.slow
