@@ -1,7 +1,4 @@
-"""The figures of a report, as PNG and SVG files and as SVG for the page.
-
-This module and those it imports are the only ones that import matplotlib.
-"""
+"""The figures of a report, as PNG and SVG files and as SVG for the page."""
 
 from __future__ import annotations
 
