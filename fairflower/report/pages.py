@@ -161,7 +161,7 @@ def markdown(content: Sequence[Chapter]) -> str:
 
 #: A part of a document that `fill` writes: the summary that it is of, and what it says.
 GENERATED = re.compile(
-    r"<!-- generated from (?P<summary>\S+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
+    r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
 )
 
 

@@ -523,6 +523,15 @@ def test_a_document_is_filled_from_a_summary_and_from_nothing_else(tmp_path: Pat
     assert "uniform" in (tmp_path / "page" / "index.html").read_text()
 
 
+def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -> None:
+    run, document = read_run(make_run(tmp_path / "r", rising(0.5))), tmp_path / "x.md"
+    write_summary([run], tmp_path / "my runs.csv")
+    for _ in range(2):
+        fill(document, tmp_path / "my runs.csv")
+    assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_several_parts_of_a_document_are_of_several_summaries(tmp_path: Path) -> None:
     document = tmp_path / "docs" / "x.md"
     document.parent.mkdir()
