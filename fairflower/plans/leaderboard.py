@@ -6,6 +6,7 @@ training; then the best of them, by validation on all benchmarks, with other loc
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +146,7 @@ class Leaderboard:
 
 def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
     """What `fairflower.report.leaderboard` keeps of a study, its `COLUMNS`: trials, then tests."""
-    domains = " ".join(prepare(study.methods[0].config.data).domains)
+    domains = shlex.join(prepare(study.methods[0].config.data).domains)
 
     def row(
         method: str, kind: str, number: int, trial: Trial, figures: Sequence[float], **more: str

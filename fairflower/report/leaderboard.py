@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from fairflower.report.text import DASH, listed, number, spread
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: trial, or test of the values that were chosen, of the paper's, or
-#: both where they are the same; ``number``: of the trial, or the seed; ``figures``: by domain.
+#: both where they are the same; ``number``: of the trial, or the seed; ``domains``: their names, as
+#: a shell would take them; ``figures``: one of each.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
@@ -80,6 +82,10 @@ class Board:
                 found.append(f"{listed(missing)} on {benchmark}" if there else benchmark)
         return found
 
+    def domains(self, benchmark: str) -> list[str]:
+        """Their names, in the order of the figures."""
+        return shlex.split(self.tests(benchmark)["domains"].iloc[0])
+
     def chosen(self, benchmark: str) -> dict[str, str]:
         """The settings that were chosen there, by method, as the file has them."""
         tests = self.tests(benchmark)
@@ -94,7 +100,7 @@ class Board:
         """The same of every domain, with the chosen values."""
         return {
             name: self._figures(benchmark, CHOSEN, itemgetter(place))
-            for place, name in enumerate(self.tests(benchmark)["domains"].iloc[0].split())
+            for place, name in enumerate(self.domains(benchmark))
         }
 
     def _figures(
@@ -275,7 +281,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     processors = listed(sorted(set(tests["processor"])))
     return Table(
         f"{benchmark}, {metric}",
-        f"In %, {seeds} seeds, domains {listed(tests['domains'].iloc[0].split())}. Differences "
+        f"In %, {seeds} seeds, domains {listed(board.domains(benchmark))}. Differences "
         "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
         "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
         "values, which are under the name, minus that with the paper's. Left out: trials that were "

@@ -296,6 +296,17 @@ def test_every_domain_has_its_own_figures(tmp_path: Path) -> None:
     np.testing.assert_allclose(worst, board.figures("one", WORST))
 
 
+@pytest.mark.slow
+def test_names_of_domains_may_have_spaces(file: Path, tmp_path: Path) -> None:
+    sites = 'name = "randhie:groups=site"\ndomains = "site 1,site 2"'
+    file.write_text(FILE.replace('domains = "plain,inverted"', sites))
+    _, _, found = board_of(file, tmp_path)
+    board = add_to_board(tmp_path / "x.csv", found)
+    assert list(board.by_domain("noisy")) == ["site 1", "site 2"]
+    assert "seeds, domains site 1 and site 2. " in board_tables(board)[3].caption
+    assert {row["domains"] for row in found} == {"plain rotated", "'site 1' 'site 2'"}
+
+
 def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_path: Path) -> None:
     """Where every trial of the worst learning rate is pruned, the learning rate still matters."""
     worst = {0.01: 50.0, 0.1: 50.0, 1.0: 10.0}
