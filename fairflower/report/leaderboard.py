@@ -111,9 +111,9 @@ class Board:
         found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
         return found.pivot(index="method", columns="number", values="figure")
 
-    def over_benchmarks(self, figure: str, values: str = CHOSEN) -> pd.DataFrame:
+    def over_benchmarks(self, figure: str) -> pd.DataFrame:
         """The means over seeds of methods that were tested on all benchmarks, [methods, them]."""
-        means = {b: self.figures(b, figure, values).mean(axis=1) for b in self.benchmarks}
+        means = {b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks}
         return pd.DataFrame(means).dropna()
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
