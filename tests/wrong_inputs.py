@@ -226,6 +226,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests are to have fresh ones. Name others, or give the trials another with --seed N.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
             ('leaderboard {no-select}', "no-select: select: Unknown key \"['worst']\". Did you mean 'worst'? Valid: average, worst, worst-then-average."),
+            ('landscape {run} {run} --out x', '--out x: several runs have one name. Leave it out.'),
             ('list strategy', "Unknown list 'strategy'. Did you mean 'strategies'?"),
             ('list everything', "Unknown list 'everything'. Did you mean 'settings'?"),
             ('data show digts', "Unknown data set 'digts'. Did you mean 'digits'?"),
