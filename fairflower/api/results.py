@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -134,14 +135,12 @@ class Results(Sequence["Result"]):
         return f"<{len(self.runs)} runs of {methods} methods on {data}>"
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=160, color_system=None, record=True)
+        console = Console(file=io.StringIO(), width=160, record=True)
         console.print(terminal_table(self.runs))
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
         """The papers' table of each set of domains, the verdicts and the notes."""
-        from html import escape
-
         parts = [_STYLE]
         for chapter in chapters(self.runs):
             said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fairflower.cli.options import Given, with_settings
-from fairflower.cli.terminal import console
+from fairflower.cli.terminal import console, say_where
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 
@@ -52,4 +52,4 @@ def show(
         return
     console.print(table(federation))
     contact_sheet(federation, path)
-    console.print(f"contact sheet: {path}", soft_wrap=True)
+    say_where("contact sheet", path)

@@ -88,7 +88,7 @@ def certificates(
     from fairflower.deploy.credentials import make_certificates
 
     for file in make_certificates(out, hosts, days):
-        console.print(str(file), soft_wrap=True, highlight=False)
+        console.print(file, soft_wrap=True, highlight=False, markup=False)
 
 
 @friendly_errors(extra="")
@@ -99,4 +99,4 @@ def key(
     from fairflower.deploy.credentials import make_key_pair
 
     public = make_key_pair(path)
-    console.print(f"{path}\n{public}", soft_wrap=True, highlight=False)
+    console.print(f"{path}\n{public}", soft_wrap=True, highlight=False, markup=False)

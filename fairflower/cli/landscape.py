@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.errors import ConfigError
 from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def landscape(
     from fairflower.server.progress import counting_bar
 
     found = [read_run(folder) for path in runs for folder in run_folders(path)]
+    if out and len({run.path.name for run in found}) < len(found):
+        raise ConfigError(f"--out {out}: several runs have one name. Leave it out.")
     landscapes, places = [], []
     with counting_bar(console, "points", transient=True) as bar:
         tasks = [bar.add_task(run.label, total=grid**2) for run in found]

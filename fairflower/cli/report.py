@@ -156,6 +156,6 @@ def _read(paths: list[Path], messages: Console) -> list[Run]:
     for path in paths:
         try:
             runs += read_runs(path)
-        except RunError as error:
+        except (ConfigError, RunError) as error:
             messages.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
     return runs

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from fairflower.cli.options import Client, Given, only, with_settings
 from fairflower.cli.report import print_report
@@ -59,5 +60,5 @@ def run(
     announce(plan, console)
     folders = execute(plan, console)
     print_report(folders)
-    path = shlex.quote(str(folders[0]))
+    path = escape(shlex.quote(str(folders[0])))
     console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)

@@ -35,7 +35,7 @@ def friendly_errors(extra: str = "sim") -> Iterator[None]:
 
 def say_where(what: str, path: Path) -> None:
     """Print on one line, to be copied, where something was written."""
-    console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False)
+    console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fairflower.cli.compare import at_once, plan_of
 from fairflower.cli.options import Given, Jobs, with_settings
@@ -96,8 +97,7 @@ def tune(
     """
     folder = new_folder("studies", output_dir)
     given, at_a_time = _with_validation(given), at_once(jobs)
-    seed = int(given.settings.get("seed", 0))
-    plan = plan_of(given, strategies, [seed], clients, folder / "runs")
+    plan = plan_of(given, strategies, [given.settings.get("seed", 0)], clients, folder / "runs")
     from fairflower.plans.protocol import Protocol
     from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
     from fairflower.server.folder import hold
@@ -127,6 +127,8 @@ def _make(tuning: Tuning, jobs: int) -> None:
 
 def _with_validation(given: Given) -> Given:
     """The settings with images for validation."""
+    if "seed" in given.assigned:
+        raise ConfigError("This command does not take --set seed: give --seed.")
     if given.settings.get("ray-address"):
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
     if "evaluate.test" in given.settings:
@@ -146,4 +148,4 @@ def _announce(tuning: Tuning) -> None:
     done = sum(trial.outcome != "unfinished" for one in tuning.tuned() for trial in one.trials)
     if done:
         console.print(f"{done} trials are there already.")
-    console.print(f"{tuning.total} runs are left; to {tuning.folder}", soft_wrap=True)
+    console.print(f"{tuning.total} runs are left; to {escape(str(tuning.folder))}", soft_wrap=True)

@@ -64,8 +64,7 @@ def _windowed(values: NDArray[Any], header: Dataset) -> NDArray[np.float64]:
     if "WindowWidth" in header:
         values = apply_windowing(values, header)  # over all that can be stored, rescaled
     elif "VOILUTSequence" in header:
-        table = header.VOILUTSequence[0]
-        values, ends = apply_voi(values, header), np.array([0, 2 ** table.LUTDescriptor[2] - 1])
-        return values / float(ends[1])
+        bits = int(header.VOILUTSequence[0].LUTDescriptor[2])
+        return np.asarray(apply_voi(values, header) / (2.0**bits - 1))
     low, high = sorted(map(float, apply_rescale(ends, header)))
     return np.asarray((values - low) / (high - low))

@@ -140,9 +140,7 @@ def data_folder(config: DataConfig) -> Path | None:
     return folder
 
 
-def load_hub(
-    name: str, subset: str | None, remedy: str, splits: Sequence[str] = ("train", "test")
-) -> DatasetDict:
+def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
     """A data set from the Hugging Face Hub, through flwr-datasets."""
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset

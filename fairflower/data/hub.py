@@ -41,7 +41,7 @@ class CIFAR10(SplitFiles):
     std = (0.2470, 0.2435, 0.2616)
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        return _renamed(data, {"img": "image"})
+        return _renamed(data, "img", "image")
 
 
 class FEMNIST(SplitFiles):
@@ -66,7 +66,7 @@ class FEMNIST(SplitFiles):
         """Train and test of every writer, out of the one split there is."""
         from datasets import DatasetDict
 
-        data = _renamed(data, {"character": "label"})
+        data = _renamed(data, "character", "label")
         _, writer = np.unique(self._writers(data, "train"), return_inverse=True)
         order = np.argsort(writer, kind="stable")
         first = np.searchsorted(writer[order], writer[order])
@@ -101,9 +101,7 @@ class FEMNIST(SplitFiles):
         return np.asarray(data[split]["writer_id"][:])
 
 
-def _renamed(data: DatasetDict, named: Mapping[str, str]) -> DatasetDict:
-    """The same with these columns under other names, where it has them."""
-    for old, new in named.items():
-        if all(old in split.column_names for split in data.values()):
-            data = data.rename_column(old, new)
-    return data
+def _renamed(data: DatasetDict, old: str, new: str) -> DatasetDict:
+    """The same with a column under another name, where it has that."""
+    there = all(old in split.column_names for split in data.values())
+    return data.rename_column(old, new) if there else data

@@ -80,10 +80,10 @@ class UCIDigits(DataSet):
         return tuple(TRAIN_SIZES)
 
     def labels(self, domain: str, split: str) -> Ints:
-        return self._splits[domain, split][1]
+        return _generated()[domain, split][1]
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        return self._splits[domain, split][0][rows]
+        return _generated()[domain, split][0][rows]
 
     def fingerprint(self) -> Any:
         """Nothing but the version decides what is generated."""
@@ -91,10 +91,6 @@ class UCIDigits(DataSet):
 
     def source(self, domain: str) -> str:
         return "matplotlib's fonts" if domain == "printed" else "scikit-learn's load_digits"
-
-    @property
-    def _splits(self) -> dict[tuple[str, str], tuple[Pixels, Ints]]:
-        return _generated()
 
 
 @cache

@@ -6,6 +6,7 @@ training; then the best of them, by validation on all benchmarks, with other loc
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from fairflower.plans.plan import Plan, parse_seeds
 from fairflower.plans.protocol import Protocol, check_fresh
 from fairflower.plans.tuning import Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
+from fairflower.report.tables.notes import parts
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
 
@@ -144,7 +146,7 @@ class Leaderboard:
 
 def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
     """What `fairflower.report.leaderboard` keeps of a study, its `COLUMNS`: trials, then tests."""
-    domains = " ".join(prepare(study.methods[0].config.data).domains)
+    domains = shlex.join(prepare(study.methods[0].config.data).domains)
 
     def row(
         method: str, kind: str, number: int, trial: Trial, figures: Sequence[float], **more: str
@@ -162,8 +164,7 @@ def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
             yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
         for trial, run in method.tests():
             figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-            sessions = [run.info, *(run.info.get("resumed") or ())]
-            processors = listed(list(dict.fromkeys(map(_processor, sessions))))
+            processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
             kind = _kind(trial, tuned.chosen)
             yield row(method.name, kind, run.seed, trial, figures, processor=processors)
         for trial, seed, reason in method.lost_tests():
@@ -185,8 +186,8 @@ def _fresh(path: Path, text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _processor(session: Mapping[str, Any]) -> str:
-    return str(session.get("machine", {}).get("processor", ""))
+def _processor(part: Mapping[str, Any]) -> str:
+    return str(part.get("machine", {}).get("processor", ""))
 
 
 def _told(values: Mapping[str, float] | Sequence[float]) -> str:
@@ -203,6 +204,6 @@ def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check(what: str, found: Iterable[str], known: Iterable[str]) -> None:
-    for key in found:
+    for key in map(str, found):
         if key not in known:
             raise ConfigError(f"{what}: {unknown('key', key, known)}")

@@ -10,6 +10,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich.markup import escape
+
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
 from fairflower.errors import USER_ERRORS, ConfigError, told
 from fairflower.machine import cpus
@@ -236,7 +238,7 @@ class Plan:
             except USER_ERRORS as error:
                 failure = failure or error
                 if len(self.runs) > 1:
-                    console.print(f"[red]{title} failed:[/] {told(error)}", soft_wrap=True)
+                    console.print(f"[red]{title} failed:[/] {escape(told(error))}", soft_wrap=True)
             finally:
                 if session.folder is not None:
                     folders.append(session.folder.path)

@@ -15,7 +15,6 @@ from fairflower.numerics import metrics
 #: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
 _BEHIND = 0.1
 
-
 #: File of a study, in its folder.
 STUDY = "study.db"
 

@@ -338,7 +338,7 @@ class Tuning:
     """
 
     def __init__(self, folder: Path, configs: Sequence[RunConfig], protocol: Protocol) -> None:
-        remedy = "Name others, or give the trials another with --set seed=N"
+        remedy = "Name others, or give the trials another with --seed N"
         check_fresh("--seeds", protocol.seeds, configs[0].seed, remedy)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}

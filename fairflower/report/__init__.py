@@ -6,7 +6,7 @@
 
 ``reading`` opens a run folder, and ``summary`` one small file of many runs; ``methods``
 groups runs by everything but the seed, and methods into products and sweeps;
-``contrasts`` compares methods by ``measures``, and says what that is worth.
+``verdicts`` compares methods by ``measures``, and says what that is worth.
 ``tables`` hold the numbers and notes; ``pages`` puts all of it in order, which a
 terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML page.
 ``landscape`` looks at a run's final model itself.

@@ -10,7 +10,7 @@ import pandas as pd
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare, method_names
 from fairflower.report.pages import chapters
-from fairflower.report.reading import HISTORY_COLUMNS, WINDOW, Run, whole_lines
+from fairflower.report.reading import HISTORY_COLUMNS, Run, whole_lines
 from fairflower.report.tables.accuracy import columns
 from fairflower.report.verdicts import against_baselines
 
@@ -35,7 +35,8 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _history(run: Run) -> pd.DataFrame:
-    if (run.path / "history.csv").is_file():
+    # Of a summary's run there is but the name: a folder of that name here is another run's.
+    if run.path.is_absolute() and (run.path / "history.csv").is_file():
         text = StringIO("".join(whole_lines(run.path / "history.csv")))
         return pd.read_csv(
             text,
@@ -51,8 +52,8 @@ def _history(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=HISTORY_COLUMNS)
 
 
-def table_frame(runs: Sequence[Run], window: int = WINDOW) -> pd.DataFrame:
-    """The papers' table, in percent, of the last tested rounds: a row for each method.
+def table_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """The papers' table, in percent, of the last five tested rounds: a row for each method.
 
     Columns are pairs: a domain, AVG, STD (with ddof 1 and 0), MIN or GAP, each with the ``mean``
     over seeds and their sample standard deviation, ``std``; and ``("seeds", "n")``. Where runs
@@ -64,7 +65,7 @@ def table_frame(runs: Sequence[Run], window: int = WINDOW) -> pd.DataFrame:
         rows = {}
         for method in comparison.methods:
             row: dict[tuple[str, str], float] = {("seeds", "n"): len(method.runs)}
-            for column in columns(comparison.domains, window):
+            for column in columns(comparison.domains):
                 estimate = column.estimate(method)
                 row |= {
                     (column.title, "mean"): estimate.mean,

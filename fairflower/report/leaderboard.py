@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +24,16 @@ import pandas as pd
 
 from fairflower.errors import RunError
 from fairflower.numerics import metrics
+from fairflower.report.methods import Estimate
+from fairflower.report.reading import read_text
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, listed, number, spread
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: trial, or test of the values that were chosen, of the paper's, or
-#: both where they are the same; ``number``: of the trial, or the seed; ``figures``: by domain.
+#: both where they are the same; ``number``: of the trial, or the seed; ``domains``: their names, as
+#: a shell would take them; ``figures``: one of each.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
@@ -56,18 +61,17 @@ class Board:
     rows: pd.DataFrame
 
     @cached_property
-    def tests(self) -> pd.DataFrame:
-        """The rows of tests."""
-        return self.rows[self.rows["kind"] != TRIAL]
-
-    @cached_property
     def benchmarks(self) -> list[str]:
-        """Their names, in the order of the file."""
-        return list(dict.fromkeys(self.tests["benchmark"]))
+        """The names of those with tests, in the order of the file."""
+        return list(dict.fromkeys(self.rows["benchmark"][self.rows["kind"] != TRIAL]))
 
     def trials(self, benchmark: str) -> pd.DataFrame:
         """The rows of a benchmark's trials."""
         return self.rows[(self.rows["benchmark"] == benchmark) & (self.rows["kind"] == TRIAL)]
+
+    def tests(self, benchmark: str) -> pd.DataFrame:
+        """The rows of a benchmark's tests."""
+        return self.rows[(self.rows["benchmark"] == benchmark) & (self.rows["kind"] != TRIAL)]
 
     def lacking(self, benchmarks: Sequence[str], rules: Sequence[str]) -> list[str]:
         """What was not measured of these: benchmarks, or rules there."""
@@ -78,9 +82,13 @@ class Board:
                 found.append(f"{listed(missing)} on {benchmark}" if there else benchmark)
         return found
 
+    def domains(self, benchmark: str) -> list[str]:
+        """Their names, in the order of the figures."""
+        return shlex.split(self.tests(benchmark)["domains"].iloc[0])
+
     def chosen(self, benchmark: str) -> dict[str, str]:
         """The settings that were chosen there, by method, as the file has them."""
-        tests = self.tests[self.tests["benchmark"] == benchmark]
+        tests = self.tests(benchmark)
         rows = tests[tests["kind"] != PAPERS].drop_duplicates("method")
         return dict(zip(rows["method"], rows["settings"], strict=True))
 
@@ -90,25 +98,22 @@ class Board:
 
     def by_domain(self, benchmark: str) -> dict[str, pd.DataFrame]:
         """The same of every domain, with the chosen values."""
-        tests = self.tests[self.tests["benchmark"] == benchmark]
         return {
             name: self._figures(benchmark, CHOSEN, itemgetter(place))
-            for place, name in enumerate(tests["domains"].iloc[0].split())
+            for place, name in enumerate(self.domains(benchmark))
         }
 
     def _figures(
         self, benchmark: str, values: str, of: Callable[[Sequence[float]], float]
     ) -> pd.DataFrame:
-        completed = self.tests[self.tests["outcome"] == "completed"]
-        rows = completed[
-            (completed["benchmark"] == benchmark) & completed["kind"].isin([values, BOTH])
-        ]
+        tests = self.tests(benchmark)
+        rows = tests[(tests["outcome"] == "completed") & tests["kind"].isin([values, BOTH])]
         found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
         return found.pivot(index="method", columns="number", values="figure")
 
-    def over_benchmarks(self, figure: str, values: str = CHOSEN) -> pd.DataFrame:
+    def over_benchmarks(self, figure: str) -> pd.DataFrame:
         """The means over seeds of methods that were tested on all benchmarks, [methods, them]."""
-        means = {b: self.figures(b, figure, values).mean(axis=1) for b in self.benchmarks}
+        means = {b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks}
         return pd.DataFrame(means).dropna()
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
@@ -116,23 +121,12 @@ class Board:
         figures = self.figures(benchmark, figure)
         if REFERENCE not in figures.index:
             return {}
-        reference = figures.loc[REFERENCE]
-        found = {}
-        for name, row in figures.iterrows():
-            differences = (row - reference).dropna()
-            if name != REFERENCE and len(differences):
-                found[str(name)] = paired(differences.tolist())
-        return holm(found)
+        return holm(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
     def by_tuning(self, benchmark: str, figure: str) -> dict[str, Difference]:
         """What the chosen values gain over the paper's: nothing, where they are the same."""
         tuned, papers = (self.figures(benchmark, figure, v) for v in (CHOSEN, PAPERS))
-        found = {}
-        for name in tuned.index.intersection(papers.index):
-            differences = (tuned.loc[name] - papers.loc[name]).dropna()
-            if len(differences):
-                found[str(name)] = paired(differences.tolist())
-        return found
+        return _by_method(tuned - papers)
 
     def ranks(self, figure: str) -> Ranks | None:
         """Ranks over benchmarks; None with fewer than three."""
@@ -178,6 +172,12 @@ class Board:
         )
 
 
+def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
+    """What differences of methods, the rows, say of their mean; nothing of a row without any."""
+    rows = ((str(name), row.dropna().tolist()) for name, row in differences.iterrows())
+    return {name: paired(values) for name, values in rows if values}
+
+
 def read_board(path: Path) -> Board:
     """Read the file; `RunError` if it is not there or is no such file."""
     try:
@@ -190,9 +190,8 @@ def read_board(path: Path) -> Board:
 
 
 def is_board(path: Path) -> bool:
-    """Whether a CSV file is a leaderboard's."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().startswith(f"{COLUMNS[0]},")
+    """Whether a CSV file is a leaderboard's; `RunError` if it cannot be read."""
+    return read_text(path).startswith(f"{COLUMNS[0]},")
 
 
 def add_to_board(path: Path, rows: Sequence[Mapping[str, Any]]) -> Board:
@@ -254,17 +253,17 @@ def _overview(board: Board, figure: str) -> Table:
 
 def _mean(values: Sequence[float], difference: Difference | None, link: str = "") -> Cell:
     mark, tone = MARKS[difference.sign if difference else 0]
-    small = spread(float(np.std(values, ddof=1)), len(values)) if len(values) > 1 else ""
-    return Cell(number(float(np.mean(values))) + mark, small, tone, link=link)
+    one = Estimate.of(values)
+    return Cell(number(one.mean) + mark, spread(one.std, one.n), tone, link=link)
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:
-    rows_of = board.tests[board.tests["benchmark"] == benchmark]
-    metric = METRICS[rows_of["metric"].iloc[0]]
+    tests, trials = board.tests(benchmark), board.trials(benchmark)
+    metric = METRICS[tests["metric"].iloc[0]]
     worst, average = (board.figures(benchmark, figure) for figure in _FIGURES)
     against = {figure: board.against_reference(benchmark, figure) for figure in _FIGURES}
     gains = board.by_tuning(benchmark, WORST)
-    settings, trials = board.chosen(benchmark), board.trials(benchmark)
+    settings = board.chosen(benchmark)
     counts = trials[trials["outcome"] != "completed"]["method"].value_counts()
     rows = []
     for name in worst.mean(axis=1).sort_values(ascending=False, kind="stable").index:
@@ -278,18 +277,18 @@ def _benchmark(board: Board, benchmark: str) -> Table:
             Cell(str(counts.get(name, 0))),
         ]
         rows.append(Row(name, settings[name], cells, anchor=f"{benchmark}-{name}"))
-    seeds = rows_of["number"].nunique()
-    processors = listed(sorted(set(rows_of["processor"])))
+    seeds = tests["number"].nunique()
+    processors = listed(sorted(set(tests["processor"])))
     return Table(
         f"{benchmark}, {metric}",
-        f"In %, {seeds} seeds, domains {listed(rows_of['domains'].iloc[0].split())}. Differences "
+        f"In %, {seeds} seeds, domains {listed(board.domains(benchmark))}. Differences "
         "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
         "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
         "values, which are under the name, minus that with the paper's. Left out: trials that were "
         f"pruned or lost, which are not chosen. Made on {processors}.",
         [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning", "left out"],
         [Group("", rows)],
-        [*_lost(rows_of), *_untested(trials, set(rows_of["method"]))],
+        [*_lost(tests), *_untested(trials, set(tests["method"]))],
     )
 
 
@@ -344,15 +343,14 @@ def answers(board: Board) -> list[str]:
 
 
 def _better(board: Board) -> Iterator[str]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for benchmark in board.benchmarks:
         found = board.against_reference(benchmark, WORST)
         if all(math.isnan(one.p) for one in found.values()):
             continue  # one seed tells nothing
         better = [name for name, one in found.items() if one.sign > 0]
         worse = [name for name, one in found.items() if one.sign < 0]
-        for name in better:
-            counts[name] = counts.get(name, 0) + 1
+        counts.update(better)
         yield (
             f"{benchmark}: better than uniform weights in the worst domain, after Holm's "
             f"correction over {len(found)} methods: {listed(better) or 'none'}; worse: "
@@ -377,7 +375,7 @@ def _moved(board: Board) -> Iterator[str]:
         means = {name: one.mean for name, one in gains.items()}
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         mean = sum(means.values()) / len(means)
-        tests = board.tests[board.tests["benchmark"] == benchmark]
+        tests = board.tests(benchmark)
         kept = tests[tests["kind"] == BOTH]["method"].nunique()
         yield (
             f"{benchmark}: tuning moves the worst domain by {_points(mean)} points on average, "
@@ -405,6 +403,8 @@ def _ranked(board: Board) -> Iterator[str]:
 def _decided(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
         found = board.variance(benchmark)
+        if not found:
+            continue  # all trials came to the same
         told = listed([f"{name} {number(100 * share, 1)} %" for name, share in found.items()])
         trials = board.trials(benchmark)
         count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())

@@ -186,16 +186,20 @@ class Comparison:
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
     def baseline(self, method: Method, name: str) -> Method | None:
-        """The FedAvg or Uniform method that ``method`` may be compared with, if any."""
+        """The FedAvg or Uniform method that ``method`` may be compared with, if any.
+
+        Of several, which differ in their bounds, the one with the method's own.
+        """
+        bounds, training = method.settings("bound."), method.settings("client.")
         found = [
             other
             for other in self.methods
             if other.strategy == name
             and other is not method
             and other.comparable == method.comparable
-            and other.settings("client.") == method.settings("client.")
+            and other.settings("client.") == training
         ]
-        return min(found, key=lambda other: other.name != name, default=None)
+        return min(found, key=lambda other: other.settings("bound.") != bounds, default=None)
 
 
 def compare(runs: Iterable[Run]) -> list[Comparison]:

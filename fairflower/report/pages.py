@@ -161,7 +161,7 @@ def markdown(content: Sequence[Chapter]) -> str:
 
 #: A part of a document that `fill` writes: the summary that it is of, and what it says.
 GENERATED = re.compile(
-    r"<!-- generated from (?P<summary>\S+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
+    r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
 )
 
 
@@ -363,7 +363,8 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
     """Who took part in the runs: clients, columns, and in which runs if not the same in all."""
     owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
     for _, run in comparison.runs:
-        owners.setdefault(run.clients, []).append(run)
+        if any(client.num_examples for client in run.clients):  # a summary does not say
+            owners.setdefault(run.clients, []).append(run)
     found = []
     for clients, runs in owners.items():
         count = max((len(client.class_counts) for client in clients), default=0)

@@ -116,7 +116,7 @@ def shares(figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]) 
     """How much of a figure's variance over trials is each factor's: an analysis of variance.
 
     Sums of squares of type II (each factor after all others) of a linear model, as shares of the
-    total; what they leave, or have in common, is the ``rest``.
+    total; what they leave, or have in common, is the ``rest``. None where all figures are alike.
 
     Parameters
     ----------
@@ -126,6 +126,8 @@ def shares(figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]) 
         Name -> names, which are categories, or columns of numbers; a row for each trial.
     """
     values = np.asarray(figures, dtype=np.float64)
+    if np.ptp(values) < 1e-9:
+        return {}
     columns = {name: pd.get_dummies(of).to_numpy(np.float64) for name, of in factors.items()}
 
     def left(names: Iterable[str]) -> float:

@@ -76,7 +76,7 @@ def read_summary(path: str | Path) -> list[Run]:
     """
     path = Path(path).expanduser()
     try:
-        reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8")), strict=True)
+        reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunError(f"Cannot read {path}: {error}.") from error
@@ -89,6 +89,8 @@ def read_summary(path: str | Path) -> list[Run]:
     runs = []
     for number, row in enumerate(rows, start=2):
         try:
+            if None in row or None in row.values():
+                raise ValueError("another number of cells than columns")
             runs.append(_run(row))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}, row {number} cannot be read: {error!r}.") from error

@@ -318,6 +318,9 @@ def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
     (tmp_path / "runs/fedavg-0/history.csv").write_text("nonsense\n")
     with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0"):
         assert len(ff.read(tmp_path / "runs/*")) == 8
+    (tmp_path / "runs/fedavg-0/config.toml").write_text("seed = = 1")
+    with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0.*is not valid TOML"):
+        assert len(ff.read(tmp_path / "runs/*")) == 8
     with pytest.raises(RunError, match="There is no run"):
         ff.read(tmp_path / "none*")
     with pytest.warns(UserWarning, match="no run folder"), pytest.raises(RunError):

@@ -10,6 +10,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from threading import Event
 
 import pytest
 import typer
@@ -20,10 +21,10 @@ from rich.console import Console
 
 from fairflower import registry
 from fairflower.cli import compare, run
-from fairflower.cli.terminal import console
+from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RunError
 from fairflower.plans.execution import setting
 from fairflower.plans.plan import Plan, fitting, parse_seeds
 from fairflower.report import read_run
@@ -147,6 +148,31 @@ def test_compare_goes_on_after_a_failed_run_and_says_so(tmp_path):
     )  # fmt: skip
     assert output.count("failed:") == 2  # FedAvg and Uniform
     assert "Lower train.lr" in output
+
+
+def test_what_is_told_of_a_failed_run_is_no_markup(monkeypatch):
+    said = "[/data] is gone. Run: pip install fairflower[mlflow]"
+
+    class Failing:
+        folder = None
+
+        def __init__(self, *args, **options):
+            pass
+
+        def run(self):
+            raise RunError(said)
+
+    monkeypatch.setattr("fairflower.server.session.Session", Failing)
+    told = StringIO()
+    plan = Plan([RunConfig(seed=seed) for seed in range(2)])
+    with pytest.raises(RunError):
+        plan.execute(None, Console(file=told, width=160), Event(), [])
+    assert told.getvalue().count(f"failed: {said}") == 2
+
+
+def test_where_something_was_written_is_told_as_it_is(tmp_path, capsys):
+    say_where("report", tmp_path / "runs[old]" / "index.html")
+    assert f"report: {tmp_path}/runs[old]/index.html" in capsys.readouterr().out
 
 
 def test_list_shows_everything_that_has_a_name():

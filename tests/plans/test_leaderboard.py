@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,6 +128,22 @@ def test_rows_are_those_of_the_studies(file: Path, tmp_path: Path) -> None:
     worst = 0.9 - 0.2 - 0.2 + 0.01 + 0.001 * row["number"] ** 2
     expected = [(0.1 + 3 * value) / 4 for value in (worst, 0.8)]  # of all four rounds
     assert [float(v) for v in row["figures"].split()] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("after_round", "named"), [(0, "new"), (2, "old and new")])
+def test_the_processors_are_those_of_the_rounds_that_a_test_has(
+    after_round: int, named: str, file: Path, tmp_path: Path
+) -> None:
+    made, (study, _), _ = board_of(file, tmp_path)
+    path = next((study.folder / "runs").glob("uniform-seed1/run.json"))
+    session = {"after_round": after_round, "machine": {"processor": "new"}}
+    facts = json.loads(path.read_text()) | {"machine": {"processor": "old"}, "resumed": [session]}
+    path.write_text(json.dumps(facts))
+    found = [row for row in rows(study, made.benchmarks[0]) if row["processor"]]
+    assert [(row["method"], row["number"], row["processor"]) for row in found] == [
+        ("uniform", 1, named)
+    ]
 
 
 @pytest.mark.slow
@@ -279,6 +296,17 @@ def test_every_domain_has_its_own_figures(tmp_path: Path) -> None:
     np.testing.assert_allclose(worst, board.figures("one", WORST))
 
 
+@pytest.mark.slow
+def test_names_of_domains_may_have_spaces(file: Path, tmp_path: Path) -> None:
+    sites = 'name = "randhie:groups=site"\ndomains = "site 1,site 2"'
+    file.write_text(FILE.replace('domains = "plain,inverted"', sites))
+    _, _, found = board_of(file, tmp_path)
+    board = add_to_board(tmp_path / "x.csv", found)
+    assert list(board.by_domain("noisy")) == ["site 1", "site 2"]
+    assert "seeds, domains site 1 and site 2. " in board_tables(board)[3].caption
+    assert {row["domains"] for row in found} == {"plain rotated", "'site 1' 'site 2'"}
+
+
 def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_path: Path) -> None:
     """Where every trial of the worst learning rate is pruned, the learning rate still matters."""
     worst = {0.01: 50.0, 0.1: 50.0, 1.0: 10.0}
@@ -318,6 +346,16 @@ def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     board = add_to_board(tmp_path / "x.csv", [*found, row("one", "afl", "trial", 0, 50)])
     assert not any("Holm" in line for line in answers(board))
     assert "nan" not in str(board_tables(board))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_trials_that_came_to_the_same_no_variance_is_told(count: int, tmp_path: Path) -> None:
+    names = ("uniform", "fedavg")  # of clients of one size they are one rule
+    found = [row("one", name, "both", 1, 50) for name in names]
+    found += [row("one", name, "trial", k, 50) for name in names for k in range(count)]
+    board = add_to_board(tmp_path / "x.csv", found)
+    assert not any("variance" in line for line in answers(board))
+    assert [c.text for c in board_tables(board)[-1].groups[0].rows[0].cells] == ["\N{EN DASH}"]
 
 
 @pytest.mark.parametrize("name", ["fedmgda+", "fedmgda+:epsilon=0.2", "scaffold+fedmgda+:eta=2"])

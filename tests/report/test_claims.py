@@ -32,9 +32,10 @@ from typer.testing import CliRunner
 from fairflower.cli import app
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
+from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare
-from fairflower.report.pages import GENERATED, markdown_tables
+from fairflower.report.pages import GENERATED, fill, markdown_tables
 from fairflower.report.verdicts import Contrast, against_baselines, contrast, verdicts
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
@@ -278,6 +279,32 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
     assert "not distinguishable" in found[0]
 
 
+@pytest.mark.parametrize("bounded_first", [True, False])
+def test_of_baselines_with_several_bounds_the_methods_own_is_taken(
+    bounded_first: bool, tmp_path: Path
+) -> None:
+    bounds = {"bounded": "[bound]\nmax-client-weight = 0.3\n", "free": ""}
+    worst = {("bounded", "fedavg"): 0.2, ("free", "fedavg"): 0.5}
+    names = sorted(bounds, reverse=not bounded_first)
+    folders = [
+        make_run(
+            tmp_path / f"{name}-{label}-{seed}",
+            constant(a=worst.get((name, label), 0.6), b=0.9),
+            label=label,
+            seed=seed,
+            config=bounds[name],
+        )
+        for label in ("fedavg", "fedheal")
+        for name in names
+        for seed in range(3)
+    ]
+    said = {text.partition(" points")[0] for text in sections(folders)[""]}
+    assert {
+        "fedheal (bound.max-client-weight=0.3): worst domain +40.00 ± 0.00",
+        "fedheal (bound.max-client-weight=1.0): worst domain +10.00 ± 0.00",
+    } <= said
+
+
 # --- processors --------------------------------------------------------------------------------
 
 AMD = {"processor": "AMD EPYC family 25 model 1", "kernels": "AVX2", "instructions": "avx2"}
@@ -414,6 +441,8 @@ def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None
         (lambda text: text.replace("0.52", "x"), "row 2 cannot be read"),
         (lambda text: text.replace("2 3 4 5 6", "2 3 4 5"), "row 2 cannot be read"),
         (lambda text: text.replace("2 2,", "2,"), "row 2 cannot be read"),
+        (lambda text: text.rstrip() + ",more\n", "another number of cells"),
+        (lambda text: text.rpartition(",")[0] + "\n", "another number of cells"),
     ],
 )
 def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -425,6 +454,46 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str
         read_summary(tmp_path / "x.csv")
     with pytest.raises(RunError, match="Cannot read"):
         read_summary(tmp_path / "y.csv")
+
+
+def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
+    for name in ("none.csv", "latin.csv"):
+        with pytest.raises(RunError, match="Cannot read"):
+            fill(tmp_path / "x.md", tmp_path / name)
+    assert not (tmp_path / "x.md").exists()
+
+
+def test_a_summary_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
+    text = (tmp_path / "x.csv").read_text()
+    (tmp_path / "x.csv").write_text(text, encoding="utf-8-sig", newline="\r\n")
+    (run,) = read_summary(tmp_path / "x.csv")
+    assert run.final()[0] == pytest.approx(0.54)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_a_summary_does_not_say_is_not_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
+    make_run(tmp_path / "elsewhere" / "r", constant(a=0.1, b=0.1))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    runs = read_summary(tmp_path / "x.csv")
+    assert history_frame(runs)["value"].min() > 0.5, "not of the folder of this name"
+    text = write_report(runs, tmp_path / "out").read_text(encoding="utf-8")
+    assert "training examples" not in text, "how many a client has"
+
+
+def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_path: Path) -> None:
+    folders = []
+    for seed, last in enumerate((9, 19)):
+        folder = make_run(tmp_path / f"r{seed}", rising(0.5, rounds=last + 1), seed=seed)
+        edit("config.toml", f"rounds = {last}", "rounds = 30")(folder)  # it ended by stop.patience
+        folders.append(folder)
+    write_summary([read_run(folder) for folder in folders], tmp_path / "x.csv")
+    page = write_report(read_summary(tmp_path / "x.csv"), tmp_path / "out").read_text("utf-8")
+    assert "2 seeds" in page
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -454,6 +523,15 @@ def test_a_document_is_filled_from_a_summary_and_from_nothing_else(tmp_path: Pat
     assert "uniform" in (tmp_path / "page" / "index.html").read_text()
 
 
+def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -> None:
+    run, document = read_run(make_run(tmp_path / "r", rising(0.5))), tmp_path / "x.md"
+    write_summary([run], tmp_path / "my runs.csv")
+    for _ in range(2):
+        fill(document, tmp_path / "my runs.csv")
+    assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_several_parts_of_a_document_are_of_several_summaries(tmp_path: Path) -> None:
     document = tmp_path / "docs" / "x.md"
     document.parent.mkdir()

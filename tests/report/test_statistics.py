@@ -109,6 +109,11 @@ def test_shares_are_those_of_a_table_of_variance() -> None:
     assert found["x"] * total == pytest.approx(5.555556, abs=1e-6)
 
 
+@pytest.mark.parametrize("figures", [[0.5] * 4, [0.1 + 0.2, 0.3, 0.3, 0.3]])
+def test_of_figures_that_are_all_the_same_there_are_no_shares(figures: list[float]) -> None:
+    assert shares(figures, {"rule": pd.Series(["a", "a", "b", "b"])}) == {}
+
+
 def test_what_factors_have_in_common_is_the_rests() -> None:
     """Two columns that say the same take nothing each from what the other leaves."""
     rule, lr = pd.Series(list("xyxy")), pd.DataFrame({"lr": [0.0, 1.0, 0.0, 1.0]})

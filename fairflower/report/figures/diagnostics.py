@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy.stats import binom
@@ -164,13 +165,10 @@ def _draw_domains(left: Axes, right: Axes, found: Recorded, looks: Looks, total:
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
             line(left, found.rounds[there], client[there], look, **gaps, color=colour)
-        counts = np.isfinite(clients).sum(axis=1)
-        sums = np.nansum(clients, axis=1)
-        values = sums
+        frame = pd.DataFrame(clients)  # which passes over the clients that a round is without
+        values = frame.agg(total, axis=1).to_numpy()
         if total == "mean":
-            values = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-            squares = np.nansum((clients - values[:, None]) ** 2, axis=1)
-            spread = np.sqrt(squares / np.maximum(counts, 1))
+            spread = frame.std(axis=1, ddof=0).to_numpy()
             canvas.band(right, found.rounds, values, spread, look, alpha=0.15)
         line(right, found.rounds, values, look, label=domain)
         said.append(f"{domain} {values[-1]:.3g}")

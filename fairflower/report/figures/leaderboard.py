@@ -16,8 +16,7 @@ _COLOURS = {-1: "#b23819", 0: canvas.GREY, 1: "#00a866"}
 
 def draw(board: Board, folder: Path, prefix: str) -> list[Drawn]:
     """Draw all figures into a folder."""
-    with canvas.styled():
-        return canvas.save([*_sketches(board)], folder, prefix)
+    return canvas.save(_sketches(board), folder, prefix)
 
 
 def _sketches(board: Board) -> Iterator[Sketch]:

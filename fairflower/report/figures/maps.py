@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fairflower.numerics.metrics import Vector
-from fairflower.report.clusters import IDS, MAP, Clusters, clustered, clusters
+from fairflower.report.clusters import IDS, MAP, Clusters, FigureName, clustered, clusters
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Looks, Sketch, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
@@ -28,7 +28,7 @@ _COLUMNS = 3
 #: One per cluster; after these they come round again.
 _MARKERS = "os^DvPX*<>"
 
-_FIGURES: tuple[tuple[Literal["number", "accuracy", "rand"], str, float], ...] = (
+_FIGURES: tuple[tuple[FigureName, str, float], ...] = (
     ("number", "number of clusters", 1),
     ("accuracy", "clustering accuracy, %", 100),
     ("rand", "adjusted Rand index", 1),

@@ -1,7 +1,4 @@
-"""The figures of a report, as PNG and SVG files and as SVG for the page.
-
-This module and those it imports are the only ones that import matplotlib.
-"""
+"""The figures of a report, as PNG and SVG files and as SVG for the page."""
 
 from __future__ import annotations
 
@@ -92,6 +89,8 @@ def _over_rounds(
     said = []
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * figure(accuracy))
+        if not curve.rounds.size:
+            continue  # of a summary, whose seeds ended in rounds far apart
         canvas.curve(axes[0, 0], curve, looks[method.name], method.name)
         late = curve.rounds >= (half or 0)
         if zooms and late.any():

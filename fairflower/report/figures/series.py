@@ -14,7 +14,7 @@ from fairflower.report.clusters import clustered, final
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Look, Looks, Sketch, legend, line, panels
 from fairflower.report.measures import fairness
-from fairflower.report.methods import Comparison, Method, Sweep, by_client, sweeps
+from fairflower.report.methods import BASELINES, Comparison, Method, Sweep, by_client, sweeps
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]
@@ -110,7 +110,7 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
             for i, (value, method) in enumerate(sweep.others.items()):
                 look = Look(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
                 _level(panel, method, figure, look, f"{leaf} = {value}")
-            for name in ("fedavg", "uniform"):
+            for name in BASELINES:
                 baseline = comparison.baseline(sweep.methods[0], name)
                 if baseline is not None and baseline.whole():
                     dash = "--" if name == "fedavg" else (0, (1.5, 2.5))

@@ -38,12 +38,13 @@ def _trials(one: Tuned, place: int) -> Sketch:
     best = one.chosen
     assert best is not None
     left = len(one.trials) - len(one.completed)
+    missing = f" Not shown: {left} that were pruned or lost." if left else ""
     return Sketch(
         f"tuning-{place}",
         sheet,
         f"{one.method}: {len(one.completed)} trials",
         "Accuracy on validation images against what was tuned; the other arguments differ, too. "
-        f"Dashed: the paper's value. Ringed: the trial that was chosen.{_left_out(left)}",
+        f"Dashed: the paper's value. Ringed: the trial that was chosen.{missing}",
         f"Worst domain and average of {len(one.completed)} trials of {one.method}; the chosen one "
         f"has {_worst(best):.1f} and {_average(best):.1f}.",
     )
@@ -64,7 +65,3 @@ def _worst(trial: Trial) -> float:
 
 def _average(trial: Trial) -> float:
     return 100 * trial.average
-
-
-def _left_out(count: int) -> str:
-    return f" Not shown: {count} that were pruned or lost." if count else ""

@@ -89,11 +89,16 @@ class Session(NamedTuple):
 
 def sessions(run: Run) -> list[Session]:
     """The sessions that a run's rounds come from, in order, without repetitions."""
-    parts: list[Mapping[str, Any]] = [run.info]
-    for resumed in run.info.get("resumed") or ():
-        parts = [*parts, resumed] if resumed.get("after_round") else [resumed]
-    found = [Session(described(part.get("machine")), _versions(part)) for part in parts]
+    found = [Session(described(part.get("machine")), _versions(part)) for part in parts(run)]
     return [session for i, session in enumerate(found) if session not in found[:i]]
+
+
+def parts(run: Run) -> list[Mapping[str, Any]]:
+    """What ``run.json`` says of each process that a run's rounds come from, in order."""
+    found: list[Mapping[str, Any]] = [run.info]
+    for resumed in run.info.get("resumed") or ():
+        found = [*found, resumed] if resumed.get("after_round") else [resumed]  # begun anew
+    return found
 
 
 def described(machine: Any) -> str:
