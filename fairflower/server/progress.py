@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -38,7 +39,8 @@ class RunProgress:
 
     def start(self, folder: Path) -> None:
         """Name the run folder and begin."""
-        self.console.print(f"[bold]{self.title}[/] → {folder}", soft_wrap=True, highlight=False)
+        where = f"[bold]{escape(self.title)}[/] → {escape(str(folder))}"
+        self.console.print(where, soft_wrap=True, highlight=False)
         if self.console.is_jupyter:
             self._live = _Cell(self._view())
         elif self.console.is_terminal:

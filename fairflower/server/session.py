@@ -138,7 +138,8 @@ class Session:
             finally:
                 telling.end()
                 progress.stop()
-                self.console.print(f"run folder: {folder.path}", soft_wrap=True, style="dim")
+                where = f"run folder: {folder.path}"
+                self.console.print(where, soft_wrap=True, style="dim", markup=False)
         return folder.path
 
     def _close(
