@@ -27,6 +27,7 @@ from typing import Any
 from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.errors import ConfigError, TrialError
+from fairflower.machine import cpus
 
 HOST = "127.0.0.1"
 
@@ -232,7 +233,7 @@ class Trial:
                 encoding="utf-8",
             )
             self.say(f"Registering {len(self.sites)} keys and starting their SuperNodes")
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(cpus()) as pool:
                 list(pool.map(self._admit, self.sites))
             self.say("Waiting until all SuperNodes are online")
             wait_until(self.complete, self._processes(), "all sites were online")

@@ -25,8 +25,12 @@ from fairflower.report.tuning import CRITERIA, METRICS, Trial
 
 #: Keys of the file's protocol, with their defaults; and its tables.
 _PROTOCOL: Mapping[str, Any] = {
-    **{"strategies": "", "clients": "", "best": 0},
-    **{"budget": 12, "select": "worst-then-average", "seeds": "1-5"},
+    "strategies": "",
+    "clients": "",
+    "best": 0,
+    "budget": 12,
+    "select": "worst-then-average",
+    "seeds": "1-5",
 }
 _TABLES = ("protocol", "settings", "benchmarks")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunError
+from fairflower.machine import cpus
 from fairflower.models import set_arrays, trainable
 from fairflower.numerics.metrics import Vector
 from fairflower.report import Run
@@ -210,7 +210,7 @@ def surfaces(
     values of x, and of y. ``advance`` is called after every point, from any thread.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    threads = (os.cpu_count() or 1) if on_cpu else 1
+    threads = cpus() if on_cpu else 1
     w = trainable(model).values()
     free: SimpleQueue[nn.Module] = SimpleQueue()
     for _ in range(threads):

@@ -123,7 +123,7 @@ def test_the_number_of_cores_moves_no_bit_and_the_model_stays(
     directions = [filter_normalised(model, seed) for seed in (0, 1)]
     found = []
     for cores in (1, 3):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr("fairflower.report.landscape.cpus", lambda cores=cores: cores)
         found.append(surfaces(model, directions, STEPS, [images(20, 0)], batch_size=8))
     assert np.array_equal(*found)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
