@@ -24,12 +24,6 @@ BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def cpus() -> int:
-    """Count the CPUs that this process may use: in a batch job fewer than the machine has."""
-    allowed = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's numbers."""
     found = {"python": platform.python_version()}

@@ -82,11 +82,3 @@ def test_a_run_folder_names_the_machine_of_every_session(
     again = facts(RunFolder.reopen(folder.path, config, {"domains": ["a"]}, server_round=0))
     assert again["machine"] == old["machine"]
     assert again["resumed"][0]["machine"]["instructions"] == "avx2 avx512f amx_tile"
-
-
-def test_cpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3, 5}, raising=False)
-    assert machine.cpus() == 2
-    monkeypatch.delattr("os.sched_getaffinity")
-    monkeypatch.setattr("os.cpu_count", lambda: None)
-    assert machine.cpus() == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.bounds import cap_weights
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
-from fairflower.numerics.threads import one_thread
+from fairflower.numerics.threads import cpus, one_thread
 
 #: Coordinates that are summed in an array's own precision; their sums are added in double.
 BLOCK = 32_768
@@ -25,7 +24,7 @@ BLOCK = 32_768
 SPAN = 8 * BLOCK
 
 #: Threads at most: NumPy's steps are too short for more to have their turn.
-THREADS = min(4, os.cpu_count() or 1)
+THREADS = min(4, cpus())
 
 #: Terms of a sum of squares that are added before it is added to the others.
 _PIECE = 8192

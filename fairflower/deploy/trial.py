@@ -27,7 +27,7 @@ from typing import Any
 from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.errors import ConfigError, TrialError
-from fairflower.machine import cpus
+from fairflower.numerics.threads import cpus
 
 HOST = "127.0.0.1"
 

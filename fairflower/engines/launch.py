@@ -24,7 +24,7 @@ from fairflower.engines.flower import run_by_flower
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.errors import ConfigError
-from fairflower.machine import cpus
+from fairflower.numerics.threads import cpus
 
 ServerMain = Callable[[Grid], None]
 

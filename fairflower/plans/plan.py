@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
 from fairflower.errors import USER_ERRORS, ConfigError, told
-from fairflower.machine import cpus
+from fairflower.numerics.threads import cpus
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_images
 from fairflower.server.folder import runs_home

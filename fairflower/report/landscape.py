@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunError
-from fairflower.machine import cpus
 from fairflower.models import set_arrays, trainable
 from fairflower.numerics.metrics import Vector
+from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import check_images

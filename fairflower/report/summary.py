@@ -9,10 +9,7 @@ So every number of a document can be checked, and made again, without the run fo
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from fairflower.errors import RunError
 from fairflower.report.clusters import IDS, clusters
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, Run, Tests, read_run
-from fairflower.report.tables.notes import run_notes, sessions
+from fairflower.report.tables.notes import data_digest, run_notes, sessions
 
 #: Decimals of the fractions; the tables show four.
 _DIGITS = 8
@@ -141,7 +138,7 @@ def _row(run: Run) -> dict[str, Any]:
     return row | {
         "parameters": run.info.get("num_parameters"),
         "bytes": run.info.get("model_bytes"),
-        "data": _digest(run),
+        "data": data_digest(run),
         "processor": _AND.join(session.processor for session in made),
         "versions": _AND.join(
             ", ".join(f"{name} {version}" for name, version in session.versions.items())
@@ -279,12 +276,3 @@ def _clusters(cell: str, rounds: NDArray[np.int64]) -> Iterable[dict[str, Any]]:
         found = {k: int(value) for k, value in enumerate(text.split(".")) if value not in ("", "-")}
         if found:
             yield {"round": r, "client_ids": list(found), IDS: list(found.values())}
-
-
-def _digest(run: Run) -> str:
-    """Tells other data, or another partition, with the same settings."""
-    if not run.clients or not run.clients[0].class_counts:
-        return str(next(iter(run.info.get("sources") or [""])))
-    sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
-    text = json.dumps([[asdict(client) for client in run.clients], sources])
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

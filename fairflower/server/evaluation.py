@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.files import Arrays
-from fairflower.machine import cpus
 from fairflower.models import copy_arrays, set_arrays, trainable
 from fairflower.numerics import metrics
+from fairflower.numerics.threads import cpus
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device

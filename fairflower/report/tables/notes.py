@@ -7,8 +7,12 @@ is of runs from one kind of machine.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,13 +198,21 @@ def notes(comparison: Comparison) -> list[str]:
             "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
             "accuracies on their own test data, weighted by test examples."
         )
-    by_data: dict[object, set[object]] = {}
+    by_data: dict[object, set[str]] = {}
     for method in comparison.methods:
-        held = {(run.clients, *run.info.get("sources", ())) for run in method.runs}
-        by_data.setdefault(method.settings("data."), set()).update(held)
+        by_data.setdefault(method.settings("data."), set()).update(map(data_digest, method.runs))
     if any(len(partitions) > 1 for partitions in by_data.values()):
         found.append("Runs with the same data settings had different data or clients.")
     return [*found, *machine_notes(comparison)]
+
+
+def data_digest(run: Run) -> str:
+    """Tells other data, or another partition, with the same settings."""
+    sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
+    if "remarks" in run.info:  # read from a summary, which has the digest in their place
+        return sources[0]
+    text = json.dumps([[asdict(client) for client in run.clients], sources])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def run_notes(run: Run) -> list[str]:
