@@ -80,7 +80,8 @@ def report(
                 "with its --output-dir makes nothing twice and writes it anew. For its tests "
                 f"alone: fairflower report {given / 'runs'}"
             )
-    paths = [path for given in runs for path in run_folders(given)]
+    # Each once, though `grid` and `grid/runs/*` are given.
+    paths = list(dict.fromkeys(path for given in runs for path in run_folders(given)))
     if format_ != "html":
         if summary or into:
             raise ConfigError(f"--format {format_}: it is written alone. Leave out the others.")

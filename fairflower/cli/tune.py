@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +16,7 @@ from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute
+from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import fitting, parse_seeds
 
 if TYPE_CHECKING:
@@ -100,19 +99,14 @@ def tune(
     plan = plan_of(given, strategies, [given.settings.get("seed", 0)], clients, folder / "runs")
     from fairflower.plans.protocol import Protocol
     from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
-    from fairflower.server.folder import hold
 
-    folder.mkdir(parents=True, exist_ok=True)
-    held = hold(folder)
-    try:
+    with alone_in(folder, study=True):
         protocol = Protocol(
             budget, parse_seeds(seeds), select, metric, tune_training, defaults, prune
         )
         tuning = Tuning(folder, plan.runs, protocol)
         _announce(tuning)
         _make(tuning, at_a_time or fitting(plan, tuning.total))
-    finally:
-        os.close(held)
 
 
 def _make(tuning: Tuning, jobs: int) -> None:

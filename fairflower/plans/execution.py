@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -14,10 +15,11 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.errors import Stopped
+from fairflower.errors import ConfigError, Stopped
 from fairflower.plans.plan import Plan, fitting
+from fairflower.plans.protocol import STUDY
 from fairflower.server.checkpoint import unfinished
-from fairflower.server.folder import check_place, runs_home
+from fairflower.server.folder import check_place, hold, runs_home
 from fairflower.trackers import check_tracker
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
@@ -35,6 +37,26 @@ def doing(what: str, console: Console) -> Iterator[Status]:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:
         yield status
+
+
+@contextmanager
+def alone_in(folder: Path, study: bool = False) -> Iterator[None]:
+    """Make a comparison's folder, or a ``study``'s, and keep other processes from it.
+
+    ``ConfigError`` if one is at work there, or the folder is of the other kind.
+    """
+    is_study = (folder / STUDY).exists()
+    if is_study != study and (is_study or (folder / "runs").exists()):
+        raise ConfigError(
+            f"{folder} is of a {'study' if is_study else 'comparison'}, with runs of its own. "
+            "Choose another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    held = hold(folder)
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def announce(plan: Plan, console: Console) -> None:
