@@ -66,6 +66,7 @@ def announce(plan: Plan, console: Console) -> None:
 
 def setting(plan: Plan, federation: Federation) -> str:
     """What all runs of a plan train on, and how, in two lines."""
+    from fairflower.data.cache import make_data_set
 
     def of_all(key: str) -> str:
         found = {str(attrgetter(key)(config)) for config in plan.runs}
@@ -77,12 +78,14 @@ def setting(plan: Plan, federation: Federation) -> str:
         "for validation": sum(federation.validation_sizes),
         "for tests": sum(federation.test_sizes),
     }
-    asked = of_all("fraction_train")
-    unequal = plan.runs[0].data.imbalance_factor > 1
+    asked, data = of_all("fraction_train"), plan.runs[0].data
+    unread = bool(data.dir) and make_data_set(data).folder is None
+    unequal = data.imbalance_factor > 1
     return (
         f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
         f"{'s' * (domains > 1)}"
         + ", by data.imbalance-factor and not data.clients-per-domain" * unequal
+        + f", not from data.dir, which {data.name} does not read" * unread
         + f"; {federation.kind}: "
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
         + f"\n  training  {of_all('model.name')}, lr {of_all('train.lr')}, local epochs "

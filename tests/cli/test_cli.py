@@ -75,6 +75,9 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     assert re.search("4 clients of 4 domains; images: [0-9,]+ to train on, [0-9]+ for valid", data)
     assert "lr various, local epochs 5" in training
     assert training.endswith("sgd, fraction-train 0.5")
+    embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
+    told = setting(Plan([embedded]), prepare(embedded.data))
+    assert "4 domains, not from data.dir, which uci-digits does not read; images" in told
 
 
 def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
@@ -181,7 +184,8 @@ def test_list_shows_everything_that_has_a_name():
     output = call("list")
     for name in [*STRATEGIES, *registry.CLIENTS, *registry.MODELS, *registry.DATA_SETS]:
         assert re.search(rf"\W{re.escape(name)}\W", output), name
-    assert "tau=0.3" in output
+    assert "tau=0.3 (0 to 1)" in output
+    assert "rule=qfedavg (or weights)" in output
     settings = call("list", "settings")
     assert "data.clients-per-domain" in settings
     assert "Seed of the partition" in settings
