@@ -224,6 +224,8 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('report {bad.csv}', "Left out: bad.csv is no summary of runs: it has no column 'bytes'. `fairflower report RUNS --summary FILE` writes one."),
             ('tune --set seed=3', 'This command does not take --set seed: give --seed.'),
             ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests are to have fresh ones. Name others, or give the trials another with --seed N.'),
+            ('tune --set evaluate.test=true --seeds 0', '--seeds: 0 is the seed of the trials'),
+            ('tune --set evaluate.test=false', 'evaluate.test = false: what is chosen is tested. Remove it.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
             ('leaderboard {no-select}', "no-select: select: Unknown key \"['worst']\". Did you mean 'worst'? Valid: average, worst, worst-then-average."),
             ('landscape {run} {run} --out x', '--out x: several runs have one name. Leave it out.'),

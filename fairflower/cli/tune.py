@@ -125,8 +125,8 @@ def _with_validation(given: Given) -> Given:
         raise ConfigError("This command does not take --set seed: give --seed.")
     if given.settings.get("ray-address"):
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
-    if "evaluate.test" in given.settings:
-        raise ConfigError("evaluate.test: chosen values alone are tested, trials never. Remove it.")
+    if not given.settings.get("evaluate.test", True):
+        raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
     share = given.settings.get(_KEY, _SHARE)
     if share == 0:
         raise ConfigError(f"{_KEY} = 0: choices are made on validation images. Raise it.")
