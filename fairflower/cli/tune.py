@@ -18,12 +18,10 @@ from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import fitting, parse_seeds
+from fairflower.plans.protocol import SHARE, VALIDATION, Protocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
-
-#: The share of images for validation, and what it is where the settings have none.
-_KEY, _SHARE = "data.validation-fraction", 0.2
 
 
 class Select(StrEnum):
@@ -97,7 +95,6 @@ def tune(
     folder = new_folder("studies", output_dir)
     given, at_a_time = _with_validation(given), at_once(jobs)
     plan = plan_of(given, strategies, [given.settings.get("seed", 0)], clients, folder / "runs")
-    from fairflower.plans.protocol import Protocol
     from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
 
     with alone_in(folder, study=True):
@@ -127,10 +124,10 @@ def _with_validation(given: Given) -> Given:
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
     if not given.settings.get("evaluate.test", True):
         raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
-    share = given.settings.get(_KEY, _SHARE)
+    share = given.settings.get(VALIDATION, SHARE)
     if share == 0:
-        raise ConfigError(f"{_KEY} = 0: choices are made on validation images. Raise it.")
-    return replace(given, options={_KEY: share, **given.options})
+        raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
+    return replace(given, options={VALIDATION: share, **given.options})
 
 
 def _announce(tuning: Tuning) -> None:
