@@ -338,10 +338,13 @@ def short(reason: str) -> str:
 
     >>> short("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
     'boom'
+    >>> short("<class 'fairflower.errors.DataError'>:<'no images'>")
+    'DataError: no images'
     """
     if "ActorDiedError" in reason or "actor is dead" in reason:
         return "its Ray worker died (killed, or out of memory); run again with fewer workers"
     text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
+    text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'>:<'", r"\1: ", text)
     return text if len(text) <= 300 else "... " + text[-300:]
 
 

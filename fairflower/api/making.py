@@ -16,7 +16,7 @@ from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, going_on
+from fairflower.plans.execution import alone_in, announce, execute, going_on
 from fairflower.plans.plan import Plan, at_a_time, parse_seeds, single
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import continued
@@ -156,9 +156,10 @@ def compare(
     )
     console = Console(quiet=not progress)
     announce(plan, console)
-    rest = going_on(plan, folder / "runs", console)
-    if rest.runs:
-        execute(rest, console, jobs=count)
+    with alone_in(folder):
+        rest = going_on(plan, folder / "runs", console)
+        if rest.runs:
+            execute(rest, console, jobs=count)
     return read(folder / "runs")
 
 
@@ -175,11 +176,12 @@ def read(*paths: str | PathLike[str]) -> Results:
 
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
-    What a pattern matches and is no run is passed over; of runs that cannot be read there is a
-    warning. ``RunError`` where no run is left, ``ConfigError`` where a path holds none.
+    Each run is read once. What a pattern matches and is no run is passed over; of runs that
+    cannot be read there is a warning. ``RunError`` where no run is left, ``ConfigError`` where a
+    path holds none.
     """
     runs: list[Run] = []
-    for place in (place for given in paths for place in _places(str(given))):
+    for place in dict.fromkeys(place for given in paths for place in _places(str(given))):
         try:
             runs += read_runs(place)
         except (ConfigError, RunError) as error:

@@ -13,7 +13,7 @@ from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_of
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, going_on
+from fairflower.plans.execution import alone_in, announce, execute, going_on
 from fairflower.plans.plan import Plan, at_a_time, parse_seeds
 
 
@@ -67,14 +67,15 @@ def compare(
     count = at_a_time(given.settings, at_once(jobs))
     plan = plan_of(given, strategies, parse_seeds(seeds), clients, folder / "runs")
     announce(plan, console)
-    rest = going_on(plan, folder / "runs", console)
-    folders: list[Path] = []
-    try:
-        if rest.runs:
-            execute(rest, console, folders, count)
-    finally:
-        if folders or len(rest.runs) < len(plan.runs):
-            print_report(run_folders(folder / "runs"), folder / "report")
+    with alone_in(folder):
+        rest = going_on(plan, folder / "runs", console)
+        folders: list[Path] = []
+        try:
+            if rest.runs:
+                execute(rest, console, folders, count)
+        finally:
+            if folders or len(rest.runs) < len(plan.runs):
+                print_report(run_folders(folder / "runs"), folder / "report")
 
 
 #: Keys that many runs cannot have in common -> what to do.

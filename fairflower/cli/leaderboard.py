@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from fairflower.cli.options import DataDir, Jobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute
+from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import fitting
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ def leaderboard(
     # Late: Optuna and pandas take a while to import.
     from fairflower.plans.leaderboard import Leaderboard
     from fairflower.report.leaderboard import read_board
-    from fairflower.server.folder import hold
 
     at_a_time = at_once(jobs)
     board = Leaderboard.read(file, {"data.dir": data_dir} if data_dir else {})
@@ -67,9 +65,7 @@ def leaderboard(
         raise ConfigError(f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {known}.")
     todo = [one for one in board.benchmarks if not chosen or one.name in chosen]
     folder = new_folder("leaderboards", output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    held = hold(folder)
-    try:
+    with alone_in(folder, study=True):
         for one in todo if part is not Part.clients else []:
             _make(board.rules_on(one, folder), one, at_a_time, file)
         if board.clients and part is not Part.rules:
@@ -91,8 +87,6 @@ def leaderboard(
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo:
                 _make(board.best_on(one, folder, best), one, at_a_time, file)
-    finally:
-        os.close(held)
 
 
 def _make(study: Tuning, benchmark: Benchmark, jobs: int | None, file: Path) -> None:

@@ -26,7 +26,8 @@ def list_(
 ) -> None:
     """Show what can be named in a run config, with papers and arguments.
 
-    Behind the default of an argument is the range in which `fairflower tune` looks.
+    Behind the default of an argument are the range in which `fairflower tune` looks and the other
+    words that it takes.
     """
     tables = {
         "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
@@ -76,11 +77,12 @@ def _summary(thing: Any) -> str:
 
 
 def _arguments(made_by: Any) -> str:
-    shown = (
-        f"{run_config.kebab(name)}={'none' if own.default is None else own.default}"
-        f"{f' ({own.search})' if own.search else ''}"
-        for name, own in declared(made_by).items()
-    )
+    shown = []
+    for name, own in declared(made_by).items():
+        words = ", ".join(word for word in own.words if word != own.default)
+        more = [str(own.search)] * bool(own.search) + [f"or {words}"] * bool(words)
+        default = "none" if own.default is None else own.default
+        shown.append(f"{run_config.kebab(name)}={default}" + f" ({', '.join(more)})" * bool(more))
     return ", ".join(shown) or "none"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,9 +79,10 @@ def report(
             raise ConfigError(
                 f"{given} is a study, whose report has its trials: the same `fairflower tune` "
                 "with its --output-dir makes nothing twice and writes it anew. For its tests "
-                f"alone: fairflower report {given / 'runs'}"
+                f"alone: fairflower report {shlex.quote(str(given / 'runs'))}"
             )
-    paths = [path for given in runs for path in run_folders(given)]
+    # Each once, though `grid` and `grid/runs/*` are given.
+    paths = list(dict.fromkeys(path for given in runs for path in run_folders(given)))
     if format_ != "html":
         if summary or into:
             raise ConfigError(f"--format {format_}: it is written alone. Leave out the others.")

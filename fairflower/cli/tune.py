@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,14 +16,12 @@ from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute
+from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import fitting, parse_seeds
+from fairflower.plans.protocol import SHARE, VALIDATION, Protocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
-
-#: The share of images for validation, and what it is where the settings have none.
-_KEY, _SHARE = "data.validation-fraction", 0.2
 
 
 class Select(StrEnum):
@@ -98,21 +95,15 @@ def tune(
     folder = new_folder("studies", output_dir)
     given, at_a_time = _with_validation(given), at_once(jobs)
     plan = plan_of(given, strategies, [given.settings.get("seed", 0)], clients, folder / "runs")
-    from fairflower.plans.protocol import Protocol
     from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
-    from fairflower.server.folder import hold
 
-    folder.mkdir(parents=True, exist_ok=True)
-    held = hold(folder)
-    try:
+    with alone_in(folder, study=True):
         protocol = Protocol(
             budget, parse_seeds(seeds), select, metric, tune_training, defaults, prune
         )
         tuning = Tuning(folder, plan.runs, protocol)
         _announce(tuning)
         _make(tuning, at_a_time or fitting(plan, tuning.total))
-    finally:
-        os.close(held)
 
 
 def _make(tuning: Tuning, jobs: int) -> None:
@@ -131,12 +122,12 @@ def _with_validation(given: Given) -> Given:
         raise ConfigError("This command does not take --set seed: give --seed.")
     if given.settings.get("ray-address"):
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
-    if "evaluate.test" in given.settings:
-        raise ConfigError("evaluate.test: chosen values alone are tested, trials never. Remove it.")
-    share = given.settings.get(_KEY, _SHARE)
+    if not given.settings.get("evaluate.test", True):
+        raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
+    share = given.settings.get(VALIDATION, SHARE)
     if share == 0:
-        raise ConfigError(f"{_KEY} = 0: choices are made on validation images. Raise it.")
-    return replace(given, options={_KEY: share, **given.options})
+        raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
+    return replace(given, options={VALIDATION: share, **given.options})
 
 
 def _announce(tuning: Tuning) -> None:

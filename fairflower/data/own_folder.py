@@ -24,6 +24,9 @@ from fairflower.data.files import NPZ_FORMAT, data_folder, logger
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
 
+#: What folders are called that are no domains.
+_SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+
 
 class ImageFolder(ClassFolders):
     """``data.dir`` (or ``$FAIRFLOWER_DATA``) with ``<domain>/<class>/<image>``.
@@ -33,9 +36,9 @@ class ImageFolder(ClassFolders):
     that differ in case or spaces alone are refused, unless a domain has both. Hidden
     folders and ``__MACOSX`` are passed over, and images that lie deeper refused by name.
     Every fifth image of a class in order of the files' names, beginning with the first, is a
-    test image. Grey images of more than 8 bits are scaled by their depth: 16 bits, or as many
-    as ``bits`` says, for it is not known from a file. DICOM files are scaled as
-    `fairflower.data.dicom.read_dicom` says.
+    test image; so folders that are called train and test are refused as domains. Grey images of
+    more than 8 bits are scaled by their depth: 16 bits, or as many as ``bits`` says, for it is not
+    known from a file. DICOM files are scaled as `fairflower.data.dicom.read_dicom` says.
     Images are resized to 128x128 pixels unless ``data.image-size`` says otherwise. Each
     domain is divided equally among its clients by default; there is no augmentation, and
     mean and standard deviation are 0.5.
@@ -49,6 +52,12 @@ class ImageFolder(ClassFolders):
     ) -> None:
         super().__init__(config)
         self.bits, self._depth_known = bits or 16, bits is not None
+        if len(self.domains) > 1 and _SPLITS.issuperset(map(str.lower, self.domains)):
+            raise DataError(
+                f"{self.folder}: {', '.join(self.domains)} are no domains. Expected "
+                "<domain>/<class>/<image>, of which every fifth image becomes a test image: put a "
+                "class's images together, or name one folder as data.domains."
+            )
         held = {domain: set(_names(folders_in(self.place(domain)))) for domain in self.domains}
         self.classes = tuple(sorted(set().union(*held.values())))
         self._check_twins(held)

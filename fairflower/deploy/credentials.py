@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,6 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fairflower.errors import ConfigError
 
 
 class Certificates(NamedTuple):
@@ -35,7 +38,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     The authority's own key is thrown away: it signs this one certificate. ``folder`` gets
     ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner alone); ``hosts`` are
     the DNS names and IP addresses under which the server is reached, one at least.
-    ``FileExistsError`` where there is one of the files already: nothing is overwritten.
+    ``ConfigError`` if one is neither, and ``FileExistsError`` where there is one of the files
+    already: nothing is overwritten.
     """
     if not hosts:
         raise ValueError("A certificate needs at least one host.")
@@ -124,6 +128,11 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
+        if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII):
+            raise ConfigError(
+                f"{host!r} is no name or address of a host, as fl.example.org or 192.0.2.1. "
+                "Leave out what is around it, as https:// and the port."
+            ) from None
         return x509.DNSName(host)
 
 

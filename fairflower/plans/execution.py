@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -14,10 +15,11 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.errors import Stopped
+from fairflower.errors import ConfigError, Stopped
 from fairflower.plans.plan import Plan, fitting
+from fairflower.plans.protocol import STUDY
 from fairflower.server.checkpoint import unfinished
-from fairflower.server.folder import check_place, runs_home
+from fairflower.server.folder import check_place, hold, runs_home
 from fairflower.trackers import check_tracker
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
@@ -37,6 +39,26 @@ def doing(what: str, console: Console) -> Iterator[Status]:
         yield status
 
 
+@contextmanager
+def alone_in(folder: Path, study: bool = False) -> Iterator[None]:
+    """Make a comparison's folder, or a ``study``'s, and keep other processes from it.
+
+    ``ConfigError`` if one is at work there, or the folder is of the other kind.
+    """
+    is_study = (folder / STUDY).exists()
+    if is_study != study and (is_study or (folder / "runs").exists()):
+        raise ConfigError(
+            f"{folder} is of a {'study' if is_study else 'comparison'}, with runs of its own. "
+            "Choose another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    held = hold(folder)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
 def announce(plan: Plan, console: Console) -> None:
     """Print what is run."""
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
@@ -44,6 +66,7 @@ def announce(plan: Plan, console: Console) -> None:
 
 def setting(plan: Plan, federation: Federation) -> str:
     """What all runs of a plan train on, and how, in two lines."""
+    from fairflower.data.cache import make_data_set
 
     def of_all(key: str) -> str:
         found = {str(attrgetter(key)(config)) for config in plan.runs}
@@ -55,12 +78,14 @@ def setting(plan: Plan, federation: Federation) -> str:
         "for validation": sum(federation.validation_sizes),
         "for tests": sum(federation.test_sizes),
     }
-    asked = of_all("fraction_train")
-    unequal = plan.runs[0].data.imbalance_factor > 1
+    asked, data = of_all("fraction_train"), plan.runs[0].data
+    unread = bool(data.dir) and make_data_set(data).folder is None
+    unequal = data.imbalance_factor > 1
     return (
         f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
         f"{'s' * (domains > 1)}"
         + ", by data.imbalance-factor and not data.clients-per-domain" * unequal
+        + f", not from data.dir, which {data.name} does not read" * unread
         + f"; {federation.kind}: "
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
         + f"\n  training  {of_all('model.name')}, lr {of_all('train.lr')}, local epochs "

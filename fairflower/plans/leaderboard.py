@@ -16,7 +16,7 @@ from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.protocol import Protocol, check_fresh
+from fairflower.plans.protocol import SHARE, VALIDATION, Protocol, check_fresh
 from fairflower.plans.tuning import Tuning
 from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
 from fairflower.report.tables.notes import parts
@@ -96,7 +96,8 @@ class Leaderboard:
             own = _table(tables, name)
             metric = own.pop("metric", "accuracy")
             _check(f"{path}: [benchmarks.{name}] metric", [metric], METRICS)
-            benchmarks.append(Benchmark(name, {**common, **own, **(given or {})}, metric))
+            settings = {VALIDATION: SHARE, **common, **own, **(given or {})}
+            benchmarks.append(Benchmark(name, settings, metric))
         if not benchmarks or not protocol["strategies"]:
             raise ConfigError(
                 f"{path} is no leaderboard: it takes [protocol] with strategies, and a table "

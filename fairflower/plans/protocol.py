@@ -18,6 +18,9 @@ _BEHIND = 0.1
 #: File of a study, in its folder.
 STUDY = "study.db"
 
+#: The share of images for validation, and what it is where a study's settings have none.
+VALIDATION, SHARE = "data.validation-fraction", 0.2
+
 
 @dataclass(frozen=True)
 class Protocol:

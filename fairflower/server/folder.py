@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -254,7 +255,7 @@ def _here(config: RunConfig) -> dict[str, Any]:
 def _command() -> str:
     """The command that started this process, without the secret that Flower gives a ServerApp."""
     name = Path(sys.argv[0]).name
-    return name if "--token" in sys.argv else " ".join([name, *sys.argv[1:]])
+    return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def test_runs_of_several_data_sets_are_kept_apart(results, tmp_path) -> None:
 
 def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
     (tmp_path / "runs/report").mkdir()
-    assert len(ff.read(tmp_path / "runs/*")) == 9
+    assert len(ff.read(tmp_path / "runs/*", tmp_path / "runs")) == 9
     (tmp_path / "runs/fedavg-0/history.csv").write_text("nonsense\n")
     with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0"):
         assert len(ff.read(tmp_path / "runs/*")) == 8

@@ -19,14 +19,16 @@ from resuming import config as resumable
 from resuming import stopped
 from rich.console import Console
 
+import fairflower as ff
 from fairflower import registry
 from fairflower.cli import compare, run
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunError
-from fairflower.plans.execution import setting
+from fairflower.plans.execution import alone_in, setting
 from fairflower.plans.plan import Plan, fitting, parse_seeds
+from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run
 from fairflower.server.progress import RunProgress
 from fairflower.strategies import STRATEGIES
@@ -73,6 +75,9 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     assert re.search("4 clients of 4 domains; images: [0-9,]+ to train on, [0-9]+ for valid", data)
     assert "lr various, local epochs 5" in training
     assert training.endswith("sgd, fraction-train 0.5")
+    embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
+    told = setting(Plan([embedded]), prepare(embedded.data))
+    assert "4 domains, not from data.dir, which uci-digits does not read; images" in told
 
 
 def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
@@ -179,7 +184,8 @@ def test_list_shows_everything_that_has_a_name():
     output = call("list")
     for name in [*STRATEGIES, *registry.CLIENTS, *registry.MODELS, *registry.DATA_SETS]:
         assert re.search(rf"\W{re.escape(name)}\W", output), name
-    assert "tau=0.3" in output
+    assert "tau=0.3 (0 to 1)" in output
+    assert "rule=qfedavg (or weights)" in output
     settings = call("list", "settings")
     assert "data.clients-per-domain" in settings
     assert "Seed of the partition" in settings
@@ -473,6 +479,21 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(killed.read_text())["status"] == "completed"
     assert "3 of 3 runs are there already" in call(*both)
     assert "already" not in call(*both, "--set=train.lr=0.01")
+
+
+def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
+    def told(command: str) -> str:
+        return " ".join(call(command, "--seeds=1", f"--output-dir={tmp_path}", expect=2).split())
+
+    for command in ("compare", "tune"):
+        with alone_in(tmp_path):
+            assert f"Another process is at work on {tmp_path}." in told(command)
+    (tmp_path / "runs").mkdir()
+    assert f"{tmp_path} is of a comparison, with runs of its own." in told("tune")
+    (tmp_path / STUDY).touch()
+    assert f"{tmp_path} is of a study, with runs of its own." in told("compare")
+    with pytest.raises(ConfigError, match="is of a study"):
+        ff.compare(output_dir=tmp_path, progress=False)
 
 
 @pytest.mark.slow

@@ -310,6 +310,13 @@ def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Pa
         prepare(config(root))
 
 
+def test_splits_are_no_domains(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train": "cat dog", "Val": "cat dog", "test": "cat dog"})
+    with pytest.raises(DataError, match="Val, test, train are no domains"):
+        prepare(config(root))
+    assert prepare(config(root, domains="train")).domains == ("train",)
+
+
 def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
     root = folder(tmp_path, {"a": "cat dog"})
     (root / "b").mkdir()

@@ -201,6 +201,14 @@ def test_a_wrong_file_is_refused_by_name(
         read()
 
 
+def test_images_for_validation_are_kept_as_in_any_study(file: Path) -> None:
+    for share in ("0.5", "0.2"):
+        assert {
+            one.settings["data.validation-fraction"] for one in Leaderboard.read(file).benchmarks
+        } == {float(share)}
+        file.write_text(FILE.replace("validation-fraction = 0.5\n", ""))
+
+
 def test_the_shipped_file_is_one() -> None:
     made = Leaderboard.read(LEADERBOARD)
     assert {rule.name for rule in made.rules} == {*STRATEGIES}

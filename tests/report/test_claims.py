@@ -577,6 +577,7 @@ def test_the_page_is_in_the_folder_given_and_no_run_of_the_next_report(tmp_path:
         assert (tmp_path / "runs" / "report" / "index.html").exists()
     call(made[0])
     assert (made[0] / "report" / "index.html").exists()
+    assert "newer run" not in call(tmp_path, *made), "a run that is given twice is read once"
 
 
 def test_a_study_keeps_its_report(tmp_path: Path) -> None:

@@ -37,10 +37,12 @@ from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FedAvg
 
 
-def test_a_run_folder_is_complete(tmp_path):
+def test_a_run_folder_is_complete(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bin/fairflower", "run", "--output-dir", "my runs"])
     made = config(tmp_path)
     folder = run(made)
     facts = json.loads((folder / "run.json").read_text())
+    assert facts["command"] == "fairflower run --output-dir 'my runs'"
     assert facts["status"] == "completed"
     assert facts["rounds"] == 2
     assert facts["versions"]["flwr"]
