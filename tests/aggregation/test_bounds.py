@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config, session
-from rounds import MODEL, Rounds, failure, good, still, updates
+from rounds import MODEL, Rounds, every_strategy, failure, good, still, updates
 
 from fairflower.aggregation.bounds import cap_weights, clip_updates
 from fairflower.aggregation.records import InvalidReply
@@ -108,7 +108,6 @@ def test_the_hugest_updates_are_clipped_to_finite_ones(huge):
 
 # --- with strategies -----------------------------------------------------------------------
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 #: What a client may say of itself to get all weight, or none.
 CLAIMS = [
     {"num-examples": 2**53, "received_loss": 1e9},
@@ -125,15 +124,14 @@ def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> 
         moves[0] = {n: (length * a).astype(a.dtype) for n, a in moves[0].items()}
         moves[0]["bn.num_batches_tracked"] = np.array(3)
         honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
-        metrics = {k: {m: v for m, v in honest.items() if m not in VECTORS} for k in range(5)}
+        metrics = {
+            k: {m: v for m, v in honest.items() if m not in FedAvg.VECTORS} for k in range(5)
+        }
         metrics[0] |= {key: value for key, value in claims.items() if key in metrics[0]}
         rounds.before = rounds.model
         rounds.moves = moves
         rounds.step(moves, metrics=metrics)
     return rounds
-
-
-VECTORS = FedAvg.VECTORS
 
 
 @every_strategy

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
-from rounds import MODEL, Rounds, failure, good, record, reply
+from rounds import MODEL, Rounds, every_strategy, failure, good, record, reply
 
 from fairflower.errors import Diverged, RoundFailed
 from fairflower.flower import identify
@@ -52,7 +52,7 @@ BAD_REPLIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@every_strategy
 def test_a_missing_measurement_is_one_error_that_names_it(name):
     rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
     replies = [good(message, k) for k, message in enumerate(rounds.ask())]
