@@ -76,11 +76,12 @@ def test_longer_updates_are_scaled_down_to_the_bound():
 
 
 def test_the_bound_can_be_a_multiple_of_the_median_length():
-    _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), median=2.0)
+    moves = 1.0, 2.0, 3.0, 40.0, 0.0, 0.0
+    _, factors = clip_updates(cohort(*moves), median=2.0)
     # The lower median of those that moved is 2.
-    np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1], rtol=1e-6)
-    _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), norm=2.0, median=2.0)
-    np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1], rtol=1e-6)
+    np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1, 1], rtol=1e-6)
+    _, factors = clip_updates(cohort(*moves), norm=2.0, median=2.0)
+    np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1, 1], rtol=1e-6)
 
 
 def test_statistics_have_a_length_of_their_own():
