@@ -40,6 +40,7 @@ BAD_REPLIES = {
     "missing array": (wrong_arrays(lambda a: {"conv.weight": a["conv.weight"]}), "missing"),
     "extra array": (wrong_arrays(lambda a: a | {"x": np.ones(1)}), "unexpected.*x"),
     "exception": (lambda m, c: failure(m, "ZeroDivisionError: boom"), "boom"),
+    "long story": (lambda m, c: failure(m, 400 * "x" + "boom"), r" \.\.\. x{296}boom\b"),
     "no num-examples": (
         lambda m, c: reply(m, MODEL, {"client-id": c}),
         "num-examples",
