@@ -208,3 +208,11 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
     assert one == sampled({k: ids[k] for k in range(10)}, 0)
     assert one != sampled({k: 100 + k for k in range(10)}, 1)
     assert all(len(choice) == 3 for choice in one)
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.0, 0), (0.3, 3), (1.0, 10)])
+def test_so_many_clients_are_asked_to_test(share, asked):
+    strategy = FedAvg(fraction_evaluate=share)
+    Rounds(strategy, MODEL, range(10))
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    assert len({message.metadata.dst_node_id for message in messages}) == len(messages) == asked
