@@ -335,6 +335,21 @@ def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> N
     assert [client.domain for client in roster.federation.clients] == ["a", "b", "b"]
 
 
+def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
+    folders: list[Path],
+) -> None:
+    class Growing(InlineGrid):
+        looks = 0
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks += 1
+            return list(super().get_node_ids())[: self.looks]
+
+    there = Growing(app, 0)
+    there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
+    assert roll(there).nodes == {0: 1000, 1: 1001, 2: 1002}
+
+
 def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -> None:
     nodes: list[dict[str, Any]] = [
         {"domain": d, "data-dir": f, "partition-id": k}
