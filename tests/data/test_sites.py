@@ -564,6 +564,7 @@ WRONG: dict[str, Any] = {
     "domains = (3,)": {"domains": [3]},
     "domains = 'b'": {"domains": "b"},
     "domains = ('',)": {"domains": [""]},
+    "domains = ('b', 'b')": {"domains": ["b", "b"], "sources": ["", ""], "test_sizes": [3, 3]},
     "class_counts = (4, 4, 4)": {"num_classes": 4},
     "num_classes = '3'": {"num_classes": "3"},
     "classes = ('x', 'x', 'x')": {"classes": ["x"] * 3},
