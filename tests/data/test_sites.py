@@ -587,7 +587,7 @@ WRONG: dict[str, Any] = {
     "class_counts = (4.0, 4.0, 4.0)": {"client": {"class_counts": [4.0, 4.0, 4.0]}},
     "num_examples = -5": {"client": {"num_examples": -5}},
     "num_examples = 13": {"client": {"num_examples": 13}},
-    "num_examples = True": {"client": {"num_examples": True}},
+    "num_examples = True": {"client": {"num_examples": True, "class_counts": [1, 0, 0]}},
     "num_examples = 0": {"client": {"num_examples": 0, "class_counts": [0, 0, 0]}},
     "class_counts = (1000000": {"client": {"num_examples": 10**30, "class_counts": [10**30, 0, 0]}},
 }
