@@ -206,6 +206,7 @@ def test_clients_can_be_the_ones_who_test(tmp_path):
             if r["level"] == level and r["metric"] == "accuracy" and r["round"] != "0"
         }
 
+    assert "0" not in {r["round"] for r in by_clients if r["metric"] == "accuracy"}
     # One client per domain, so its test set is the domain's.
     assert accuracy(by_clients, "domain") == accuracy(by_server, "domain")
     assert len(accuracy(by_clients, "client")) == 2 * 4
