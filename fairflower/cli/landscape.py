@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
@@ -76,11 +77,11 @@ def landscape(
 
 def _heights(landscape: Landscape) -> Table:
     """Loss of the model, and by how much the points around it exceed that on average."""
-    table = Table(title=f"Loss around the model of {landscape.label}", title_justify="left")
+    table = Table(title=f"Loss around the model of {escape(landscape.label)}", title_justify="left")
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for surface in landscape.surfaces:
         rise = surface.loss.mean() - surface.centre
         numbers = (f"{surface.num_images} {surface.split}", f"{surface.centre:.4f}", f"{rise:.4f}")
-        table.add_row(surface.domain, *numbers)
+        table.add_row(escape(surface.domain), *numbers)
     return table

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
@@ -71,7 +72,7 @@ def by_method(measured: list[Flatness]) -> Table:
     domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))
     table.add_column("method", overflow="fold")
     for column in (*domains, "all", "std"):
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for (label, groups), seeds in methods.items():
         shown = [
             f"{np.mean([one.values[d].mean() for one in seeds]):.4f}" if d in groups else ""
@@ -79,5 +80,5 @@ def by_method(measured: list[Flatness]) -> Table:
         ]
         overall = np.mean([one.over_clients for one in seeds], axis=0)
         count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
-        table.add_row(label + count, *shown, *(f"{value:.4f}" for value in overall))
+        table.add_row(escape(label) + count, *shown, *(f"{value:.4f}" for value in overall))
     return table

@@ -135,7 +135,9 @@ def _announce(tuning: Tuning) -> None:
     for one in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in one.ranges.items())
         trials = f"{len(one.trials)} trial{'s' * (len(one.trials) > 1)}"
-        console.print(f"{one.method}: {trials}, {ranges or 'nothing to tune'}", highlight=False)
+        console.print(
+            f"{one.method}: {trials}, {ranges or 'nothing to tune'}", highlight=False, markup=False
+        )
     done = sum(trial.outcome != "unfinished" for one in tuning.tuned() for trial in one.trials)
     if done:
         console.print(f"{done} trials are there already.")

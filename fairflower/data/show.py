@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fairflower.data.federation import Federation, Split
@@ -77,7 +78,7 @@ def table(federation: Federation) -> Table:
     classes = [f"classes: {numbered}"] if numbered else []
     shown = Table(
         title=f"{federation.name}: training examples per client and class",
-        caption="\n".join([*classes, *sources]),
+        caption=escape("\n".join([*classes, *sources])),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -95,10 +96,10 @@ def table(federation: Federation) -> Table:
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
         for client in clients:
             numbers = (client.num_examples, *client.class_counts)
-            shown.add_row(str(client.client_id), domain, *map(str, numbers))
+            shown.add_row(str(client.client_id), escape(domain), *map(str, numbers))
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
         numbers = (sum(totals), *totals, *sizes)
-        shown.add_row("all", domain, *map(str, numbers), style="bold", end_section=True)
+        shown.add_row("all", escape(domain), *map(str, numbers), style="bold", end_section=True)
     return shown
 
 
@@ -113,7 +114,7 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     shown.add_column("")
     columns = []
     for domain in federation.domains:
-        shown.add_column(domain, justify="right")
+        shown.add_column(escape(domain), justify="right")
         x = np.concatenate([federation.train(k).x for k in federation.clients_of(domain)])
         if federation.kind == "features":
             pairs = zip(x.mean(0, np.float64), x.std(0, np.float64), strict=True)
@@ -127,7 +128,7 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     else:
         rows = ["tokens in a text", f"different ones, of {federation.shape[0] - 1:,}"]
     for row, *cells in zip(rows, *columns, strict=True):
-        shown.add_row(row, *cells)
+        shown.add_row(escape(row), *cells)
     return shown
 
 

@@ -92,7 +92,7 @@ def cluster(
     members.update(zip(clients, ids.tolist(), strict=True))
     centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
     # A cluster whose clients have all gone to others is none; one whose clients sit out is.
-    centres = {g: centre for g, centre in sorted(centres.items()) if g in members.values()}
+    centres = {g: centre for g, centre in centres.items() if g in members.values()}
     return Clusters(ids, members, centres, bic(h, labels, weights))
 
 

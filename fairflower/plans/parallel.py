@@ -100,7 +100,7 @@ def execute_side_by_side(
                 raise Stopped
             for future in done:
                 config = pending.pop(future)
-                title = f"{config.label}, seed {config.seed}"
+                title = escape(f"{config.label}, seed {config.seed}")
                 problem: Exception | None = None
                 try:
                     folder, line = future.result()
@@ -108,7 +108,8 @@ def execute_side_by_side(
                     problem = error
                 else:
                     folders.append(folder)
-                    console.print(f"[bold]{title}[/]  {line}", soft_wrap=True, highlight=False)
+                    said = f"[bold]{title}[/]  {escape(line)}"
+                    console.print(said, soft_wrap=True, highlight=False)
                 more, excused = agenda.ended(config, problem)
                 if problem is not None:
                     failure = failure or (None if excused else problem)

@@ -238,7 +238,9 @@ class Plan:
             except USER_ERRORS as error:
                 failure = failure or error
                 if len(self.runs) > 1:
-                    console.print(f"[red]{title} failed:[/] {escape(told(error))}", soft_wrap=True)
+                    console.print(
+                        f"[red]{escape(title)} failed:[/] {escape(told(error))}", soft_wrap=True
+                    )
             finally:
                 if session.folder is not None:
                     folders.append(session.folder.path)

@@ -77,14 +77,14 @@ class RunProgress:
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
         eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
         line = round_line(server_round, self.num_rounds, accuracies) + eta
-        self.console.print(line, soft_wrap=True, highlight=False)
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _view(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         domains = list(self._rows[-1][1]) if self._rows else []
         for name in [*domains, "avg", "worst", "std"]:
-            table.add_column(name, justify="right")
+            table.add_column(escape(name), justify="right")
         for server_round, accuracies in self._rows[-RECENT:]:
             tested = _tested(accuracies)
             shown = [metrics.mean(tested), metrics.worst(tested), metrics.std(tested, 0)]
@@ -126,7 +126,7 @@ def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Pro
     In a notebook it is not shown by itself, which would need ipywidgets.
     """
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(unit),

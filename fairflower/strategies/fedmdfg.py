@@ -80,14 +80,14 @@ class FedMDFG(FairStrategy):
         K = len(cohort)
         equal = (ages == 0) / K
         losses = cohort.metrics["received_loss"]
-        c = self._descend(gram, losses)
+        c = stretched(self._descend(gram, losses), gram, equal)
         self.diagnostics.update(
             weights=equal[:K],
             coefficients=c[:K],
             angle=angle(losses),
             conflict=cosines(gram[:K, :K]),
         )
-        return everyone.move(stretched(c, gram, equal), equal)
+        return everyone.move(c, equal)
 
     def _descend(
         self, gram: NDArray[np.float64], losses: NDArray[np.float64]

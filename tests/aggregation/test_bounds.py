@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config, session
-from rounds import MODEL, Rounds, failure, good, still, updates
+from rounds import MODEL, Rounds, every_strategy, failure, good, still, updates
 
 from fairflower.aggregation.bounds import cap_weights, clip_updates
 from fairflower.aggregation.records import InvalidReply
@@ -76,11 +76,12 @@ def test_longer_updates_are_scaled_down_to_the_bound():
 
 
 def test_the_bound_can_be_a_multiple_of_the_median_length():
-    _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), median=2.0)
+    moves = 1.0, 2.0, 3.0, 40.0, 0.0, 0.0
+    _, factors = clip_updates(cohort(*moves), median=2.0)
     # The lower median of those that moved is 2.
-    np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1], rtol=1e-6)
-    _, factors = clip_updates(cohort(1.0, 2.0, 3.0, 40.0, 0.0), norm=2.0, median=2.0)
-    np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1], rtol=1e-6)
+    np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1, 1], rtol=1e-6)
+    _, factors = clip_updates(cohort(*moves), norm=2.0, median=2.0)
+    np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1, 1], rtol=1e-6)
 
 
 def test_statistics_have_a_length_of_their_own():
@@ -108,7 +109,6 @@ def test_the_hugest_updates_are_clipped_to_finite_ones(huge):
 
 # --- with strategies -----------------------------------------------------------------------
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 #: What a client may say of itself to get all weight, or none.
 CLAIMS = [
     {"num-examples": 2**53, "received_loss": 1e9},
@@ -125,15 +125,14 @@ def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> 
         moves[0] = {n: (length * a).astype(a.dtype) for n, a in moves[0].items()}
         moves[0]["bn.num_batches_tracked"] = np.array(3)
         honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
-        metrics = {k: {m: v for m, v in honest.items() if m not in VECTORS} for k in range(5)}
+        metrics = {
+            k: {m: v for m, v in honest.items() if m not in FedAvg.VECTORS} for k in range(5)
+        }
         metrics[0] |= {key: value for key, value in claims.items() if key in metrics[0]}
         rounds.before = rounds.model
         rounds.moves = moves
         rounds.step(moves, metrics=metrics)
     return rounds
-
-
-VECTORS = FedAvg.VECTORS
 
 
 @every_strategy

@@ -75,6 +75,13 @@ def test_a_step_that_is_no_mean_leaves_statistics_to_their_weights():
         np.testing.assert_allclose(moved[name], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("last", [0.0, -0.1, 0.9, np.nan])
+def test_statistics_cannot_follow_a_step_that_is_no_mean(last):
+    rest = 0.2 if last else 0.0
+    with pytest.raises(ValueError, match="buffers need weights of their own"):
+        cohort().move(np.array([rest] * (CLIENTS - 1) + [last]))
+
+
 def test_an_array_that_nobody_masks_is_averaged_to_the_bit_as_without_masks():
     one = cohort()
     weights = one.sample_weights  # whose sum in 32 bits is 1.0000001

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
-from rounds import MODEL, Rounds, failure, good, record, reply
+from rounds import MODEL, Rounds, every_strategy, failure, good, record, reply
 
 from fairflower.errors import Diverged, RoundFailed
 from fairflower.flower import identify
@@ -40,6 +40,7 @@ BAD_REPLIES = {
     "missing array": (wrong_arrays(lambda a: {"conv.weight": a["conv.weight"]}), "missing"),
     "extra array": (wrong_arrays(lambda a: a | {"x": np.ones(1)}), "unexpected.*x"),
     "exception": (lambda m, c: failure(m, "ZeroDivisionError: boom"), "boom"),
+    "long story": (lambda m, c: failure(m, 400 * "x" + "boom"), r" \.\.\. x{296}boom\b"),
     "no num-examples": (
         lambda m, c: reply(m, MODEL, {"client-id": c}),
         "num-examples",
@@ -52,7 +53,7 @@ BAD_REPLIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@every_strategy
 def test_a_missing_measurement_is_one_error_that_names_it(name):
     rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
     replies = [good(message, k) for k, message in enumerate(rounds.ask())]
@@ -207,3 +208,11 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
     assert one == sampled({k: ids[k] for k in range(10)}, 0)
     assert one != sampled({k: 100 + k for k in range(10)}, 1)
     assert all(len(choice) == 3 for choice in one)
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.0, 0), (0.3, 3), (1.0, 10)])
+def test_so_many_clients_are_asked_to_test(share, asked):
+    strategy = FedAvg(fraction_evaluate=share)
+    Rounds(strategy, MODEL, range(10))
+    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    assert len({message.metadata.dst_node_id for message in messages}) == len(messages) == asked

@@ -169,10 +169,12 @@ def test_what_is_told_of_a_failed_run_is_no_markup(monkeypatch):
 
     monkeypatch.setattr("fairflower.server.session.Session", Failing)
     told = StringIO()
-    plan = Plan([RunConfig(seed=seed) for seed in range(2)])
+    rule = StrategyConfig("fairfed", {"metric": "[loss]"})
+    plan = Plan([RunConfig(seed=seed, strategy=rule) for seed in range(2)])
     with pytest.raises(RunError):
         plan.execute(None, Console(file=told, width=160), Event(), [])
-    assert told.getvalue().count(f"failed: {said}") == 2
+    assert told.getvalue().count(f"of 2) failed: {said}") == 2
+    assert told.getvalue().count("fairfed:metric=[loss], seed") == 2
 
 
 def test_where_something_was_written_is_told_as_it_is(tmp_path, capsys):
@@ -440,7 +442,7 @@ def shown(terminal: bool) -> str:
     progress = RunProgress(console, "fedheal", 2)
     progress.start(Path("/tmp/run"))
     for server_round, worst in enumerate((0.1, 0.3, 0.6)):
-        progress.round(server_round, {"mnist": 0.9, "svhn": worst})
+        progress.round(server_round, {"mnist": 0.9, "svhn[old]": worst})
     progress.stop()
     return out.getvalue()
 
@@ -448,7 +450,7 @@ def shown(terminal: bool) -> str:
 def test_without_a_terminal_every_round_is_a_line():
     lines = [line for line in shown(False).splitlines() if line.startswith("round")]
     assert len(lines) == 3
-    assert "mnist  90.0  svhn  60.0" in lines[-1]
+    assert "mnist  90.0  svhn[old]  60.0" in lines[-1]
     assert "worst  60.0" in lines[-1]
     assert "avg  75.0" in lines[-1]
 
@@ -456,7 +458,8 @@ def test_without_a_terminal_every_round_is_a_line():
 def test_on_a_terminal_the_last_round_remains():
     text = shown(True)
     assert "\x1b[" in text
-    assert "mnist  90.0  svhn  60.0" in text.splitlines()[-1]
+    assert "mnist  90.0  svhn[old]  60.0" in text.splitlines()[-1]
+    assert text.count("svhn[old]") > 1
 
 
 @pytest.mark.slow

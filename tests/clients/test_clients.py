@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import EvaluateIns, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
 from hypothesis import given
 from hypothesis import strategies as st
 from plain import SETTINGS, Arrays, Softmax, batch_normed, data, linear, one_round, split, trainer
+from rounds import record
 from torch import Tensor
 from toys import same
 
@@ -317,10 +318,6 @@ def test_an_unknown_client_is_named_with_its_nearest_match() -> None:
 def context() -> Context:
     identify()
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
-
-
-def record(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def test_the_message_api_is_fit_and_evaluate_to_the_last_bit(context: Context) -> None:

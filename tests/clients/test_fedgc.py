@@ -174,6 +174,15 @@ def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
     assert exchange.members[0] == exchange.members[1] != exchange.members[2]
 
 
+def test_a_client_is_told_the_row_of_its_centre_whatever_their_order():
+    exchange = Centres(num_clusters=2)
+    exchange.members = {5: 10, 6: 2}
+    exchange.centres = {10: np.ones(3), 2: np.zeros(3)}
+    for client, centre in ((5, 1), (6, 0)):
+        row = exchange.tell(client)["cluster"]
+        np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], centre)
+
+
 def test_the_exchange_has_the_variants_of_the_strategy():
     """Whose h, the clustering, and a T' that has to be given."""
     for variant in ("adapted", "paper", "released"):

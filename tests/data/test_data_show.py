@@ -20,7 +20,7 @@ def federation(tmp_path: Path) -> Federation:
     red = np.zeros((8, 6, 6, 3), np.uint8)
     red[..., 0] = 255
     grey = np.full((4, 6, 6), 128, np.uint8)
-    for name, x in (("red", red), ("$grey_", grey)):
+    for name, x in (("red", red), ("$[grey]_", grey)):
         y = np.arange(len(x)) % 4
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
     return prepare(DataConfig(name="npz", dir=str(tmp_path), clients_per_domain=2))
@@ -41,7 +41,7 @@ def test_table_counts_clients_domains_and_tests(federation: Federation, tmp_path
     with console.capture() as captured:
         console.print(table(federation))
     lines = [line.replace("│", " ").split() for line in captured.get().splitlines()]
-    assert ["all", "$grey_", "4", "1", "1", "1", "1", "3"] in lines
+    assert ["all", "$[grey]_", "4", "1", "1", "1", "1", "3"] in lines
     assert ["all", "red", "8", "2", "2", "2", "2", "3"] in lines
     for client in federation.clients:
         numbers = (client.num_examples, *client.class_counts)

@@ -224,11 +224,11 @@ def test_some_client_stays_clean(one: DataConfig, count: int) -> None:
 # --- labels -----------------------------------------------------------------------------
 
 
-def shares(alpha: float, seed: int, clients: int = 5, per_class: int = 400) -> np.ndarray:
+def shares(alpha: float, seed: int, domain: str = "a") -> np.ndarray:
     """Rows of each class [classes, clients] under a Dirichlet partition."""
-    labels = np.arange(CLASSES * per_class) % CLASSES
-    partitioner = DomainPartitioner({"a": [len(labels) // clients] * clients}, seed, alpha=alpha)
-    partitioner.dataset = Dataset.from_dict({"domain": ["a"] * len(labels), "label": labels})
+    labels, clients = np.arange(CLASSES * 400) % CLASSES, 5
+    partitioner = DomainPartitioner({domain: [len(labels) // clients] * clients}, seed, alpha=alpha)
+    partitioner.dataset = Dataset.from_dict({"domain": [domain] * len(labels), "label": labels})
     parts = list(partitioner.partition_id_to_indices.values())
     assert sorted(row for part in parts for row in part) == list(range(len(labels)))
     return np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts], axis=1)
@@ -251,6 +251,7 @@ def test_a_large_alpha_gives_equal_shares_and_a_small_one_most_of_a_class() -> N
 def test_label_shift_moves_with_the_seed_and_the_domain_alone() -> None:
     np.testing.assert_array_equal(shares(1.0, 3), shares(1.0, 3))
     assert (shares(1.0, 3) != shares(1.0, 4)).any()
+    assert (shares(1.0, 3) != shares(1.0, 3, "b")).any()
 
 
 def test_only_the_chosen_number_of_images_is_shared(one: DataConfig) -> None:
@@ -287,21 +288,11 @@ def by_domain(federation: Federation) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("domains", "factor", "ratio", "clients"),
-    [
-        (5, 5, 1.5, [5, 3, 2, 2, 1]),
-        (5, 10, 1.8, [10, 6, 3, 2, 1]),
-        (6, 5, 1.4, [5, 4, 3, 2, 1, 1]),
-        (6, 10, 1.6, [10, 7, 4, 3, 2, 1]),
-        (4, 5, 1.7, [5, 3, 2, 1]),
-        (4, 10, 2.16, [10, 5, 2, 1]),
-    ],
+    ("domains", "factor", "ratio"),
+    [(5, 5, 1.5), (5, 10, 1.8), (6, 5, 1.4), (6, 10, 1.6), (4, 5, 1.7), (4, 10, 2.16)],
 )
-def test_numbers_of_clients_are_those_of_fedgcr(
-    domains: int, factor: int, ratio: float, clients: list[int]
-) -> None:
+def test_ratios_are_those_of_fedgcr(domains: int, factor: int, ratio: float) -> None:
     assert series_ratio(factor, domains) == ratio
-    assert [round(ratio ** (domains - 1 - i)) for i in range(domains)] == clients
 
 
 @given(st.integers(2, 60), st.integers(2, 9))
@@ -314,26 +305,11 @@ def test_the_first_domain_has_factor_times_the_clients_of_the_last(
     assert clients == sorted(clients, reverse=True)
 
 
-def test_sizes_of_the_clients_are_those_of_fedgcrs_runs(five: DataConfig) -> None:
-    """Within two images of its logs, which round once more."""
-    logged = [[225, 338, 507, 761, 1142], [417, 626, 939], [528, 792], [352, 528], [587]]
-    sizes = by_domain(prepare(five))
-    assert [len(own) for own in sizes] == [5, 3, 2, 2, 1]
-    for ours, theirs in zip(sizes, logged, strict=True):
-        assert np.abs(np.subtract(ours, theirs)).max() <= 2
-    logged = [
-        *([6, 12, 21, 38, 70, 126, 227, 409, 736, 1325], [40, 72, 129, 233, 420, 756]),
-        *([151, 273, 491], [181, 327], [282]),
-    ]
-    ten = by_domain(prepare(replace(five, imbalance_factor=10, examples_per_client=297)))
-    for ours, theirs in zip(ten, logged, strict=True):
-        assert np.abs(np.subtract(ours, theirs)).max() <= 2
-
-
 def test_a_small_domain_gives_what_it_has(five: DataConfig) -> None:
     x, y = np.zeros((100, 2, 2), np.uint8), np.arange(100) % CLASSES
     np.savez(Path(five.dir, "b.npz"), x_train=x, y_train=y, x_test=x, y_test=y)
     sizes = by_domain(prepare(five))
+    assert 2970 < sum(sizes[0]) <= 5 * 595
     assert 98 <= sum(sizes[1]) <= 100
     assert sum(sizes[2]) <= 100 / 1.5
 

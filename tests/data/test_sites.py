@@ -335,6 +335,21 @@ def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> N
     assert [client.domain for client in roster.federation.clients] == ["a", "b", "b"]
 
 
+def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
+    folders: list[Path],
+) -> None:
+    class Growing(InlineGrid):
+        looks = 0
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks += 1
+            return list(super().get_node_ids())[: self.looks]
+
+    there = Growing(app, 0)
+    there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
+    assert roll(there).nodes == {0: 1000, 1: 1001, 2: 1002}
+
+
 def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -> None:
     nodes: list[dict[str, Any]] = [
         {"domain": d, "data-dir": f, "partition-id": k}
@@ -360,7 +375,8 @@ def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: lis
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
     assert again(nodes, 1000) == {0: 1001, 1: 7000, 2: 1002}
     nodes[2]["domain"] = "b"
-    assert again(nodes, 1000) == {0: 1001, 1: 1000, 2: 1002}, "another site has domain b"
+    for lost in (1000, 1002):
+        assert again(nodes, lost) == {0: 1001, 1: 1000, 2: 1002}, "another site has domain b"
     numbered = [node | {"partition-id": k} for k, node in enumerate(nodes)]
     assert again(numbered, 1000) == {0: 7000, 1: 1001, 2: 1002}
 
@@ -548,6 +564,7 @@ WRONG: dict[str, Any] = {
     "domains = (3,)": {"domains": [3]},
     "domains = 'b'": {"domains": "b"},
     "domains = ('',)": {"domains": [""]},
+    "domains = ('b', 'b')": {"domains": ["b", "b"], "sources": ["", ""], "test_sizes": [3, 3]},
     "class_counts = (4, 4, 4)": {"num_classes": 4},
     "num_classes = '3'": {"num_classes": "3"},
     "classes = ('x', 'x', 'x')": {"classes": ["x"] * 3},
@@ -570,7 +587,7 @@ WRONG: dict[str, Any] = {
     "class_counts = (4.0, 4.0, 4.0)": {"client": {"class_counts": [4.0, 4.0, 4.0]}},
     "num_examples = -5": {"client": {"num_examples": -5}},
     "num_examples = 13": {"client": {"num_examples": 13}},
-    "num_examples = True": {"client": {"num_examples": True}},
+    "num_examples = True": {"client": {"num_examples": True, "class_counts": [1, 0, 0]}},
     "num_examples = 0": {"client": {"num_examples": 0, "class_counts": [0, 0, 0]}},
     "class_counts = (1000000": {"client": {"num_examples": 10**30, "class_counts": [10**30, 0, 0]}},
 }

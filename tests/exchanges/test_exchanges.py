@@ -204,6 +204,7 @@ def test_a_client_that_trains_by_another_method_is_told():
 def test_the_anchors_loss_and_gradient_are_autograds(seed, classes, d, alpha, tau):
     random = np.random.default_rng(seed)
     parameters = initial((classes, d), 8, seed)
+    parameters |= {"b1": random.normal(size=8), "b2": random.normal(size=d)}  # which begin at 0
     weight, bias = random.normal(size=(classes, d)), random.normal(size=classes)
     loss, gradients = anchor_loss(parameters, weight, bias, alpha, tau)
     leaves = {name: torch.tensor(v, requires_grad=True) for name, v in parameters.items()}

@@ -264,6 +264,9 @@ def test_a_cluster_that_empties_gets_its_clients_back():
 def test_clients_never_seen_before_are_named_by_the_nearest_centres():
     _, found = rounds([(range(6), line(0, 0, 5, 5, 9, 9)), (range(10, 16), line(9, 9, 0, 0, 5, 5))])
     assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
+    h = line(0, 0, 5, 5, 9, 9)  # and where a centre is met exactly
+    _, found = rounds([(range(6), h), (range(10, 16), h[[4, 5, 0, 1, 2, 3]])])
+    assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("number", "name"), [(None, 3), (4, 3), (3, 2)])
@@ -275,6 +278,12 @@ def test_strangers_far_from_all_centres_get_a_new_name_while_there_is_one(number
     assert found.ids[:2].min() == 0
     assert (strangers == name).any() if number else (strangers == name).all()
     assert number is None or found.ids.max() < number
+
+
+def test_a_stranger_gets_a_name_that_is_left_however_few_are_there():
+    first = cluster(line(0, 0, 5, 5, 9, 9), range(6), 3)
+    found = cluster(line(0, 30), [0, 10], 4, members=first.members, centres=first.centres)
+    assert found.ids.tolist() == [0, 3]
 
 
 def test_clients_decide_against_centres():

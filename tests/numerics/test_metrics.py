@@ -230,7 +230,7 @@ def test_auc_of_chance_and_of_certainty() -> None:
 
 def test_auc_that_cannot_be_had_is_nan() -> None:
     assert math.isnan(metrics.auc_ovo([1, 1, 1], np.full((3, 4), 0.25)))
-    assert math.isnan(metrics.auc_ovo([0, 1, 2], np.full((3, 3), np.nan)))
+    assert math.isnan(metrics.auc_ovo([0, 1, 2], np.diag([0.5, np.nan, 0.5])))
 
 
 def test_balanced_accuracy_needs_labels() -> None:

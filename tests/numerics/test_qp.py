@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import linprog, minimize
 
 from fairflower.numerics import min_norm as qp
 from fairflower.numerics.min_norm import min_norm_weights
@@ -109,6 +109,25 @@ def test_bounds_agree_with_slsqp(seed, epsilon):
     assert objective(gram, solution.weights) <= other.fun + 1e-6 * gram.diagonal().max()
 
 
+@given(seed=st.integers(0, 10_000), epsilon=st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+def test_the_residual_is_what_the_best_corner_gains_between_bounds(seed, epsilon):
+    """Of the mixture with which solvers begin, by linear programming."""
+    random = np.random.default_rng(seed)
+    rows, prior = vectors(random, 5, "random"), random.dirichlet(np.ones(5))
+    gram = rows @ rows.T
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qp, "_solve", lambda *_: None)
+        found = min_norm_weights(gram, prior - epsilon, prior + epsilon)
+    bounds = np.stack([prior - epsilon, prior + epsilon], axis=1).clip(0, 1)
+    assert found.weights.sum() == pytest.approx(1)
+    assert (bounds[:, 0] <= found.weights + 1e-12).all()
+    assert (found.weights <= bounds[:, 1] + 1e-12).all()
+    assert found.norm**2 == pytest.approx(objective(gram, found.weights))
+    slope = gram @ found.weights / found.norm**2
+    best = linprog(slope, A_eq=np.ones((1, 5)), b_eq=[1], bounds=bounds).fun
+    assert found.residual == pytest.approx(max(slope @ found.weights - best, 0), abs=1e-7)
+
+
 def test_closed_forms():
     orthogonal = min_norm_weights(np.diag([1.0, 4.0, 4.0]))
     np.testing.assert_allclose(orthogonal.weights, [4 / 6, 1 / 6, 1 / 6], atol=1e-7)
@@ -166,7 +185,7 @@ def test_without_any_solver_weights_are_uniform_with_a_warning(monkeypatch, capl
     ("gram", "bounds", "message"),
     [
         (np.ones((2, 3)), (0, 1), "square"),
-        ([[np.nan]], (0, 1), "finite"),
+        ([[1, np.nan], [np.nan, 1]], (0, 1), "finite"),
         (np.eye(3), (0.5, 1), "sum 1"),
         (np.eye(3), (0, 0.2), "sum 1"),
     ],

@@ -404,6 +404,7 @@ def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
     low, high = (board.against_reference("one", WORST)["fedavg"][i] for i in (1, 2))
     assert fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-") == f"[{low:.2f}, {high:.2f}]"
     assert variance.columns == ["aggregation", "learning rate", "rest"]
+    assert not re.search("Friedman|more than two", "\n".join(answers(board))), "of two benchmarks"
 
 
 def rows_of(table: Table) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from command import call
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from plain import Softmax, split
+from plain import Softmax, linear, split
 from runs import config, history, run
 from torch import nn
 
@@ -71,11 +71,6 @@ def test_frozen_parameters_have_no_direction() -> None:
 # --- surfaces of a linear model, by brute force -------------------------------------------
 
 STEPS = np.linspace(-2, 2, 5)
-
-
-def linear() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
 
 
 def images(n: int, seed: int) -> Images:

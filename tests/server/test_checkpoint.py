@@ -255,10 +255,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
-def test_a_completed_run_can_be_given_more_rounds(tmp_path):
-    whole = session(config(tmp_path, **{"num-server-rounds": 4})).run()
-    folder = session(config(tmp_path, **{"num-server-rounds": 2})).run()
-    assert len(list((folder / "checkpoints").iterdir())) == 1
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
+    saved = {"checkpoint.every": every}
+    whole = session(config(tmp_path, **saved, **{"num-server-rounds": 4})).run()
+    folder = session(config(tmp_path, **saved, **{"num-server-rounds": 2})).run()
+    (last,) = (folder / "checkpoints").iterdir()
+    assert last.name == "round-000002.safetensors"
     resume(folder, **{"num-server-rounds": 4})
     assert outcome(folder) == outcome(whole)
     assert "num-server-rounds = 4" in (folder / "config.toml").read_text()

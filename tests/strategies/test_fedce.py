@@ -88,6 +88,17 @@ def test_the_first_round_counts_as_it_was_measured():
     np.testing.assert_allclose(found, [1 / 3, 2 / 3])
 
 
+def test_a_client_never_seen_counts_as_the_mean_of_those_known():
+    random = np.random.default_rng(6)
+    rounds, updates = start(), random.normal(size=(3, 5))
+    c = np.append(2 * weights(rounds, {0: updates[0], 1: updates[1]}, (0.2, 0.9)), 1)
+    weights(rounds, dict(enumerate(updates)), random.random(3))
+    rest = [c @ updates - c[k] * updates[k] for k in range(3)]
+    lengths = np.linalg.norm(updates, axis=1) * np.linalg.norm(rest, axis=1)
+    cosines = (updates * rest).sum(1) / lengths
+    np.testing.assert_allclose(rounds.strategy.diagnostics["cosine"], cosines)
+
+
 def test_clients_that_do_not_move_have_no_direction():
     rounds = start(2)
     np.testing.assert_allclose(weights(rounds, dict.fromkeys(range(2), np.zeros(5)), (0, 0)), 0.5)

@@ -56,11 +56,19 @@ def test_weights_by_hand(options, weights):
     assert model["bn.num_batches_tracked"] == 4
 
 
-def test_diagnostics_tell_conflict_norm_and_residual():
+def test_distances_count_by_their_ratio_however_short_they_are():
+    strategy = FedEquilibria(t=0)
+    rounds = Rounds(strategy, {"w": np.zeros(2)}, range(2))
+    rounds.step({0: {"w": np.array([0.003, 0.004])}, 1: {"w": np.array([0.015, 0.0])}})
+    np.testing.assert_allclose(strategy.diagnostics["weights"], [0.25, 0.75])
+
+
+def test_diagnostics_tell_distance_conflict_norm_and_residual():
     strategy = FedEquilibria(t=0.5)
     run(strategy)
     np.testing.assert_allclose(strategy.diagnostics["conflict"], np.eye(2))
     np.testing.assert_allclose(strategy.diagnostics["length"], [1, 2])
+    np.testing.assert_allclose(strategy.diagnostics["distance"], [5, 15])
     assert strategy.diagnostics["norm"] == pytest.approx(np.sqrt(0.5))
     assert strategy.diagnostics["residual"] < 1e-6
 

@@ -147,6 +147,8 @@ def test_the_span_gives_what_the_vectors_give(seed, alpha, tau, variant):
             {k: loss for k, (_, loss) in history[-1].items()},
         )
         np.testing.assert_allclose(moved, by_vectors(history, alpha, tau, variant), atol=1e-9)
+        recent = {k for present in history[-(tau + 1) :] for k in present}
+        assert strategy.memory.keys() <= recent, "a model for each, no longer than it is needed"
 
 
 def test_with_everybody_there_tau_changes_nothing():

@@ -69,13 +69,15 @@ def test_the_released_first_round_is_fedavg():
     np.testing.assert_allclose(weights, [0.25, 0.75])
 
 
-@pytest.mark.parametrize("loss", [0.0, 1e-12, 150.0])
-def test_losses_on_which_the_released_code_fails(loss):
+@pytest.mark.parametrize(
+    ("loss", "other"), [(0.0, 1.0), (1e-12, 1.0), (150.0, 1.0), (60.0, 45.0), (150.0, 45.0)]
+)
+def test_losses_on_which_the_released_code_fails(loss, other):
     rounds = start(variant="released")
     rounds.round = 1
-    weights = step(rounds, (loss, 1.0), (0, 1))
+    weights = step(rounds, (loss, other), (0, 1))
     assert weights.sum() == pytest.approx(1)
-    assert (weights[0] > weights[1]) == (loss > 1)
+    assert (weights[0] > weights[1]) == (loss > other)
 
 
 def brute_force(n, losses, types, r, q, delta, gamma, variant="adapted") -> np.ndarray:

@@ -68,6 +68,9 @@ def test_each_layer_takes_the_shortest_vector_of_its_hull(variant, seed):
     np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
     for layer in LAYERS:
         assert all(flat(update, layer) @ flat(found, layer) > 0 for update in updates)
+    short = [{name: a / 1000 for name, a in update.items()} for update in updates]
+    shorter = play(start(variant=variant), dict(enumerate(short)), LOSSES)
+    np.testing.assert_allclose(1000 * flat(shorter, names), flat(found, names), rtol=1e-6)
 
 
 def test_statistics_are_averaged_equally():

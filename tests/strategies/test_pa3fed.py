@@ -59,7 +59,7 @@ def test_a_client_never_seen_before_counts_as_the_mean_of_the_others():
 
 
 def test_losses_of_zero_do_no_harm():
-    found = weights(PA3Fed(), {0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+    found = weights(PA3Fed(delta=0), {0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})
     assert found == pytest.approx([0.1, 0.3, 0.6])
     found = weights(PA3Fed(), {0: 0.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0})
     assert found.sum() == pytest.approx(1)

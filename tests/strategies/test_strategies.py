@@ -21,6 +21,31 @@ def test_every_strategy_keeps_what_is_checked_of_any(name, check):
     check(STRATEGIES[name])
 
 
+@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedmdfg", "qffl"])
+def test_the_coefficients_that_are_told_move_the_model(name):
+    random = np.random.default_rng(9)
+    rounds = Rounds(STRATEGIES[name](), MODEL, range(4))
+    for _ in range(3):
+        before, moves = rounds.model["conv.weight"], updates(random, range(4))
+        step = rounds.step(moves)["conv.weight"] - before
+        told = rounds.strategy.diagnostics["coefficients"]
+        moved = np.tensordot(told, [moves[k]["conv.weight"] for k in range(4)], 1)
+        np.testing.assert_allclose(moved, step, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedlf", "fedmdfg", "fedmgda+"])
+def test_the_conflict_that_is_told_is_that_of_the_updates(name):
+    random = np.random.default_rng(9)
+    rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(4))
+    for present in ([0, 1, 2, 3], [1, 3]):
+        moves = updates(random, present)
+        rounds.step(moves)
+        flat = np.array([moves[k]["conv.weight"].ravel() for k in present])
+        flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+        conflict = rounds.strategy.diagnostics["conflict"]
+        np.testing.assert_allclose(conflict, flat @ flat.T, atol=1e-5)
+
+
 class Drifts(FedAvg):
     def merge(self, cohort):
         return {name: (a + 1).astype(a.dtype) for name, a in super().merge(cohort).items()}

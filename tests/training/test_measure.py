@@ -701,26 +701,31 @@ def test_a_client_without_a_part_or_a_kept_model_measures_what_it_received(
     assert metrics["minus_accuracy"] == metrics["received_accuracy"]
 
 
-def test_a_variance_without_a_part_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_part_no_variance_is_negative_and_counters_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of a channel's variance from this client: nothing is left, but for rounding."""
     client = trainer()
-    seen: list[float] = []
+    seen: list[tuple[float, int]] = []
     received = client.send()
     own = {k: np.array(a) for k, a in received.items()}
     own["1.running_var"] = np.full(6, 1234.5678, np.float32)
     c = 0.999
     received["1.running_var"] = (c * own["1.running_var"]).astype(np.float32) * np.float32(0.999999)
+    received["1.num_batches_tracked"] = np.array(7)
     client.receive(received)
     client.state[KEPT] = own
 
     def spy(images: Images) -> tuple[float, float]:
-        seen.append(client.model.state_dict()["1.running_var"].min().item())
+        found = client.model.state_dict()
+        variance, batches = found["1.running_var"].min(), found["1.num_batches_tracked"]
+        seen.append((variance.item(), int(batches)))
         return 0.0, 0.0
 
     monkeypatch.setattr(client, "measure", spy)
     config = {"server-round": 2, "coefficient": c, "measure": "minus_accuracy"}
     train_and_measure(client, config)
-    assert seen == [0.0]
+    assert seen == [(0.0, 7)]
 
 
 def test_memory_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
