@@ -139,6 +139,17 @@ def test_fedmgda_steps_by_unit_updates_inside_the_box():
     np.testing.assert_allclose(model["w"], [2 * 0.65, 2 * 0.35], atol=1e-6)
 
 
+def test_fedmgda_s_box_also_holds_from_above():
+    strategy = FedMGDAPlus(epsilon=0.1)
+    moves = {0: [2.0, 0.0], 1: [4.0, 0.0], 2: [0.0, 5.0]}
+    model = Rounds(strategy, {"w": np.zeros(2)}, range(3)).step(
+        {k: {"w": np.array(move)} for k, move in moves.items()}
+    )
+    # Half for the one at right angles to two that agree is best; the box stops at 1/3 + 0.1.
+    np.testing.assert_allclose(strategy.diagnostics["weights"][2], 1 / 3 + 0.1, atol=1e-7)
+    np.testing.assert_allclose(model["w"], [2 / 3 - 0.1, 1 / 3 + 0.1], atol=1e-6)
+
+
 def test_fedmgda_with_no_room_keeps_the_sample_weights():
     strategy = FedMGDAPlus(epsilon=0.0)
     rounds = Rounds(strategy, {"w": np.zeros(2)}, range(2))
