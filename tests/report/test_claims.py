@@ -419,7 +419,6 @@ def test_a_summary_gives_the_same_tables_and_verdicts(
     assert (tmp_path / "y.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> None:
     ours = make_run(tmp_path / "a", constant(a=0.5, b=0.9))
     theirs = make_run(tmp_path / "b", constant(a=0.5, b=0.9), label="uniform")
@@ -428,6 +427,7 @@ def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> 
     assert "different data or clients" not in markdown_tables(runs)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     folders = [make_run(tmp_path / f"r{s}", rising(0.5 + 0.1 * s), seed=s) for s in range(2)]
