@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import time
@@ -406,11 +407,13 @@ def test_a_study_of_something_else_is_refused(changes: Any, says: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_study_of_other_images_is_refused(tmp_path: Path) -> None:
+def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path) -> None:
     settings = {"data.name": "npz", "data.dir": str(tmp_path / "images"), "data.domains": ""}
     settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
     images(tmp_path / "images", side=8)
     tuning(tmp_path / "study", "fedheal", settings)
+    shutil.copytree(tmp_path / "images", tmp_path / "copy", copy_function=shutil.copyfile)
+    tuning(tmp_path / "study", "fedheal", {**settings, "data.dir": str(tmp_path / "copy")})
     images(tmp_path / "images", side=9)
     with pytest.raises(ConfigError, match=r"has a study of fedheal with other data"):
         tuning(tmp_path / "study", "fedheal", settings)
