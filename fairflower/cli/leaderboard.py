@@ -18,7 +18,7 @@ from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import fitting
 
 if TYPE_CHECKING:
-    from fairflower.plans.leaderboard import Benchmark
+    from fairflower.plans.leaderboard import Benchmark, Leaderboard
     from fairflower.plans.tuning import Tuning
 
 
@@ -51,7 +51,8 @@ def leaderboard(
     and goes on where it was stopped or killed. The best of the rules, once all benchmarks have
     them, are tuned and tested with other local training, too. Next to FILE, `<name>.csv` gets what
     came out, and `<name>.md` its tables, conclusions and figures, as index.html in the folder,
-    where tables can be sorted. What they have of other benchmarks and methods stays.
+    where tables can be sorted. What they have of other benchmarks and methods stays; results by
+    another protocol are not mixed with.
     """
     # Late: Optuna and pandas take a while to import.
     from fairflower.plans.leaderboard import Leaderboard
@@ -64,12 +65,16 @@ def leaderboard(
         known = ", ".join(one.name for one in board.benchmarks)
         raise ConfigError(f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {known}.")
     todo = [one for one in board.benchmarks if not chosen or one.name in chosen]
+    results = file.with_suffix(".csv")
+    if results.exists():
+        earlier = read_board(results)
+        for one in todo:
+            board.check(one, earlier, results)
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder, study=True):
         for one in todo if part is not Part.clients else []:
-            _make(board.rules_on(one, folder), one, at_a_time, file)
+            _make(board, board.rules_on(one, folder), one, at_a_time, file)
         if board.clients and part is not Part.rules:
-            results = file.with_suffix(".csv")
             rules = [rule.label for rule in board.rules]
             names = [one.name for one in board.benchmarks]
             measured = read_board(results) if results.exists() else None
@@ -86,12 +91,13 @@ def leaderboard(
             best = measured.best(rules, board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo:
-                _make(board.best_on(one, folder, best), one, at_a_time, file)
+                _make(board, board.best_on(one, folder, best), one, at_a_time, file)
 
 
-def _make(study: Tuning, benchmark: Benchmark, jobs: int | None, file: Path) -> None:
+def _make(
+    board: Leaderboard, study: Tuning, benchmark: Benchmark, jobs: int | None, file: Path
+) -> None:
     """Make what is left of a study, and put it into the files."""
-    from fairflower.plans.leaderboard import rows
     from fairflower.report.pages import write_board
 
     left = f"[bold]{benchmark.name}[/]: {study.total} runs are left; to {escape(str(study.folder))}"
@@ -99,5 +105,5 @@ def _make(study: Tuning, benchmark: Benchmark, jobs: int | None, file: Path) -> 
     if study.plan.runs:
         execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
     page = study.folder.parent / "index.html"
-    write_board(file, list(rows(study, benchmark)), page)
+    write_board(file, list(board.rows(study, benchmark)), page)
     say_where("leaderboard", page)

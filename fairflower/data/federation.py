@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import zipfile
@@ -186,6 +187,13 @@ class Federation:
     def class_names(self) -> tuple[str, ...]:
         """The classes' names, or else their numbers."""
         return self.classes or tuple(map(str, range(self.num_classes)))
+
+    def digest(self) -> str:
+        """Eight characters, others for other data or another draw, wherever and since when."""
+        # Of another processor the last digits may be others.
+        scale = [[round(value, 6) for value in axis] for axis in (self.mean, self.std)]
+        text = json.dumps([self.fingerprint, scale, [asdict(client) for client in self.clients]])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def train(self, client_id: int) -> Split:
         """One client's training data."""

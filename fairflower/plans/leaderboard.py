@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import ClientConfig, StrategyConfig, read_toml, unknown
+from fairflower.config import ClientConfig, StrategyConfig, execution, keys, read_toml, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan, parse_seeds
 from fairflower.plans.protocol import SHARE, VALIDATION, Protocol, check_fresh
 from fairflower.plans.tuning import Tuning
-from fairflower.report.leaderboard import BOTH, CHOSEN, PAPERS, TRIAL
+from fairflower.report.leaderboard import BOTH, CHOSEN, COLUMNS, PAPERS, PROTOCOL, TRIAL, Board
 from fairflower.report.tables.notes import parts
 from fairflower.report.text import listed
 from fairflower.report.tuning import CRITERIA, METRICS, Trial
@@ -36,6 +36,9 @@ _TABLES = ("protocol", "settings", "benchmarks")
 
 #: Of trials.
 SEED = 0
+
+#: Tables of settings that are a method's own, or its trial's or test's.
+_OWN = ("seed", "strategy", "client")
 
 
 @dataclass(frozen=True)
@@ -148,33 +151,78 @@ class Leaderboard:
         own.mkdir(parents=True, exist_ok=True)
         return Tuning(own, plan.runs, protocol)
 
+    def protocol(self, benchmark: Benchmark) -> dict[str, str]:
+        """What all methods have in common on a benchmark.
 
-def rows(study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
-    """What `fairflower.report.leaderboard` keeps of a study, its `COLUMNS`: trials, then tests."""
-    domains = shlex.join(prepare(study.methods[0].config.data).domains)
+        Settings are those that the file gives, and others that are no defaults; ``train.lr`` and
+        ``train.local-epochs`` are as with the papers' values.
+        """
+        config, *_ = Plan.grid(benchmark.settings, self.rules[:1], [SEED], None, ()).runs
+        own = {
+            key: value
+            for key, value in config.to_flat().items()
+            if (key in benchmark.settings or value != keys()[key])
+            and key.partition(".")[0] not in _OWN
+            and key not in execution()
+        }
+        own |= {"budget": self.budget, "select": self.select}
+        own |= {"seeds": ",".join(map(str, self.seeds)), "data": prepare(config.data).digest()}
+        return {key: str(value) for key, value in own.items()}
 
-    def row(
-        method: str, kind: str, number: int, trial: Trial, figures: Sequence[float], **more: str
-    ) -> dict[str, Any]:
-        return {
-            **{"benchmark": benchmark.name, "metric": benchmark.metric, "method": method},
-            **{"kind": kind, "number": number, "settings": _told(trial.values)},
-            **{"domains": domains, "figures": _told(figures), "processor": ""},
-            **{"outcome": trial.outcome, "reason": trial.reason, **more},
+    def check(self, benchmark: Benchmark, board: Board, path: Path) -> None:
+        """Refuse to put results beside those of another protocol in the file.
+
+        Raises
+        ------
+        ConfigError
+            With what is other.
+        """
+        if benchmark.name not in board.benchmarks:
+            return
+        told = shlex.split(board.protocol(benchmark.name))
+        defaults = {key: str(value) for key, value in keys().items()}
+        before = {**defaults, **dict(part.split("=", 1) for part in told)}
+        now = {**defaults, **self.protocol(benchmark)}
+        for key, value in now.items():
+            if before.get(key) != value:
+                raise ConfigError(
+                    f"{path} has results of {benchmark.name} by another protocol: {key} was "
+                    f"{before.get(key, 'not told')}, and is {value}. Delete that benchmark's rows "
+                    "there, or give the changed file another name."
+                )
+
+    def rows(self, study: Tuning, benchmark: Benchmark) -> Iterator[dict[str, Any]]:
+        """What the file keeps of a study, its `COLUMNS`: protocol, trials, then tests."""
+        domains = shlex.join(prepare(study.methods[0].config.data).domains)
+        whole = dict.fromkeys(COLUMNS, "") | {
+            **{"benchmark": benchmark.name, "metric": benchmark.metric, "domains": domains},
+            "number": 0,
         }
 
-    for method in study.methods:
-        tuned = method.tuned()
-        for trial in tuned.trials:
-            yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
-        for trial, run in method.tests():
-            figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-            processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
-            kind = _kind(trial, tuned.chosen)
-            yield row(method.name, kind, run.seed, trial, figures, processor=processors)
-        for trial, seed, reason in method.lost_tests():
-            told = {"outcome": "lost", "reason": reason}
-            yield row(method.name, _kind(trial, tuned.chosen), seed, trial, (), **told)
+        def row(
+            method: str, kind: str, number: int, trial: Trial, figures: Sequence[float], **more: str
+        ) -> dict[str, Any]:
+            return {
+                **whole,
+                **{"method": method, "kind": kind, "number": number},
+                **{"settings": _told(trial.values), "figures": _told(figures)},
+                **{"outcome": trial.outcome, "reason": trial.reason, **more},
+            }
+
+        told = shlex.join(f"{key}={value}" for key, value in self.protocol(benchmark).items())
+        yield {**whole, "kind": PROTOCOL, "settings": told}
+        for method in study.methods:
+            tuned = method.tuned()
+            for trial in tuned.trials:
+                yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
+            for trial, run in method.tests():
+                figures = method.seen(run)[run.last()].mean(axis=0).tolist()
+                processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
+                kind = _kind(trial, tuned.chosen)
+                yield row(method.name, kind, run.seed, trial, figures, processor=processors)
+            for trial, seed, reason in method.lost_tests():
+                lost = {"outcome": "lost", "reason": reason}
+                yield row(method.name, _kind(trial, tuned.chosen), seed, trial, (), **lost)
 
 
 def _kind(trial: Trial, chosen: Trial | None) -> str:

@@ -9,10 +9,9 @@ file, keeps what became of the trials.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from optuna.trial import TrialState, create_trial
 
 from fairflower.arguments import Search
 from fairflower.config import RunConfig, execution, kebab, keys
-from fairflower.data import Federation, prepare
+from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunError
 from fairflower.plans.plan import Plan, same
 from fairflower.plans.protocol import STUDY, Behind, Protocol, check_fresh, figure, worth
@@ -109,7 +108,7 @@ class Method:
         facts: dict[str, Any] = {
             "ranges": {key: str(one.search) for key, one in self.tunables.items()},
             "settings": {key: value for key, value in flat.items() if key not in left_out},
-            "data": _digest(prepare(self.config.data)),
+            "data": prepare(self.config.data).digest(),
             "budget": self.budget,
             "select": self.protocol.select,
             "metric": self.protocol.metric,
@@ -394,12 +393,6 @@ def _read(path: Path) -> Run | None:
         return read_run(path)
     except RunError:
         return None
-
-
-def _digest(federation: Federation) -> str:
-    """Of what is alike wherever the same data lie, and whenever they were copied there."""
-    text = replace(federation, sources=()).to_json()
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _difference(before: Any, now: Any) -> str:

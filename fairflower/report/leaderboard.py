@@ -1,7 +1,8 @@
 """The leaderboard's tables and sentences: what tuned methods reached, and what follows.
 
-A CSV file has, of each benchmark, the trials from which values were chosen, and the tests of the
-chosen and of the paper's values with several seeds; from it a document's numbers can be made again.
+A CSV file has, of each benchmark, its protocol, the trials from which values were chosen, and the
+tests of the chosen and of the paper's values with several seeds; from it a document's numbers can
+be made again.
 Methods are compared with uniform weights, paired by seed, and p-values are Holm's over all methods
 of a benchmark.
 """
@@ -31,14 +32,16 @@ from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, listed, number, spread
 from fairflower.report.tuning import METRICS
 
-#: Columns of the file. ``kind``: trial, or test of the values that were chosen, of the paper's, or
-#: both where they are the same; ``number``: of the trial, or the seed; ``domains``: their names, as
-#: a shell would take them; ``figures``: one of each.
+#: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
+#: trial; or test of the values that were chosen, of the paper's, or both where they are the same.
+#: ``number``: of the trial, or the seed; ``domains``: their names, as a shell would take them;
+#: ``figures``: one of each.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
 )
-TRIAL, CHOSEN, PAPERS, BOTH = "trial", "chosen", "paper's", "both"
+PROTOCOL, TRIAL, *TESTS = "protocol", "trial", "chosen", "paper's", "both"
+CHOSEN, PAPERS, BOTH = TESTS
 
 #: With which all others are compared.
 REFERENCE = "uniform"
@@ -63,15 +66,22 @@ class Board:
     @cached_property
     def benchmarks(self) -> list[str]:
         """The names of those with tests, in the order of the file."""
-        return list(dict.fromkeys(self.rows["benchmark"][self.rows["kind"] != TRIAL]))
+        return list(dict.fromkeys(self.rows["benchmark"][self.rows["kind"].isin(TESTS)]))
+
+    def protocol(self, benchmark: str) -> str:
+        """What all its methods have in common, ``key=value``; empty where that is not told."""
+        return " ".join(self._of(benchmark, [PROTOCOL])["settings"])
 
     def trials(self, benchmark: str) -> pd.DataFrame:
         """The rows of a benchmark's trials."""
-        return self.rows[(self.rows["benchmark"] == benchmark) & (self.rows["kind"] == TRIAL)]
+        return self._of(benchmark, [TRIAL])
 
     def tests(self, benchmark: str) -> pd.DataFrame:
         """The rows of a benchmark's tests."""
-        return self.rows[(self.rows["benchmark"] == benchmark) & (self.rows["kind"] != TRIAL)]
+        return self._of(benchmark, TESTS)
+
+    def _of(self, benchmark: str, kinds: Sequence[str]) -> pd.DataFrame:
+        return self.rows[(self.rows["benchmark"] == benchmark) & self.rows["kind"].isin(kinds)]
 
     def lacking(self, benchmarks: Sequence[str], rules: Sequence[str]) -> list[str]:
         """What was not measured of these: benchmarks, or rules there."""
@@ -285,7 +295,8 @@ def _benchmark(board: Board, benchmark: str) -> Table:
         "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
         "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
         "values, which are under the name, minus that with the paper's. Left out: trials that were "
-        f"pruned or lost, which are not chosen. Made on {processors}.",
+        f"pruned or lost, which are not chosen. Made on {processors}. "
+        f"Settings: {board.protocol(benchmark) or 'not told'}.",
         [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning", "left out"],
         [Group("", rows)],
         [*_lost(tests), *_untested(trials, set(tests["method"]))],

@@ -19,7 +19,7 @@ from studies import by_tau, make
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, RunError
-from fairflower.plans.leaderboard import Leaderboard, rows
+from fairflower.plans.leaderboard import Leaderboard
 from fairflower.plans.tuning import Tuning
 from fairflower.registry import STRATEGIES
 from fairflower.report.leaderboard import (
@@ -84,7 +84,7 @@ def board_of(file: Path, folder: Path) -> tuple[Leaderboard, list[Tuning], list[
     studies = [made.rules_on(one, folder) for one in made.benchmarks]
     for study in studies:
         make(study, quality)
-    found = [row for s, b in zip(studies, made.benchmarks, strict=True) for row in rows(s, b)]
+    found = [row for s, b in zip(studies, made.benchmarks, strict=True) for row in made.rows(s, b)]
     return made, studies, found
 
 
@@ -140,7 +140,7 @@ def test_the_processors_are_those_of_the_rounds_that_a_test_has(
     session = {"after_round": after_round, "machine": {"processor": "new"}}
     facts = json.loads(path.read_text()) | {"machine": {"processor": "old"}, "resumed": [session]}
     path.write_text(json.dumps(facts))
-    found = [row for row in rows(study, made.benchmarks[0]) if row["processor"]]
+    found = [row for row in made.rows(study, made.benchmarks[0]) if row["processor"]]
     assert [(row["method"], row["number"], row["processor"]) for row in found] == [
         ("uniform", 1, named)
     ]
@@ -236,6 +236,37 @@ def test_the_best_rules_are_those_of_the_best_mean_rank_in_trials(
     more = add_to_board(tmp_path / "x.csv", with_clients)
     assert more.best(labels, 4) == best
     assert len(more.rows) == 2 * len(found)
+
+
+@pytest.mark.slow
+def test_results_by_another_protocol_are_not_mixed_with(file: Path, tmp_path: Path) -> None:
+    made, _, found = board_of(file, tmp_path / "studies")
+    results = file.with_suffix(".csv")
+    board = add_to_board(results, [row for row in found if row["benchmark"] == "noisy"])
+    for one in made.benchmarks:
+        made.check(one, board, results)
+    before = results.read_text()
+    for old, new, said in [
+        ("num-server-rounds = 4", "num-server-rounds = 5", "num-server-rounds was 4, and is 5"),
+        ("[settings]", "[settings]\ntrain.lr = 0.2", "train.lr was 0.05, and is 0.2"),
+        ("budget = 3", "budget = 2", "budget was 3, and is 2"),
+        ('"plain,inverted"', '"plain,rotated"', "data.domains was plain,inverted, and is"),
+        ('"plain,inverted"', '"plain,inverted"\nseed = 1', "data.seed was 0, and is 1"),
+    ]:
+        file.write_text(FILE.replace(old, new))
+        shown = call("leaderboard", str(file), f"--output-dir={tmp_path / 'new'}", expect=2)
+        assert f"{results} has results of noisy by another protocol: {said}" in shown
+        assert results.read_text() == before
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_table_tells_its_settings(tmp_path: Path) -> None:
+    board = made_up(tmp_path, GAINS, ["one"])
+    assert "Settings: not told." in board_tables(board)[2].caption
+    told = row("one", "", "protocol", 0, 0) | {"settings": "num-server-rounds=30 budget=12"}
+    board = add_to_board(tmp_path / "x.csv", [told])
+    assert "Settings: num-server-rounds=30 budget=12." in board_tables(board)[2].caption
+    assert board.figures("one", WORST).shape == (4, 5)
 
 
 def test_another_csv_is_refused(tmp_path: Path) -> None:
