@@ -18,7 +18,7 @@ from shipped import LEADERBOARD
 from studies import by_tau, make
 
 from fairflower.config import RunConfig
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, Diverged, RunError
 from fairflower.plans.leaderboard import Leaderboard
 from fairflower.plans.tuning import Tuning
 from fairflower.registry import STRATEGIES
@@ -207,6 +207,37 @@ def test_images_for_validation_are_kept_as_in_any_study(file: Path) -> None:
             one.settings["data.validation-fraction"] for one in Leaderboard.read(file).benchmarks
         } == {float(share)}
         file.write_text(FILE.replace("validation-fraction = 0.5\n", ""))
+
+
+def test_settings_of_a_benchmark_go_over_those_of_all_and_what_is_given_over_both(
+    file: Path,
+) -> None:
+    own = "[benchmarks.noisy]\nnum-server-rounds = 6"
+    file.write_text(FILE.replace("[benchmarks.noisy]", own))
+
+    def rounds(given: dict[str, Any]) -> list[int]:
+        made = Leaderboard.read(file, given)
+        return [one.settings["num-server-rounds"] for one in made.benchmarks]
+
+    assert rounds({}) == [4, 6]
+    assert rounds({"num-server-rounds": 2}) == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_test_that_diverged_is_a_row_of_what_is_lost(file: Path, tmp_path: Path) -> None:
+    def failing(config: RunConfig) -> tuple[float, float]:
+        if config.evaluate.test and config.strategy.name == "uniform" and config.seed == 2:
+            raise Diverged("the merged model holds NaN")
+        return quality(config)
+
+    made = Leaderboard.read(file)
+    study = made.rules_on(made.benchmarks[0], tmp_path)
+    make(study, failing)
+    lost = [row for row in made.rows(study, made.benchmarks[0]) if row["outcome"] == "lost"]
+    assert [(row["method"], row["kind"] != "trial", row["number"]) for row in lost] == [
+        ("uniform", True, 2)
+    ]
+    assert (lost[0]["figures"], lost[0]["reason"]) == ("", "the merged model holds NaN")
 
 
 def test_the_shipped_file_is_one() -> None:
@@ -419,6 +450,95 @@ def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     text = "\n".join(said)
     assert "Over 3 benchmarks Friedman's test gives p = 0.0" in text
     assert "two: of the variance over 12 trials (0 of them pruned), aggregation 100.0 %" in text
+
+
+def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:
+    """Three seeds at the paper's and the chosen values; term has the best average of both."""
+    found = []
+    for number in (1, 2, 3):
+        worst = 49 + number
+        found += [
+            row("one", "uniform", "both", number, worst),
+            row("one", "afl", "paper's", number, worst + 5),
+            row("one", "afl", "chosen", number, worst + 6),
+            row("one", "fedheal", "paper's", number, worst - 10),
+            row("one", "fedheal", "chosen", number, worst + 10),
+        ]
+        other = worst + (1, -1, 0.3)[number - 1]
+        figures = f"{other / 100} {1 - (worst - other) / 100}"
+        found.append({**row("one", "term", "both", number, other), "figures": figures})
+    gone = {"outcome": "lost", "figures": ""}
+    found += [{**row("one", "qffl", "paper's", 1, 0), **gone}, row("one", "qffl", "chosen", 1, 80)]
+    found += [
+        {**row("one", "afl", "trial", number, 50), **more}
+        for number, more in enumerate(({}, {"outcome": "pruned"}, gone))
+    ]
+    board = add_to_board(tmp_path / "x.csv", found)
+    (moved,) = (line for line in answers(board) if "tuning moves" in line)
+    assert moved == (
+        "one: tuning moves the worst domain by +5.25 points on average, from +0.00 (term) to "
+        "+20.00 (fedheal); of 4 methods 2 keep the paper's values. Between the rankings at the "
+        "paper's and at the chosen values Kendall's tau is 0.00; best at the paper's values: afl, "
+        "tuned: qffl."
+    )
+    table = board_tables(board)[2]
+    cells = {r.name: dict(zip(table.columns, r.cells, strict=True)) for r in rows_of(table)}
+    assert list(cells) == ["qffl", "fedheal", "afl", "term", "uniform"]
+    assert (cells["fedheal"]["by tuning"].text, cells["afl"]["by tuning"].text) == (
+        "+20.00", "+1.00",
+    )  # fmt: skip
+    assert cells["fedheal"]["against uniform"].text == "+10.00"
+    assert cells["afl"]["left out"].text == "2", "what was pruned, and what was lost"
+    assert (cells["term"][WORST].text, cells["term"][AVERAGE].tone) == ("51.10", "better")
+
+
+def test_a_method_that_was_not_tested_everywhere_has_no_rank(tmp_path: Path) -> None:
+    made_up(tmp_path, GAINS, ["one", "two"])
+    more = [
+        row("two", method, "both", number, worst + number)
+        for method, worst in (("pa3fed", 10), ("term", 80))
+        for number in range(1, 6)
+    ]
+    board = add_to_board(tmp_path / "x.csv", more)
+    overview = rows_of(board_tables(board)[0])
+    assert [r.name for r in overview][:1] + [r.name for r in overview][-2:] == [
+        "afl", "term", "pa3fed",
+    ]  # fmt: skip
+    dash = "\N{EN DASH}"
+    assert [cell.text for cell in overview[-2].cells] == [dash, "83.00 ▲", dash]
+    assert overview[0].cells[-1].text == "1.0"
+
+
+def test_two_benchmarks_are_not_more_than_two(tmp_path: Path) -> None:
+    made_up(tmp_path, {"afl": 3.0}, ["one", "two", "three"])
+    rows_now = read_board(tmp_path / "x.csv").rows.to_dict("records")
+    term = [{**r, "method": "term"} for r in rows_now
+            if r["method"] == "afl" and r["benchmark"] != "three"]  # fmt: skip
+    said = answers(add_to_board(tmp_path / "x.csv", term))
+    assert sum("methods: afl and term" in line for line in said) == 2
+    assert "Better than uniform weights on more than two of 3 benchmarks: afl (3)." in said
+
+
+def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) -> None:
+    """Of four methods on three benchmarks it is 2.7, so that ranks 1 and 3 are not apart."""
+    gains = {"afl": 3.0, "fedheal": -3.0, "fedavg": -6.0}
+    said = answers(made_up(tmp_path, gains, ["one", "two", "three"]))
+    (line,) = (line for line in said if "Friedman" in line)
+    assert "The lowest mean rank, 1.0, is that of afl" in line
+    assert line.endswith("critical difference, 2.7, it is better than that of fedavg.")
+
+
+def test_a_rule_that_lost_all_trials_somewhere_is_last_there(tmp_path: Path) -> None:
+    worst = {"one": {"term": 60, "afl": 50, "fedavg": 40}, "two": {"afl": 50, "fedavg": 40}}
+    found = [
+        row(benchmark, method, kind, number, value)
+        for benchmark, methods in worst.items()
+        for method, value in methods.items()
+        for kind, number in (("trial", 0), ("both", 1))
+    ]
+    lost = {**row("two", "term", "trial", 0, 0), "outcome": "lost", "figures": ""}
+    board = add_to_board(tmp_path / "x.csv", [*found, lost])
+    assert board.best(["term", "afl", "fedavg"], 2) == ["afl", "term"]
 
 
 def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:

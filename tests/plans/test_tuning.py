@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from processes import belonging_to, environment, run, started
 from rich.console import Console
 from run_folders import Page
-from studies import Quality, by_tau, figures, make, of, tuning
+from studies import Quality, by_tau, figures, make, of, tuning, write
 
 from fairflower.arguments import Search
 from fairflower.cli.tune import Select
@@ -114,6 +114,8 @@ def test_of_training_the_range_is_around_the_configs_values() -> None:
     found = tunables(config, training=True)
     assert found["train.lr"].search == Search(0.0002, 0.005, log=True)
     assert found["train.local-epochs"].search == Search(1, 10)
+    none = RunConfig.from_flat({"train.lr": 0.0, "train.local-epochs": 0})
+    assert not {"train.lr", "train.local-epochs"} & set(tunables(none, training=True))
 
 
 # --- what is chosen ------------------------------------------------------------------------------
@@ -260,6 +262,40 @@ def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_of_a_method_whose_papers_values_are_lost_only_those_chosen_are_tested(
+    tmp_path: Path,
+) -> None:
+    def failing(config: RunConfig) -> tuple[float, float]:
+        if config.strategy.args.get("tau") == 0.3:
+            raise Diverged("nan")
+        return by_tau(config)
+
+    made = tuning(tmp_path, "fedheal", defaults=True)
+    done = [c for c in make(made, failing) if c.evaluate.test and c.strategy.name == "fedheal"]
+    best = of(made, "fedheal").chosen
+    assert best
+    assert best.number
+    assert [(c.strategy.args["tau"], c.seed) for c in done] == [
+        (best.values["strategy.tau"], seed) for seed in (1, 2)
+    ]
+
+
+@pytest.mark.slow
+def test_a_trial_that_was_not_tested_on_every_domain_is_not_chosen(tmp_path: Path) -> None:
+    made = tuning(tmp_path, "fedheal")
+    (config,) = (c for c in made.plan.runs if c.strategy.name == "fedheal")
+    write(config, (0.9, 0.8), None)
+    history = tmp_path / "trials" / config.run_name / "history.csv"
+    lines = history.read_text().splitlines(keepends=True)
+    history.write_text("".join(x for x in lines if not x.startswith("4,validation,rotated")))
+    made.ended(config, None)
+    one = of(made, "fedheal")
+    assert one.trials[0].outcome == "lost"
+    assert one.trials[0].reason == "not every domain was tested throughout"
+    assert one.chosen is None
+
+
+@pytest.mark.slow
 def test_a_test_that_diverges_is_lost_and_not_made_again(tmp_path: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.evaluate.test and config.strategy.name == "fedheal" and config.seed == 2:
@@ -397,6 +433,7 @@ def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
         ({"settings": {"data.seed": 1}}, r"other settings: data.seed was 0, and is 1"),
         ({"budget": 6}, r"other budget: it was 5, and is 6"),
         ({"select": "average"}, r"other select: it was worst, and is average"),
+        ({"prune": False}, r"other prune: it was True, and is False"),
     ],
 )
 def test_a_study_of_something_else_is_refused(changes: Any, says: str, tmp_path: Path) -> None:

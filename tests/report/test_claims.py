@@ -36,7 +36,13 @@ from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare
 from fairflower.report.pages import GENERATED, fill, markdown_tables
-from fairflower.report.verdicts import Contrast, against_baselines, contrast, verdicts
+from fairflower.report.verdicts import (
+    Contrast,
+    against_baselines,
+    against_plain,
+    contrast,
+    verdicts,
+)
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -167,6 +173,29 @@ def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) ->
     assert beside.differences[1].p == pytest.approx(3 * p)
 
 
+def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_path: Path) -> None:
+    """Neither one of two seeds, nor one with other local training, which has a baseline of it."""
+    noisy, gains = [0.20, 0.30, 0.40], (0.01, 0.012, 0.017)
+    moon = '[client]\nname = "moon"\n'
+    folders = [
+        scored(tmp_path, label, seed, 0.5, noisy[seed] + gain, strategy=rule, config=config)
+        for label, rule, config, more in (
+            ("fedavg", "fedavg", "", (0.0, 0.0, 0.0)),
+            ("fedism", "fedism", "", gains),
+            ("term", "term", "", (0.0, 0.02)),
+            ("moon+fedavg", "fedavg", moon, (0.0, 0.0, 0.0)),
+            ("moon+fedism", "fedism", moon, (0.01, -0.01, 0.0)),
+        )
+        for seed, gain in enumerate(more)
+    ]
+    (comparison,) = compare(map(read_run, folders))
+    found = against_baselines(comparison, measures(comparison)[1])
+    assert found["term"]["FedAvg"].n == 2
+    for name, of in (("fedism", gains), ("moon+fedism", (0.01, -0.01, 0.0))):
+        p = found[name]["FedAvg"].differences[1].p
+        assert p == pytest.approx(stats.ttest_1samp(of, 0).pvalue)
+
+
 # --- other measures and comparisons ------------------------------------------------------------
 
 
@@ -240,6 +269,21 @@ def test_a_product_is_judged_within_each_client_and_clients_within_each_strategy
     assert "| *moon against sgd* | | | |\n| fedavg (3 paired) | **+20.00 ▲** ±0.00 |" in table
 
 
+def test_other_comparisons_are_corrected_over_their_methods_too(tmp_path: Path) -> None:
+    gains = {"fedavg": (0.01, 0.012, 0.017), "afl": (0.01, -0.01, 0.0), "term": (0.0, 0.02, -0.01)}
+    folders = [
+        folder
+        for strategy, gain in gains.items()
+        for client, more in (("sgd", (0.0,) * 3), ("moon", gain))
+        for folder in trained(tmp_path, client, strategy, lambda s, more=more: 0.5 + more[s])  # type: ignore[misc]
+    ]
+    (comparison,) = compare(map(read_run, folders))
+    (block,) = against_plain(comparison, measures(comparison)[0])
+    assert (block.heading, block.other, set(block.contrasts)) == ("moon", "sgd", set(gains))
+    p = stats.ttest_1samp(gains["fedavg"], 0).pvalue
+    assert block.contrasts["fedavg"].differences[0].p == pytest.approx(3 * p)
+
+
 def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> None:
     folders = [
         make_run(
@@ -273,10 +317,32 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
             edit("config.toml", "[train]", f'[model]\nname = "{model}"\n[train]')(folder)
             folders.append(folder)
     found = sections(folders)["Models against each other, accuracy over domains"]
+    assert [text.partition(":")[0] for text in found] == [  # fedgc's is nobody's baseline
+        "FedAvg of vpt, fedavg (model.name=prompt)",
+        "FedAvg of vpt, fedgc+fedavg",
+        "FedAvg of prompt, fedavg (model.name=vpt)",
+    ]
     assert found[1].startswith("FedAvg of vpt, fedgc+fedavg: worst domain +10.00 ± 0.00, STD")
     assert found[1].endswith("fairer (worst domain, STD) than fedavg (model.name=vpt).")
     assert found[0].startswith("FedAvg of vpt, fedavg (model.name=prompt): worst domain +0.00")
     assert "not distinguishable" in found[0]
+
+
+@pytest.mark.parametrize("other", ["nothing", "train.lr", "round"])
+def test_models_are_judged_where_all_else_is_equal(other: str, tmp_path: Path) -> None:
+    folders = []
+    for model in ("vpt", "prompt"):
+        short = (model, other) == ("prompt", "round")
+        values, status = (ALL[:4], "stopped") if short else (ALL, "completed")
+        folder = make_run(tmp_path / model, values, label="fedavg", status=status)
+        edit("config.toml", "[train]", f'[model]\nname = "{model}"\n[train]')(folder)
+        if (model, other) == ("prompt", "train.lr"):
+            edit("config.toml", "lr = 0.01", "lr = 0.1")(folder)
+        if short:
+            edit("config.toml", "rounds = 3", "rounds = 6")(folder)
+        folders.append(folder)
+    there = "Models against each other, accuracy over domains" in sections(folders)
+    assert there == (other == "nothing")
 
 
 @pytest.mark.parametrize("bounded_first", [True, False])
@@ -438,6 +504,7 @@ def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None
     assert table["a accuracy"].tolist() == ["0.52 0.53 0.54 0.55 0.56", "0.62 0.63 0.64 0.65 0.66"]
     assert table["train.lr"].tolist() == [0.01, 0.01]
     assert "train.momentum" not in table, "at its default"
+    assert not {"run-name", "engine"} & set(table), "where and how it was executed"
     assert "cluster" not in table
 
 

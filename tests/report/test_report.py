@@ -40,9 +40,17 @@ from fairflower.numerics import metrics
 from fairflower.report import clusters, methods, read_run, terminal_table, write_report
 from fairflower.report.figures import canvas, diagnostics, maps, rounds
 from fairflower.report.figures.series import sketches_of_products, sketches_of_sweeps
+from fairflower.report.measures import measures
 from fairflower.report.methods import Estimate, compare
 from fairflower.report.pages import markdown_tables
-from fairflower.report.tables.accuracy import accuracy_table, product_table
+from fairflower.report.tables.accuracy import (
+    accuracy_table,
+    clusters_table,
+    fairness_table,
+    product_table,
+    quality_table,
+    types_table,
+)
 from fairflower.server.folder import RunFolder
 
 
@@ -363,6 +371,8 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
         "(3 seeds): not distinguishable from FedAvg, fairer (worst domain, STD) than Uniform."
     ) in text
     assert "uniform: worst domain" in text
+    alone = shown(*folders[:3])
+    assert "uniform: no FedAvg run with the same settings, rounds and seeds to compare" in alone
     table = page_of(tmp_path / "out", *folders).table("Difference to the baselines")
     row = table["fedheal 3 paired"]
     assert row["MIN vs Uniform"] == "+4.00 ▲ ± 1.00"
@@ -375,6 +385,8 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
 def test_verdicts_need_three_seeds_and_clear_differences(tmp_path: Path) -> None:
     two = [*three(tmp_path / "2", "uniform", [0.5, 0.5]), *three(tmp_path / "2", "x", [0.6, 0.6])]
     assert "(2 seeds): too few seeds to tell (3 needed) against Uniform" in shown(*two)
+    row = page_of(tmp_path / "out", *two).table("Difference to the baselines")["x 2 paired"]
+    assert row["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark: it does not count"
     noisy = [
         *three(tmp_path / "n", "uniform", [0.5, 0.5, 0.5]),
         *three(tmp_path / "n", "x", [0.51, 0.54, 0.57]),
@@ -434,6 +446,91 @@ def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
     best = re.findall(r'<td class="better"><strong>([\d.]+)', table)
     # b is a tie; STD and GAP are best where they are lowest; fedheal stands alone.
     assert best == ["90.00", "60.00", "90.00", "75.00", "21.21", "15.00", "60.00", "30.00"]
+
+
+def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
+    """Of the best domain, and of numbers of clusters, none is better."""
+    folders = [
+        give_clients(make_run(tmp_path / label, constant(a=a, b=0.9), label=label), a=3, b=1)
+        for label, a in (("fedavg", 0.5), ("uniform", 0.6))
+    ]
+    (comparison,) = compare(map(read_run, folders))
+    for table in (fairness_table(comparison, "domains"), types_table(comparison)):
+        assert table
+        (group,) = table.groups
+        fedavg, uniform = (
+            {c for c, cell in zip(table.columns, row.cells, strict=True) if cell.tone}
+            for row in group.rows
+        )
+        assert fedavg == set()
+        assert uniform == set(table.columns) - {"best"}
+    folders = [
+        clustered(tmp_path / label, rows, label=label)
+        for label, rows in (("one", [[0, 0, 0, 0]] * 6), ("own", [[0, 0, 1, 1]] * 6))
+    ]
+    (comparison,) = compare(map(read_run, folders))
+    found = clusters_table(comparison, 5)
+    assert found
+    tones = [[cell.tone for cell in row.cells] for row in found.groups[0].rows]
+    assert tones == [["", "", ""], ["", "better", "better"]]
+
+
+def test_seeds_that_did_not_end_are_remarked_whichever_they_are(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / status, ALL, seed=seed, status=status)
+        for seed, status in enumerate(("completed", "stopped"))
+    ]
+    table = page_of(tmp_path / "out", *folders).table("Accuracy per domain, mean")
+    assert list(table) == ["fedheal 2 seeds, stopped after round 6 of 6"]
+
+
+def test_what_some_seed_did_not_measure_is_in_no_table(tmp_path: Path) -> None:
+    """One seed of two has personal models, clients' tests and an AUC."""
+    balanced = constant(a=0.5, b=0.5)
+    folders = []
+    for label in ("fedavg", "uniform"):
+        more: dict[str, Any] = {
+            "personal": rising(0.8, rounds=6),
+            "clients": {r: [0.5] * 4 for r in range(7)},
+        }
+        for seed, (own, scores) in enumerate([(more, {"auc": balanced}), ({}, {})]):
+            made = make_run(
+                tmp_path / f"{label}-{seed}", rising(0.5), label=label, seed=seed, **own
+            )
+            folders.append(with_scores(made, balanced_accuracy=balanced, **scores))
+    page = page_of(tmp_path / "out", *folders)
+    captions = " ".join(page.tables)
+    assert "Accuracy per domain" in captions
+    assert "Class-balanced accuracy, the last 5" in captions
+    for missing in ("personal models", "clients", "AUC"):
+        assert missing not in captions
+    without = make_run(tmp_path / "without", rising(0.5), label="fedavg", seed=2)
+    edit("config.toml", "[data]", "[data]\ncorrupted-clients = 1")(without)
+    rows = page_of(tmp_path / "other", *folders, without).table("Class-balanced accuracy, the last")
+    assert list(rows) == ["uniform 2 seeds"]
+
+
+def test_one_group_has_no_average_beside_it(tmp_path: Path) -> None:
+    folder = with_scores(make_run(tmp_path / "r", constant(a=0.5)), auc=constant(a=0.6),
+                         balanced_accuracy=constant(a=0.5))  # fmt: skip
+    (comparison,) = compare([read_run(folder)])
+    assert [[f.title for f in one.figures] for one in measures(comparison)[1:]] == [
+        ["a ACC"], ["a AUC"],
+    ]  # fmt: skip
+    row = page_of(tmp_path / "out", folder).table("Class-balanced")["fedheal seed 0"]
+    assert list(row) == ["method", "a ACC", "a AUC"]
+
+
+def test_beside_a_figure_that_could_not_be_had_none_is_the_best(tmp_path: Path) -> None:
+    folders = []
+    for label, last in (("fedavg", 0.5), ("uniform", math.nan)):
+        values = [*constant(6, a=0.5, b=0.5), {"a": last, "b": 0.5}]
+        made = make_run(tmp_path / label, constant(a=0.5, b=0.5), label=label)
+        folders.append(with_scores(made, auc=values, balanced_accuracy=constant(a=0.5, b=0.5)))
+    table = quality_table(compare(map(read_run, folders))[0])
+    assert table
+    at = table.columns.index("a AUC")
+    assert [row.cells[at].tone for row in table.groups[0].rows] == ["", ""]
 
 
 # --- domains that were not tested -----------------------------------------------------------
@@ -582,6 +679,15 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
     )
     assert "tested in rounds 2 to 6, other runs of the method lack no domain" in text
     assert "†" not in text
+
+
+def test_the_furthest_runs_stay_also_if_shorter_ones_lack_no_domain(tmp_path: Path) -> None:
+    lost = make_run(tmp_path / "lost", lose(ALL, c=range(2, 7)))
+    short = make_run(tmp_path / "short", ALL[:4], seed=1, status="stopped")
+    edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
+    (method,) = compare(map(read_run, [lost, short]))[0].methods
+    assert [run.seed for run in method.runs] == [0]
+    assert [(run.seed, why) for run, why in method.left_out] == [(1, "other seeds reached round 6")]
 
 
 def test_seeds_that_lack_different_domains_are_averaged_over_what_all_have(
@@ -771,6 +877,59 @@ def test_differing_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
     assert "train.momentum = 0.5, round 6" in page
 
 
+def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_path: Path) -> None:
+    uniform = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    short = make_run(tmp_path / "h", constant(4, a=0.6, b=0.9), status="stopped")
+    edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
+    text = shown(uniform, short)
+    assert (
+        "The runs reached different rounds: 6 (uniform), 3 (fedheal). Only methods at the same "
+        "round are compared." in text
+    )
+    assert "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds" in text
+    (comparison,) = compare(map(read_run, [uniform, short]))
+    groups = accuracy_table(comparison, 5).groups
+    assert [group.heading for group in groups] == ["round 6", "round 3"]
+
+
+def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> None:
+    folders = []
+    for t, last, status in (
+        ("0.0", 6, "completed"),
+        ("0.5", 6, "completed"),
+        ("1.0", 3, "stopped"),
+    ):
+        values = constant(last + 1, a=0.5, b=0.9)
+        name = "fedequilibria"
+        folder = make_run(tmp_path / t, values, label=f"t{t}", strategy=name, status=status)
+        edit("config.toml", "[train]", f"t = {t}\n[train]")(folder)
+        edit("config.toml", f"rounds = {last}", "rounds = 6")(folder)
+        folders.append(folder)
+    assert methods.sweeps(compare(map(read_run, folders))[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (
+            "[evaluate]\ntest = false\n",
+            "With evaluate.test = false, accuracies are on examples kept out of training",
+        ),
+        (
+            '[evaluate]\nby = "clients"\n',
+            "With evaluate.by = clients, a domain's accuracy is the mean of its clients'",
+        ),
+    ],
+)
+def test_where_models_were_tested_is_noted(tmp_path: Path, config: str, note: str) -> None:
+    usual = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    assert note not in shown(usual)
+    own = make_run(tmp_path / "h", constant(a=0.5, b=0.9), config=config)
+    if "test = false" in config:
+        edit("history.csv", ",domain,", ",validation,")(own)
+    assert note in shown(usual, own)
+
+
 def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
     ray = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
     inline = make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal")
@@ -835,6 +994,14 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
     text = shown(*folders)
     assert "same data settings had different data or clients" in text
     assert "several versions of flwr: " in text
+    said = "same data settings had different data or clients"
+    moved = [
+        make_run(tmp_path / label, constant(a=0.5, b=0.9), label=label, sources=[source])
+        for label, source in (("fedavg", "/here/digits"), ("term", "/there/digits"))
+    ]
+    assert said not in shown(*moved), "the same file in another folder"
+    give_clients(moved[0], a=2, b=2)
+    assert said in shown(*moved), "other examples of the clients"
 
 
 def test_uniform_is_missed(tmp_path: Path) -> None:
@@ -1169,6 +1336,8 @@ def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> N
     assert line in text
     other = make_run(tmp_path / "other", constant(1, a=0.5, b=0.6), label="term", test_sizes=[2, 3])
     assert "worth" not in page_of(tmp_path / "out", *runs, other).text
+    none = make_run(tmp_path / "none", constant(1, a=0.5, b=0.6), test_sizes=[200, 0])
+    assert "worth" not in shown(none), "of a domain without test examples"
 
 
 def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
@@ -1257,8 +1426,13 @@ def test_a_product_knows_clients_with_arguments_by_their_labels(tmp_path: Path) 
     }
 
 
-def test_one_method_of_local_training_is_no_product(tmp_path: Path) -> None:
-    folders = [trained_by("sgd", strategy, 0.5, tmp_path) for strategy in ("fedavg", "fedheal")]
+@pytest.mark.parametrize(
+    "pairs", [[("sgd", "fedavg"), ("sgd", "fedheal")], [("sgd", "fedavg"), ("moon", "fedavg")]]
+)
+def test_one_method_of_local_training_or_one_strategy_is_no_product(
+    pairs: Sequence[tuple[str, str]], tmp_path: Path
+) -> None:
+    folders = [trained_by(client, strategy, 0.5, tmp_path) for client, strategy in pairs]
     comparison = compare([read_run(folder) for folder in folders])[0]
     assert product_table(comparison) is None
     assert list(sketches_of_products(comparison)) == []
