@@ -451,9 +451,10 @@ def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path)
     tuning(tmp_path / "study", "fedheal", settings)
     shutil.copytree(tmp_path / "images", tmp_path / "copy", copy_function=shutil.copyfile)
     tuning(tmp_path / "study", "fedheal", {**settings, "data.dir": str(tmp_path / "copy")})
-    images(tmp_path / "images", side=9)
-    with pytest.raises(ConfigError, match=r"has a study of fedheal with other data"):
-        tuning(tmp_path / "study", "fedheal", settings)
+    for other in ({"side": 9}, {"test": (1, 0, 2)}):
+        images(tmp_path / "images", **other)
+        with pytest.raises(ConfigError, match=r"has a study of fedheal with other data"):
+            tuning(tmp_path / "study", "fedheal", settings)
 
 
 def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:
