@@ -85,7 +85,7 @@ def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
     if select == "worst":
         return max(trials, key=lambda trial: trial.worst)
     if select == "worst-then-average":
-        least = max(trial.worst for trial in trials) - _ALIKE
+        least = max(trial.worst for trial in trials) - _ALIKE - 1e-9  # as 0.0175 - 0.01 > 0.0075
         trials = [trial for trial in trials if trial.worst >= least]
     return max(trials, key=lambda trial: trial.average)
 
