@@ -165,8 +165,8 @@ class Leaderboard:
             and key.partition(".")[0] not in _OWN
             and key not in execution()
         }
-        own |= {"budget": self.budget, "select": self.select}
-        own |= {"seeds": ",".join(map(str, self.seeds)), "data": prepare(config.data).digest()}
+        own |= {"metric": benchmark.metric, "budget": self.budget, "select": self.select}
+        own |= {"seeds": ",".join(map(str, self.seeds)), "data": prepare(config.data).digest}
         return {key: str(value) for key, value in own.items()}
 
     def check(self, benchmark: Benchmark, board: Board, path: Path) -> None:

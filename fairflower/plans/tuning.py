@@ -108,7 +108,7 @@ class Method:
         facts: dict[str, Any] = {
             "ranges": {key: str(one.search) for key, one in self.tunables.items()},
             "settings": {key: value for key, value in flat.items() if key not in left_out},
-            "data": prepare(self.config.data).digest(),
+            "data": prepare(self.config.data).digest,
             "budget": self.budget,
             "select": self.protocol.select,
             "metric": self.protocol.metric,

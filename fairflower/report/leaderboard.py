@@ -2,9 +2,8 @@
 
 A CSV file has, of each benchmark, its protocol, the trials from which values were chosen, and the
 tests of the chosen and of the paper's values with several seeds; from it a document's numbers can
-be made again.
-Methods are compared with uniform weights, paired by seed, and p-values are Holm's over all methods
-of a benchmark.
+be made again. Methods are compared with uniform weights, paired by seed, and p-values are Holm's
+over all methods of a benchmark.
 """
 
 from __future__ import annotations

@@ -281,6 +281,7 @@ def test_results_by_another_protocol_are_not_mixed_with(file: Path, tmp_path: Pa
         ("num-server-rounds = 4", "num-server-rounds = 5", "num-server-rounds was 4, and is 5"),
         ("[settings]", "[settings]\ntrain.lr = 0.2", "train.lr was 0.05, and is 0.2"),
         ("budget = 3", "budget = 2", "budget was 3, and is 2"),
+        ('"balanced_accuracy"', '"accuracy"', "metric was balanced_accuracy, and is accuracy"),
         ('"plain,inverted"', '"plain,rotated"', "data.domains was plain,inverted, and is"),
         ('"plain,inverted"', '"plain,inverted"\nseed = 1', "data.seed was 0, and is 1"),
     ]:
