@@ -61,9 +61,10 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fedmdfg", "scaffold", PART),
     ("fedlf", "sgd", PART),
     ("fedlf:variant=released", "sgd", BATCH_NORM),
+    ("eagle", "scaffold", PART),
 )
 #: Those of them that are made a second time, stopped in between and resumed.
-RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf")
+RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf", "eagle")
 ROUNDS, STOP = 4, 2
 
 

@@ -34,6 +34,7 @@ STRATEGIES = Methods(
         "adafed": "adafed:AdaFed",
         "fedmdfg": "fedmdfg:FedMDFG",
         "fedlf": "fedlf:FedLF",
+        "eagle": "eagle:EAGLE",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",
@@ -68,7 +69,7 @@ CLIENTS = Methods(
 MEASUREMENTS = (
     *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
     *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
-    *("fisher", "representation", "received_representation"),
+    *("fisher", "representation", "received_representation", "local_loss"),
 )
 
 #: What examples are, by how many numbers their shape has: (features,), (vocabulary, length) of

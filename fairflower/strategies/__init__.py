@@ -13,6 +13,7 @@ from fairflower.registry import STRATEGIES
 from fairflower.strategies.aaggff import AAggFF
 from fairflower.strategies.adafed import AdaFed
 from fairflower.strategies.afl import AFL
+from fairflower.strategies.eagle import EAGLE
 from fairflower.strategies.fairfed import FairFed
 from fairflower.strategies.fedavg import FedAvg, Uniform
 from fairflower.strategies.fedce import FedCE
@@ -35,6 +36,7 @@ from fairflower.strategies.term import TERM
 
 __all__ = [
     "AFL",
+    "EAGLE",
     "QFFL",
     "STRATEGIES",
     "TERM",

@@ -13,7 +13,8 @@ parameter under its name. A representation is one array ``h``, as long as the mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +49,10 @@ class Measurement:
 
 #: Where `Trainer.state` holds the model that the client trained in the round before.
 KEPT = "last-trained"
+
+#: Where it holds what `local_loss` found; the most epochs of that, and when it stops before.
+ALONE = "trained-alone"
+EPOCHS, PATIENCE, FALL = 50, 5, 0.01
 
 
 def accuracy(trainer: Trainer) -> float:
@@ -95,6 +100,55 @@ def _rest(name: str, received: NDArray, own: NDArray, c: float) -> NDArray:
     return rest.astype(received.dtype)
 
 
+def local_loss(trainer: Trainer) -> float:
+    """Find the lowest mean cross entropy that plain training alone reaches, once for all rounds.
+
+    From the first model that the client receives it trains an epoch at a time, with the run's
+    steps, until `PATIENCE` epochs have not lowered the loss by `FALL`, or `EPOCHS` are over.
+    """
+    kept = trainer.state.get(ALONE)
+    if kept is None:
+        kept = trainer.state[ALONE] = {"loss": np.array(_train_alone(trainer))}
+    return float(kept["loss"])
+
+
+def _train_alone(trainer: Trainer) -> float:
+    """Give the lowest loss on the way; the model is afterwards what it was."""
+    plain = replace(
+        trainer.settings,
+        local_epochs=1,
+        sharpness="none",
+        logit_adjustment=False,
+        precision="float32",
+    )
+    alone = Trainer(
+        trainer.model,
+        trainer.data,
+        plain,
+        client_id=trainer.client_id,
+        seed=trainer.seed,
+        device=trainer.device,
+    )
+    alone.train_images = trainer.train_images
+    received = trainer.send()
+    lowest = target = trainer.measure(trainer.train_images)[0]
+    waited = 0
+    try:
+        for epoch in range(1, EPOCHS + 1):
+            with torch.enable_grad(), suppress(FloatingPointError):  # worse than what it had
+                alone.descend(epoch)
+            loss = trainer.measure(trainer.train_images)[0]
+            lowest = min(lowest, loss)  # in this order never NaN
+            target, waited = (loss, 0) if loss < target - FALL else (target, waited + 1)
+            if waited == PATIENCE:
+                break
+    finally:
+        trainer.receive(received)
+        for p in trainer.trainable:
+            p.grad = None
+    return lowest
+
+
 def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Mean of what tells the client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
 
@@ -115,6 +169,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
     "received_balanced_accuracy": Measurement(
         "received", balanced_accuracy, "mean of the accuracies on the client's classes"
+    ),
+    "local_loss": Measurement(
+        "received", local_loss, "the lowest that training alone reaches, found once"
     ),
     "sharpness": Measurement(
         "received",

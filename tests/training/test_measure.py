@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from rounds import Rounds, record, unpack
+from scipy.optimize import minimize
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -646,6 +648,56 @@ def test_it_is_gc_nets_prompt_or_else_the_features() -> None:
 def test_a_network_that_does_not_tell_its_features_has_no_representation() -> None:
     with pytest.raises(TypeError, match=r"representation.*Sequential.*Classifier"):
         train_and_measure(trainer(), {"server-round": 1, "measure": "representation"})
+
+
+# --- training alone --------------------------------------------------------------------
+
+ALONE = {"server-round": 1, "measure": "local_loss"}
+
+
+def noisy_line(**changes: Any) -> SGD:
+    """A linear classifier of features that no line separates."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=80) > 0.3).astype(np.int64)
+    data = ClientData(Split(x, y), Split(x, y), (0.0, 0.0), (1.0, 1.0), 2)
+    settings = replace(TrainConfig(batch_size=16, lr=0.1, momentum=0.0), **changes)
+    model = nn.Linear(2, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return SGD(model, data, settings, client_id=0, seed=0)
+
+
+def test_training_alone_comes_to_the_lowest_loss_that_there_is() -> None:
+    client = noisy_line()
+    x, y = (a.astype(float) for a in client.data.train)
+
+    def loss(w: np.ndarray) -> float:
+        return float(np.logaddexp(0, -(2 * y - 1) * (x @ w[:2] + w[2])).mean())
+
+    lowest = minimize(loss, np.zeros(3)).fun
+    found = train_and_measure(client, ALONE)[0]["local_loss"]
+    assert lowest < found < lowest + 0.02
+    assert loss(np.zeros(3)) > lowest + 0.2  # where it began
+
+
+def test_training_alone_is_done_once_and_by_plain_steps() -> None:
+    class Doubled(SGD):
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return 2 * super().loss(x, y)
+
+    client, other = noisy_line(), noisy_line(logit_adjustment=True, sharpness="sam")
+    other.__class__ = Doubled
+    first = train_and_measure(client, ALONE)[0]["local_loss"]
+    assert train_and_measure(other, ALONE)[0]["local_loss"] == first
+    client.receive({name: a + 1 for name, a in client.send().items()})
+    assert train_and_measure(client, ALONE | {"server-round": 2})[0]["local_loss"] == first
+
+
+def test_a_client_that_diverges_alone_has_the_loss_that_it_began_with() -> None:
+    client = noisy_line(lr=1e30, local_epochs=0)
+    metrics, _ = train_and_measure(client, ALONE | {"measure": "local_loss,received_loss"})
+    assert metrics["local_loss"] == metrics["received_loss"] == pytest.approx(np.log(2))
 
 
 # --- the received model without the client's part ----------------------------------------
