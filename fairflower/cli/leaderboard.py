@@ -35,6 +35,10 @@ def leaderboard(
     benchmarks: Annotated[
         str, typer.Option(help="Comma-separated, of the file's; default: all.")
     ] = "",
+    strategies: Annotated[
+        str,
+        typer.Option(help="Comma-separated, of the file's, whose other rows stay; default: all."),
+    ] = "",
     data_dir: DataDir = None,
     part: Annotated[
         Part | None,
@@ -60,11 +64,11 @@ def leaderboard(
 
     at_a_time = at_once(jobs)
     board = Leaderboard.read(file, {"data.dir": data_dir} if data_dir else {})
-    chosen = [name.strip() for name in benchmarks.split(",") if name.strip()]
-    if wrong := set(chosen) - {one.name for one in board.benchmarks}:
-        known = ", ".join(one.name for one in board.benchmarks)
-        raise ConfigError(f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {known}.")
-    todo = [one for one in board.benchmarks if not chosen or one.name in chosen]
+    names = [one.name for one in board.benchmarks]
+    rules = [rule.label for rule in board.rules]
+    chosen = _named("--benchmarks", benchmarks, names, file)
+    only = _named("--strategies", strategies, rules, file) if strategies else None
+    todo = [one for one in board.benchmarks if one.name in chosen]
     results = file.with_suffix(".csv")
     if results.exists():
         earlier = read_board(results)
@@ -73,10 +77,8 @@ def leaderboard(
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder, study=True):
         for one in todo if part is not Part.clients else []:
-            _make(board, board.rules_on(one, folder), one, at_a_time, file)
+            _make(board, board.rules_on(one, folder, only), one, at_a_time, file)
         if board.clients and part is not Part.rules:
-            rules = [rule.label for rule in board.rules]
-            names = [one.name for one in board.benchmarks]
             measured = read_board(results) if results.exists() else None
             lacking = measured.lacking(names, rules) if measured else names
             if not measured or lacking:
@@ -90,8 +92,18 @@ def leaderboard(
                 return
             best = measured.best(rules, board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
-            for one in todo:
-                _make(board, board.best_on(one, folder, best), one, at_a_time, file)
+            for one in todo if only is None or set(only) & set(best) else []:
+                _make(board, board.best_on(one, folder, best, only), one, at_a_time, file)
+
+
+def _named(option: str, text: str, known: list[str], file: Path) -> list[str]:
+    """The names of an option, in the order of those ``known``; without any all of these."""
+    given = [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := set(given) - set(known):
+        raise ConfigError(
+            f"{option}: {file} has no {', '.join(sorted(wrong))}, but {', '.join(known)}."
+        )
+    return [name for name in known if not given or name in given]
 
 
 def _make(

@@ -127,14 +127,22 @@ class Leaderboard:
             _fresh(path, str(protocol["seeds"])),
         )
 
-    def rules_on(self, benchmark: Benchmark, folder: Path) -> Tuning:
-        """The study of all rules with plain local training."""
-        return self._study(benchmark, folder, self.rules, ())
+    def rules_on(
+        self, benchmark: Benchmark, folder: Path, only: Sequence[str] | None = None
+    ) -> Tuning:
+        """The study of all rules with plain local training, or ``only`` of these, by labels."""
+        return self._study(benchmark, folder, self.rules, (), only)
 
-    def best_on(self, benchmark: Benchmark, folder: Path, rules: Sequence[str]) -> Tuning:
+    def best_on(
+        self,
+        benchmark: Benchmark,
+        folder: Path,
+        rules: Sequence[str],
+        only: Sequence[str] | None = None,
+    ) -> Tuning:
         """The study of some rules, by their labels, with the other local training."""
         chosen = [rule for rule in self.rules if rule.label in rules]
-        return self._study(benchmark, folder, chosen, self.clients)
+        return self._study(benchmark, folder, chosen, self.clients, only)
 
     def _study(
         self,
@@ -142,14 +150,16 @@ class Leaderboard:
         folder: Path,
         rules: Sequence[StrategyConfig],
         clients: Sequence[ClientConfig],
+        only: Sequence[str] | None = None,
     ) -> Tuning:
         protocol = Protocol(
             self.budget, self.seeds, self.select, benchmark.metric, training=True, defaults=True
         )
         plan = Plan.grid(benchmark.settings, rules, [SEED], None, clients)
+        runs = [run for run in plan.runs if only is None or run.strategy.label in only]
         own = folder / benchmark.name
         own.mkdir(parents=True, exist_ok=True)
-        return Tuning(own, plan.runs, protocol)
+        return Tuning(own, runs, protocol)
 
     def protocol(self, benchmark: Benchmark) -> dict[str, str]:
         """What all methods have in common on a benchmark.

@@ -103,6 +103,10 @@ def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None
     other = made.best_on(made.benchmarks[0], tmp_path, ["fedheal"])
     assert {method.name for method in other.methods} == {"scaffold+fedheal", "scaffold+uniform"}
     assert other.folder == plain.folder
+    some = made.rules_on(made.benchmarks[0], tmp_path, ["fedheal"])
+    assert [method.name for method in some.methods] == ["fedheal"]
+    some = made.best_on(made.benchmarks[0], tmp_path, ["fedheal", "fedavg"], ["fedavg"])
+    assert [method.name for method in some.methods] == ["scaffold+fedavg"]
 
 
 @pytest.mark.slow
@@ -586,3 +590,13 @@ def test_the_command_makes_all_of_it_and_nothing_twice(file: Path, tmp_path: Pat
     first = file.with_suffix(".csv").read_text()
     assert call(*command).count("0 runs are left") == 4
     assert file.with_suffix(".csv").read_text() == first
+    # A rule that the file gets later is made alone, beside the others' rows.
+    file.write_text(file.read_text().replace("fedavg,fedheal", "fedavg,afl,fedheal"))
+    said = call(*command, "--strategies", "afl", "--part", "rules", "--benchmarks", "plain")
+    assert "plain: 5 runs are left" in said
+    rows = set(file.with_suffix(".csv").read_text().splitlines())
+    assert set(first.splitlines()) < rows
+    assert {row.split(",")[2] for row in rows - set(first.splitlines())} == {"afl"}
+    said = call(*command, "--strategies", "afl,ditto", expect=2)
+    assert "--strategies: " in said
+    assert "has no ditto, but fedavg, afl, fedheal" in " ".join(said.split())
