@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from fairflower.numerics.threads import cpus
+
 # A busy machine is no failure. Every run draws other examples; the nightly one draws most of them.
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=200)
@@ -64,6 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """With ``-n auto``, one more than there are cores if slow tests wait for their processes."""
+    slow = config.getoption("--slow") or config.getoption("--nightly")
+    return cpus() + 1 if slow else None
 
 
 @pytest.hookimpl(optionalhook=True)
