@@ -37,6 +37,7 @@ from fairflower.data.federation import (
     client_file,
 )
 from fairflower.data.images import to_chw
+from fairflower.data.partition import divide, draw
 from fairflower.data.validation import keep_out
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -225,30 +226,23 @@ def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints
     """For each group, the rows of each of its clients."""
     if parts[0].trained_on:
         return {part.name: list(part.trained_on) for part in parts}
-    from datasets import Dataset  # seconds to import, hence only here
-
-    from fairflower.data.partition import DomainPartitioner
-
-    config = data_set.config
-    partitioner = DomainPartitioner(
-        {part.name: part.sizes for part in parts},
-        config.seed,
-        every_value_of="label" if data_set.every_class else None,
-        alpha=config.dirichlet_alpha,
-        counted_by=counted_by(config),
-    )
-    groups_of_rows = [part.name for part in parts for _ in part.rows]
-    own = np.concatenate([labels[part.domain][part.rows] for part in parts])
-    partitioner.dataset = Dataset.from_dict({"domain": groups_of_rows, "label": own})
-    everything = np.concatenate([part.rows for part in parts])
-    indices = iter(partitioner.partition_id_to_indices.values())
-    return {part.name: [everything[next(indices)] for _ in part.sizes] for part in parts}
+    config, rows = data_set.config, {}
+    for part in parts:
+        own = divide(
+            part.name,
+            labels[part.domain][part.rows],
+            part.sizes,
+            config.seed,
+            every_class=data_set.every_class,
+            alpha=config.dirichlet_alpha,
+            counted_by=counted_by(config),
+        )
+        rows[part.name] = [part.rows[share] for share in own]
+    return rows
 
 
 def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
     """For each group, a random order of its domain's test rows, cut off and dealt to clients."""
-    from fairflower.data.partition import draw
-
     rows = {}
     for part in parts:
         if part.tested_on:

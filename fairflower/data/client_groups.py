@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fairflower.config import kebab
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
+from fairflower.data.partition import parts_of
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
@@ -148,8 +149,6 @@ def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     DataError
         If there are fewer, or a setting divides otherwise.
     """
-    from fairflower.data.partition import parts_of
-
     config = data_set.config
     for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):
         _refuse(config.name, key, getattr(config, key))

@@ -1,19 +1,13 @@
-"""Dividing a benchmark's domains among clients.
-
-Imports ``flwr_datasets`` and so ``datasets`` and ``pandas``: import this only to prepare.
-"""
+"""Dividing a benchmark's domains among clients."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from datasets import Dataset
-from flwr_datasets.partitioner import DirichletPartitioner, Partitioner
 
 from fairflower.data.data_set import DataSet, too_few
 from fairflower.data.federation import Ints
@@ -22,116 +16,93 @@ from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 
-class DomainPartitioner(Partitioner):  # type: ignore[misc]
-    """Partitions of every ``domain`` of a data set's rows, drawn at random and disjoint.
+def divide(
+    domain: str,
+    labels: Ints,
+    sizes: Sequence[int],
+    seed: int,
+    *,
+    every_class: bool = False,
+    alpha: float = 0.0,
+    counted_by: str = "data.clients-per-domain",
+) -> list[Ints]:
+    """Divide a domain's rows among its clients at random: the rows of each, int64 [n], disjoint.
 
-    They are numbered domain after domain. A domain's draw depends on the seed, on its own
-    name and on its own rows, and on nothing else. (In the code of FedHEAL the number of
-    rounds moves the partition.)
+    The draw depends on the seed, on the domain's name and on its ``labels``, int64 [N], and on
+    nothing else. (In the code of FedHEAL the number of rounds moves the partition.)
 
     Parameters
     ----------
     sizes
-        Domain -> rows in each of its partitions, in the order of the partitions.
-    every_value_of
-        A column of which every partition is to hold each value that its domain has, such
-        as the label. Values that are missing in the draw are brought in by
-        `with_every_value`, which may share rare ones. None: the draw stays as it is.
+        Rows of each client.
+    every_class
+        Whether every client is to hold every class that the domain has. Classes that are
+        missing in the draw are brought in by `with_every_value`, which may share rare ones.
     alpha
-        0: partitions of these sizes. Otherwise as many rows as these sizes have in all go
-        to a domain's partitions by flwr-datasets' ``DirichletPartitioner`` with this
-        concentration, ``label`` by label; every partition gets two rows at least.
+        0: clients have these sizes. Otherwise as many rows as these sizes have in all go to
+        the clients by flwr-datasets' ``DirichletPartitioner`` with this concentration, label
+        by label; every client gets two rows at least.
     counted_by
-        The setting that says how many partitions there are, for errors.
+        The setting that says how many clients there are, for errors.
+
+    Raises
+    ------
+    DataError
+        If there are too few rows for all of them.
     """
+    if not alpha:
+        return _drawn(domain, labels, sizes, seed, every_class, counted_by)
+    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, counted_by)
+    from datasets import Dataset  # seconds to import, hence only here
+    from flwr_datasets.partitioner import DirichletPartitioner
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Sequence[int]],
-        seed: int = 0,
-        every_value_of: str | None = None,
-        alpha: float = 0.0,
-        counted_by: str = "data.clients-per-domain",
-    ) -> None:
-        super().__init__()
-        self._sizes = {domain: list(own) for domain, own in sizes.items()}
-        self._seed = seed
-        self._every_value_of = every_value_of
-        self._alpha = alpha
-        self._counted_by = counted_by
-
-    @property
-    def num_partitions(self) -> int:
-        return sum(map(len, self._sizes.values()))
-
-    def load_partition(self, partition_id: int) -> Dataset:
-        """The rows of one partition; a DataError if there are too few for all of them."""
-        return self.dataset.select(self._parts[partition_id])
-
-    @property
-    def partition_id_to_indices(self) -> dict[int, list[int]]:
-        return {partition_id: part.tolist() for partition_id, part in enumerate(self._parts)}
-
-    @cached_property
-    def _parts(self) -> list[Ints]:
-        column = np.asarray(self.dataset["domain"][:])
-        parts = []
-        for domain, sizes in self._sizes.items():
-            own = np.flatnonzero(column == domain)
-            parts += self._dirichlet(domain, own) if self._alpha else self._draw(domain, own, sizes)
-        return parts
-
-    def _draw(self, domain: str, own: Ints, sizes: list[int]) -> list[Ints]:
-        """Partitions of a domain with these sizes, out of its rows."""
-        needed = sum(sizes)
-        if len(sizes) > len(own):
-            remedy = f"Lower {self._counted_by}"
-            raise too_few(domain, len(own), "training", len(sizes), remedy)
-        if not (sizes and min(sizes) > 0 and needed <= len(own)):
-            low, high = min(sizes, default=0), max(sizes, default=0)
-            each = f"{low}" if low == high else f"{low} to {high}"
+    partitioner = DirichletPartitioner(
+        len(sizes),
+        "label",
+        alpha,
+        min_partition_size=2,  # batch norm cannot train on a single image
+        seed=derive_seed(seed, domain, "dirichlet"),
+    )
+    partitioner.dataset = Dataset.from_dict({"label": labels[pool], "row": pool})
+    with warnings.catch_warnings(action="ignore"):  # on every draw that it rejects
+        try:
+            shares = [partitioner.load_partition(share) for share in range(len(sizes))]
+        except ValueError as error:
             raise DataError(
-                f"Domain {domain!r} has {len(own)} training examples, but "
-                f"{len(sizes)} clients x {each} examples = {needed} were asked "
-                f"for. Change {self._counted_by}, data.fraction or data.examples-per-client."
-            )
-        rng = draw(self._seed, domain, "train")
-        order = rng.permutation(len(own))
-        if self._every_value_of is not None:
-            values = np.asarray(self.dataset[self._every_value_of][:])[own]
-            kinds = len(np.unique(values))
-            if min(sizes) < kinds:
-                raise DataError(
-                    f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
-                    f"{min(sizes)} examples each were asked for. Raise data.fraction or "
-                    "data.examples-per-client."
-                )
-            order = with_every_value(order, values, sizes, rng)
-        return np.split(own[order[:needed]], np.cumsum(sizes)[:-1])
+                f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
+                f"{len(sizes)} clients two of the {len(pool)} training examples of domain "
+                f"{domain!r}. Raise it, or lower {counted_by}."
+            ) from error
+    return [np.asarray(share["row"][:], np.int64) for share in shares]
 
-    def _dirichlet(self, domain: str, own: Ints) -> list[Ints]:
-        """Partitions of a domain by label, out of a random choice of its rows."""
-        sizes = self._sizes[domain]
-        (pool,) = self._draw(domain, own, [sum(sizes)])
-        labels = np.asarray(self.dataset["label"][:])[pool]
-        partitioner = DirichletPartitioner(
-            len(sizes),
-            "label",
-            self._alpha,
-            min_partition_size=2,  # batch norm cannot train on a single image
-            seed=derive_seed(self._seed, domain, "dirichlet"),
+
+def _drawn(
+    domain: str, labels: Ints, sizes: Sequence[int], seed: int, every_class: bool, counted_by: str
+) -> list[Ints]:
+    """Rows for clients of these sizes."""
+    needed = sum(sizes)
+    if len(sizes) > len(labels):
+        raise too_few(domain, len(labels), "training", len(sizes), f"Lower {counted_by}")
+    if not (sizes and min(sizes) > 0 and needed <= len(labels)):
+        low, high = min(sizes, default=0), max(sizes, default=0)
+        each = f"{low}" if low == high else f"{low} to {high}"
+        raise DataError(
+            f"Domain {domain!r} has {len(labels)} training examples, but "
+            f"{len(sizes)} clients x {each} examples = {needed} were asked "
+            f"for. Change {counted_by}, data.fraction or data.examples-per-client."
         )
-        partitioner.dataset = Dataset.from_dict({"label": labels, "row": pool})
-        with warnings.catch_warnings(action="ignore"):  # on every draw that it rejects
-            try:
-                shares = [partitioner.load_partition(share) for share in range(len(sizes))]
-            except ValueError as error:
-                raise DataError(
-                    f"No Dirichlet partition with data.dirichlet-alpha = {self._alpha:g} gives "
-                    f"each of {len(sizes)} clients two of the {len(pool)} training examples of "
-                    f"domain {domain!r}. Raise it, or lower {self._counted_by}."
-                ) from error
-        return [np.asarray(share["row"][:], np.int64) for share in shares]
+    rng = draw(seed, domain, "train")
+    order = rng.permutation(len(labels))
+    if every_class:
+        kinds = len(np.unique(labels))
+        if min(sizes) < kinds:
+            raise DataError(
+                f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
+                f"{min(sizes)} examples each were asked for. Raise data.fraction or "
+                "data.examples-per-client."
+            )
+        order = with_every_value(order, labels, sizes, rng)
+    return np.split(order[:needed], np.cumsum(sizes)[:-1])
 
 
 def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
@@ -142,6 +113,8 @@ def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[I
     DataError
         If it cannot divide these.
     """
+    from datasets import Dataset  # seconds to import, hence only here
+
     partitioner = data_set.partitioner()
     columns = {"label": labels, **data_set.columns(domain, split)}
     partitioner.dataset = Dataset.from_dict({**columns, "row": np.arange(len(labels))})

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ from fairflower.data import Augment, Federation, cache, prepare, uci_digits
 from fairflower.data.data_set import choose
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.own_folder import NpzFolder
-from fairflower.data.partition import DomainPartitioner
+from fairflower.data.partition import divide
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import DataError
 from fairflower.testing import check_data
@@ -312,79 +311,43 @@ def test_domains_are_taken_in_the_order_given() -> None:
     assert choose("", "abc") == ("a", "b", "c")
 
 
-# --- the partitioner --------------------------------------------------------------------
+# --- the draw ---------------------------------------------------------------------------
 
 
 @given(
-    available=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    available=st.integers(1, 30),
     clients=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-def test_partitions_are_disjoint_parts_of_their_domain(
-    available: list[int], clients: int, seed: int, data: st.DataObject
+def test_clients_have_disjoint_rows_of_their_sizes(
+    available: int, clients: int, seed: int, data: st.DataObject
 ) -> None:
-    available = [max(count, clients) for count in available]
-    domains = [f"domain {i}" for i in range(len(available))]
-    sizes = {
-        domain: data.draw(
-            st.lists(st.integers(1, count // clients), min_size=1, max_size=clients), label=domain
-        )
-        for domain, count in zip(domains, available, strict=True)
-    }
-    column = data.draw(st.permutations(np.repeat(domains, available).tolist()))
-    dataset = Dataset.from_dict({"domain": column, "label": list(range(len(column)))})
-    partitioner = DomainPartitioner(sizes, seed)
-    partitioner.dataset = dataset
-
-    rows = partitioner.partition_id_to_indices
-    assert list(rows) == list(range(partitioner.num_partitions))
-    owners = [domain for domain in domains for _ in sizes[domain]]
-    assert partitioner.num_partitions == len(owners)
-    used = [row for part in rows.values() for row in part]
-    assert len(used) == len(set(used))
-    wanted = [size for domain in domains for size in sizes[domain]]
-    for partition_id, part in rows.items():
-        assert [column[row] for row in part] == [owners[partition_id]] * wanted[partition_id]
-        assert partitioner.load_partition(partition_id)["label"][:] == part
-
-    alone = DomainPartitioner({domains[-1]: sizes[domains[-1]]}, seed)
-    alone.dataset = dataset
-    last = len(sizes[domains[-1]])
-    assert list(alone.partition_id_to_indices.values()) == list(rows.values())[-last:]
+    available = max(available, clients)
+    each = st.integers(1, available // clients)
+    sizes = data.draw(st.lists(each, min_size=1, max_size=clients), label="sizes")
+    parts = divide("a", np.zeros(available, np.int64), sizes, seed)
+    assert [len(part) for part in parts] == sizes
+    rows = np.concatenate(parts).tolist()
+    assert len(set(rows)) == len(rows)
+    assert set(rows) <= set(range(available))
 
 
 def test_partitions_are_those_of_release_0_1() -> None:
     """The papers' partitions are named by their seed, so no change may move them."""
-    partitioner = DomainPartitioner({"mnist": [3, 3], "usps": [2]}, seed=0)
-    partitioner.dataset = Dataset.from_dict(
-        {"domain": ["mnist"] * 8 + ["usps"] * 4, "label": list(range(12))}
-    )
-    assert partitioner.partition_id_to_indices == {0: [3, 0, 4], 1: [2, 5, 1], 2: [8, 9]}
+    mnist = divide("mnist", np.arange(8), [3, 3], seed=0)
+    assert [part.tolist() for part in mnist] == [[3, 0, 4], [2, 5, 1]]
+    (usps,) = divide("usps", np.arange(4), [2], seed=0)
+    assert usps.tolist() == [0, 1]
 
 
 def test_every_image_is_as_likely_as_any_other() -> None:
-    dataset = Dataset.from_dict({"domain": ["a"] * 8, "label": list(range(8))})
     drawn = np.zeros(8)
     for seed in range(200):
-        partitioner = DomainPartitioner({"a": [2]}, seed)
-        partitioner.dataset = dataset
-        drawn[partitioner.partition_id_to_indices[0]] += 1
+        drawn[divide("a", np.arange(8), [2], seed)[0]] += 1
     # 200 draws with chance 1/4: 50 and a standard deviation of 6.
     assert drawn.sum() == 400
     assert (abs(drawn - 50) < 25).all()
-
-
-def test_partitioner_is_at_home_in_flwr_datasets(recwarn: pytest.WarningsRecorder) -> None:
-    from flwr_datasets.metrics import compute_counts
-
-    partitioner = DomainPartitioner({"a": [3, 3], "b": [2, 2]})
-    partitioner.dataset = Dataset.from_dict(
-        {"domain": ["a"] * 9 + ["b"] * 4, "label": [0] * 9 + [1] * 4}
-    )
-    counts = compute_counts(partitioner, column_name="label")
-    assert counts.to_numpy().tolist() == [[3, 0], [3, 0], [0, 2], [0, 2]]
-    assert not [w for w in recwarn if "smaller than" in str(w.message)]
 
 
 # --- the cache --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, prepare, resolve
 from fairflower.data.class_folders import ClassFolders, _digest
 from fairflower.data.objects import PACS, DomainNet, OfficeCaltech
-from fairflower.data.partition import DomainPartitioner, with_every_value
+from fairflower.data.partition import divide, with_every_value
 from fairflower.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -160,38 +160,29 @@ def test_missing_class_comes_from_what_nobody_holds() -> None:
     assert after[4:].tolist() in ([2, 5], [4, 2], [3, 5], [4, 3])
 
 
-def test_partitions_of_other_domains_and_without_the_option_stay() -> None:
-    domains = np.repeat(["a", "b"], (30, 12))
-    labels = [*np.repeat(range(3), 10), *np.repeat(range(4), (1, 2, 1, 8))]
-    dataset = Dataset.from_dict({"domain": domains, "label": labels})
+def test_every_client_holds_every_class_where_that_is_asked_for() -> None:
+    labels = np.repeat(range(4), (1, 2, 1, 8))
+    every = divide("b", labels, [4] * 3, 5, every_class=True)
+    for part in every:
+        assert sorted(labels[part].tolist()) == [0, 1, 2, 3]
+    again = divide("b", labels, [4] * 3, 5, every_class=True)
+    assert [part.tolist() for part in again] == [part.tolist() for part in every]
+    plain = divide("b", labels, [4] * 3, 5)
+    assert [part.tolist() for part in plain] != [part.tolist() for part in every]
 
-    def parts(sizes: dict[str, int], **options: Any) -> list[list[int]]:
-        each = {domain: [size] * 3 for domain, size in sizes.items()}
-        partitioner = DomainPartitioner(each, 5, **options)
-        partitioner.dataset = dataset
-        indices = partitioner.partition_id_to_indices
-        for partition_id, part in indices.items():
-            assert partitioner.load_partition(partition_id)["label"] == [labels[i] for i in part]
-        return list(indices.values())
 
-    every = parts({"a": 10, "b": 4}, every_value_of="label")
-    assert [len(part) for part in every] == [10] * 3 + [4] * 3
-    for part in every[3:]:
-        assert sorted(labels[i] for i in part) == [0, 1, 2, 3]
-    assert parts({"b": 4}, every_value_of="label") == every[3:]
-    assert parts({"a": 10, "b": 4}, every_value_of="label") == every
-    plain = parts({"a": 10, "b": 4})
-    assert plain[:3] == every[:3]
-    assert plain[3:] != every[3:]
+def test_clients_that_hold_every_class_as_drawn_are_as_without_the_option() -> None:
+    labels = np.repeat(range(3), 10)
+    every = divide("a", labels, [10] * 3, 5, every_class=True)
+    plain = divide("a", labels, [10] * 3, 5)
+    assert [part.tolist() for part in every] == [part.tolist() for part in plain]
 
 
 def test_fewer_images_than_classes_are_refused() -> None:
-    partitioner = DomainPartitioner({"a": [2, 2]}, every_value_of="label")
-    partitioner.dataset = Dataset.from_dict({"domain": ["a"] * 6, "label": [0, 1, 2] * 2})
     with pytest.raises(
         DataError, match=r"domain 'a' is to hold all 3 classes, but 2 examples each"
     ):
-        partitioner.load_partition(0)
+        divide("a", np.array([0, 1, 2] * 2), [2, 2], 0, every_class=True)
 
 
 # --- the papers' settings ---------------------------------------------------------------
@@ -305,10 +296,8 @@ def test_real_office_caltech_has_the_papers_sizes(office_dir: str) -> None:
 def test_real_office_caltech_clients_are_disjoint(office_dir: str, seed: int) -> None:
     data = OfficeCaltech(DataConfig(name="office-caltech", dir=office_dir))
     labels = data.labels("dslr", "train")
-    partitioner = DomainPartitioner({"dslr": [12] * 5}, seed, every_value_of="label")
-    partitioner.dataset = Dataset.from_dict({"domain": ["dslr"] * len(labels), "label": labels})
-    held = [row for part in partitioner.partition_id_to_indices.values() for row in part]
-    assert len(set(held)) == 60
+    held = np.concatenate(divide("dslr", labels, [12] * 5, seed, every_class=True))
+    assert len(set(held.tolist())) == 60
 
 
 # --- the folder -------------------------------------------------------------------------

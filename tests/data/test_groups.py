@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,7 @@ from fairflower.data import Federation, prepare
 from fairflower.data.client_groups import groups, series_ratio
 from fairflower.data.corruptions import corrupt
 from fairflower.data.own_folder import NpzFolder
-from fairflower.data.partition import DomainPartitioner
+from fairflower.data.partition import divide
 from fairflower.errors import DataError
 
 CLASSES = 4
@@ -227,9 +226,7 @@ def test_some_client_stays_clean(one: DataConfig, count: int) -> None:
 def shares(alpha: float, seed: int, domain: str = "a") -> np.ndarray:
     """Rows of each class [classes, clients] under a Dirichlet partition."""
     labels, clients = np.arange(CLASSES * 400) % CLASSES, 5
-    partitioner = DomainPartitioner({domain: [len(labels) // clients] * clients}, seed, alpha=alpha)
-    partitioner.dataset = Dataset.from_dict({"domain": [domain] * len(labels), "label": labels})
-    parts = list(partitioner.partition_id_to_indices.values())
+    parts = divide(domain, labels, [len(labels) // clients] * clients, seed, alpha=alpha)
     assert sorted(row for part in parts for row in part) == list(range(len(labels)))
     return np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts], axis=1)
 
