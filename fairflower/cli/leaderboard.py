@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
 
 
-class Part(StrEnum):
-    """What is measured of a leaderboard."""
-
-    rules = "rules"
-    clients = "clients"
-
-
 @friendly_errors()
 def leaderboard(
     file: Annotated[Path, typer.Argument(help="TOML file of a protocol and its benchmarks.")],
@@ -41,7 +33,7 @@ def leaderboard(
     ] = "",
     data_dir: DataDir = None,
     part: Annotated[
-        Part | None,
+        Literal["rules", "clients"] | None,
         typer.Option(help="All with plain local training, or the best with other; default: both."),
     ] = None,
     jobs: Jobs = "auto",
@@ -76,9 +68,9 @@ def leaderboard(
             board.check(one, earlier, results)
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder, study=True):
-        for one in todo if part is not Part.clients else []:
+        for one in todo if part != "clients" else []:
             _make(board, board.rules_on(one, folder, only), one, at_a_time, file)
-        if board.clients and part is not Part.rules:
+        if board.clients and part != "rules":
             measured = read_board(results) if results.exists() else None
             lacking = measured.lacking(names, rules) if measured else names
             if not measured or lacking:
@@ -86,7 +78,7 @@ def leaderboard(
                     "Other local training is for the rules that are best on all benchmarks, and "
                     f"{results} lacks {', '.join(lacking)} yet."
                 )
-                if part is Part.clients:
+                if part == "clients":
                     raise ConfigError(f"{said} Measure them first.")
                 console.print(escape(said), soft_wrap=True)
                 return

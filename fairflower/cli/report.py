@@ -73,7 +73,7 @@ def report(
     if into and source is None:
         raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")
     # A pattern as runs/* matches the page of an earlier report, too.
-    runs = [given for given in runs if not _is_page(given)] or runs
+    runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
     for given in runs:
         if (given / STUDY).exists():
             raise ConfigError(
@@ -98,11 +98,6 @@ def report(
         from fairflower.report.pages import fill
 
         fill(into, source)
-
-
-def _is_page(folder: Path) -> bool:
-    """Whether it is where an earlier report wrote its page."""
-    return folder.name == "report" and (folder / "index.html").exists()
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -24,19 +23,10 @@ if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
 
 
-class Select(StrEnum):
-    """What a trial is chosen by; `fairflower.report.tuning.CRITERIA` has it in words."""
-
-    worst = "worst"
-    average = "average"
-    both = "worst-then-average"
-
-
-class Metric(StrEnum):
-    """What it is of; `fairflower.report.tuning.METRICS` has it in words."""
-
-    accuracy = "accuracy"
-    balanced_accuracy = "balanced_accuracy"
+#: What a trial is chosen by, and what that is of: `CRITERIA` and `METRICS` of
+#: `fairflower.report.tuning` have them in words.
+Select = Literal["worst", "average", "worst-then-average"]
+Metric = Literal["accuracy", "balanced_accuracy"]
 
 
 @with_settings("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr", "seed")
@@ -61,10 +51,10 @@ def tune(
     ] = 12,
     select: Annotated[
         Select, typer.Option(help="What to choose by, on validation images.")
-    ] = Select.both,
+    ] = "worst-then-average",
     metric: Annotated[
         Metric, typer.Option(help="What that is: accuracy, or its mean over classes.")
-    ] = Metric.accuracy,
+    ] = "accuracy",
     tune_training: Annotated[
         bool, typer.Option("--tune-training", help="Tune learning rate and local epochs, too.")
     ] = False,
