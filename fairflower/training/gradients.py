@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,14 +65,8 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
     After training it is ``trained_loss``. The model is in eval mode for it and is left as it
     was found. Parameters and errors are those of `mean_gradient`.
     """
-    total, n = _zero(model), 0
     with evaluating(model):
-        for x, y in batches_of(model, data):
-            total += F.cross_entropy(model(x), y, reduction="sum")
-            n += len(y)
-    if n == 0:
-        raise ValueError("There are no samples to take a loss on. Give at least one.")
-    return total.item() / n
+        return _loss(model, data, model)
 
 
 @torch.enable_grad()
@@ -112,13 +106,20 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
             return 0.0
         step = rho / norm
         moved = {name: p.detach() + step * gradient[name] for name, p in trainable(model).items()}
-        total, n = _zero(model), 0
         with torch.no_grad():
-            for x, y in batches_of(model, data):
-                logits = functional_call(model, moved, (x,))
-                total += F.cross_entropy(logits, y, reduction="sum")
-                n += len(y)
-    return max(total.item() / n - loss, 0.0)
+            there = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
+    return max(there - loss, 0.0)
+
+
+def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]) -> float:
+    """Mean cross entropy over a data set."""
+    total, n = _zero(model), 0
+    for x, y in batches_of(model, data):
+        total += F.cross_entropy(logits_of(x), y, reduction="sum")
+        n += len(y)
+    if n == 0:
+        raise ValueError("There are no samples to take a loss on. Give at least one.")
+    return total.item() / n
 
 
 def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str, Tensor]]:
