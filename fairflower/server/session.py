@@ -98,7 +98,7 @@ class Session:
             If ``stop`` was set.
         """
         with self.console.status("Meeting the clients"):
-            meeting = self.meet()
+            meeting = meet(self.grid, self.config, self.resume, self.stop)
         self.folder, saved = self._open(meeting)
         folder = self.folder
         run_id = saved.run_id if saved else folder.run_id
@@ -149,10 +149,6 @@ class Session:
         checkpoint.prune(folder.path, keep=1)
         shutil.rmtree(client_states() / run_id, ignore_errors=True)
         folder.finish(status, reason)
-
-    def meet(self) -> Meeting:
-        """Wait for the clients; say who they are and what they are to do."""
-        return meet(self.grid, self.config, self.resume, self.stop)
 
     def _open(self, meeting: Meeting) -> tuple[RunFolder, Checkpoint | None]:
         """Make the run folder, or open the one to resume and load what it was left with."""

@@ -28,6 +28,7 @@ from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
 from fairflower.server.checkpoint import continued
 from fairflower.server.inquiry import Inquiry
+from fairflower.server.meeting import meet
 from fairflower.server.roll import NodeTracker, call_the_roll
 from fairflower.server.session import Session
 
@@ -485,7 +486,8 @@ def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
     other = {"domain": "a", "data-dir": str(tmp_path / "other")}
     there.contexts[5] = Context(1, 5, other, RecordDict(), {})
     session = Session(there, continued(first, {"num-server-rounds": 2}), Console(quiet=True))
-    assert session.meet().roll.nodes == {0: 1000, 1: 1001, 2: 1002}
+    meeting = meet(there, session.config, session.resume, session.stop)
+    assert meeting.roll.nodes == {0: 1000, 1: 1001, 2: 1002}
 
 
 def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
