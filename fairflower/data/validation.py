@@ -34,7 +34,7 @@ def keep_out(
     divided = {}
     for name, clients in rows.items():
         drawn = [
-            _drawn(labels[name][own], share, np.random.default_rng(_seed(seed, name, place)))
+            _drawn(labels[name][own], share, derive_seed(seed, name, place, "validation"))
             for place, own in enumerate(clients)
         ]
         pairs = list(zip(clients, drawn, strict=True))
@@ -42,17 +42,14 @@ def keep_out(
     return divided
 
 
-def _seed(seed: int, name: str, place: int) -> int:
-    return derive_seed(seed, name, place, "validation")
-
-
 def _wanted(images: int, share: float) -> int:
     # A product like 0.29 * 100 = 28.999999999999996 means 29.
     return max(1, int(share * images + 1e-9))
 
 
-def _drawn(labels: Ints, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Which of a client's images are for validation."""
+    rng = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
     quotas = share * counts
     taken = np.minimum((quotas + 1e-9).astype(int), counts - 1)
