@@ -210,7 +210,10 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
     comparisons = []
     for domains, members in by_domains.items():
         methods = _methods(members)
-        comparisons.append(Comparison(domains, tuple(methods), _differing(methods)))
+        names = [method.name for method in methods]
+        apart = differing([dict(method.setting) for method in methods])
+        by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
+        comparisons.append(Comparison(domains, tuple(methods), by_name))
     return comparisons
 
 
@@ -273,14 +276,11 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
     return tuple(kept[seed] for seed in sorted(kept)), tuple(left_out)
 
 
-def _differing(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
-    settings = [dict(method.setting) for method in methods]
-    keys = sorted({key for setting in settings for key in setting})
-    return {
-        key: {m.name: s.get(key, "not set") for m, s in zip(methods, settings, strict=True)}
-        for key in keys
-        if len({setting.get(key) for setting in settings}) > 1
-    }
+def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The keys whose values are not the same in all settings, with the value of each."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    values = {key: [one.get(key, "not set") for one in settings] for key in keys}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
 
 
 #: Fewer values make no curve.

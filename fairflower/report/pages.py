@@ -26,7 +26,7 @@ from fairflower.report.leaderboard import (
     is_board,
     read_board,
 )
-from fairflower.report.methods import Comparison, compare
+from fairflower.report.methods import Comparison, compare, differing
 from fairflower.report.reading import Run, read_text
 from fairflower.report.summary import read_summary, write_summary
 from fairflower.report.tables import accuracy_tables, fairness_tables
@@ -327,16 +327,13 @@ def _templates() -> Environment:
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
     """The config keys in which the methods differ, with the value of each method."""
-    configs = [
-        {key: shown(value) for key, value in method.config.items()} for method in comparison.methods
-    ]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    values = {key: [config.get(key, "not set") for config in configs] for key in keys}
-    return {
-        key: found
-        for key, found in values.items()
-        if key != "seed" and key not in execution() and len(set(found)) > 1
-    }
+    left_out = {"seed", *execution()}
+    return differing(
+        [
+            {key: shown(value) for key, value in method.config.items() if key not in left_out}
+            for method in comparison.methods
+        ]
+    )
 
 
 def _facts(run: Run) -> dict[str, Any]:
