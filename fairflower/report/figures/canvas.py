@@ -231,9 +231,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
     wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", svg)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    # The page's font; matplotlib before 3.10 writes `font: 9px '...'`.
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # for the page's
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
     view = re.search(r'viewBox="[^"]*"', svg)
     root = f'<svg {view.group() if view else ""} role="img" aria-label="{escape(alt)}">'
