@@ -43,19 +43,6 @@ class Agenda(Protocol):
         """Give the runs that can be made now, and whether an error is no failure of the whole."""
 
 
-class _Fixed:
-    """All runs of a plan; an error of one is a failure."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.total = len(plan.runs)
-
-    def watch(self, config: RunConfig) -> OnRound | None:
-        return None
-
-    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        return [], False
-
-
 def execute_side_by_side(
     plan: Plan,
     jobs: int,
@@ -73,7 +60,6 @@ def execute_side_by_side(
     run ends, and ``agenda`` adds runs then. The first failure of a run is raised when all
     others have been made.
     """
-    agenda = agenda or _Fixed(plan)
     failure: BaseException | None = None
     # spawn: a fork would copy torch's threads' locks in whatever state they are.
     context = multiprocessing.get_context("spawn")
@@ -81,14 +67,16 @@ def execute_side_by_side(
         counting_bar(console, "runs", transient=True) as bar,
         ProcessPoolExecutor(jobs, context, initializer=_prepare_worker) as pool,
     ):
-        task = bar.add_task(f"{jobs} run{'s' * (jobs > 1)} at a time", total=agenda.total)
+        total = agenda.total if agenda else len(plan.runs)
+        task = bar.add_task(f"{jobs} run{'s' * (jobs > 1)} at a time", total=total)
         pending: dict[Future[tuple[Path, str]], RunConfig] = {}
 
         def submit(configs: Iterable[RunConfig]) -> None:
             with _without_main():
                 for config in configs:
                     here = dataclasses.replace(config, engine="inline", ray_address="")
-                    pending[pool.submit(_run, here, agenda.watch(config))] = config
+                    watch = agenda.watch(config) if agenda else None
+                    pending[pool.submit(_run, here, watch)] = config
 
         submit(plan.runs)
         while pending:
@@ -110,7 +98,7 @@ def execute_side_by_side(
                     folders.append(folder)
                     said = f"[bold]{title}[/]  {escape(line)}"
                     console.print(said, soft_wrap=True, highlight=False)
-                more, excused = agenda.ended(config, problem)
+                more, excused = agenda.ended(config, problem) if agenda else ([], False)
                 if problem is not None:
                     failure = failure or (None if excused else problem)
                     what = "[yellow]{} is lost:[/]" if excused else "[red]{} failed:[/]"
