@@ -121,7 +121,8 @@ class FedGCR(Clustered, FairStrategy):
     def weigh(self, cohort: Cohort) -> Values:
         self.clusters, told = self.find_clusters(cohort)
         loss = self._losses(cohort)
-        beta = self._beta(cohort.server_round)
+        elapsed = cohort.server_round - (0 if self.variant == "released" else 1)
+        beta = float(self.delta * (1 - self.gamma**elapsed))
         omega = cohort.sample_weights
         shares = omega if self.variant == "released" else np.ones(len(cohort))
         cluster_loss = cluster_means(loss, self.clusters.ids, shares)
@@ -138,10 +139,6 @@ class FedGCR(Clustered, FairStrategy):
             return np.asarray(100 / np.maximum(np.floor(hundredth), 1))
         mean = cohort.metrics["train_loss"]
         return mean * cohort.num_examples if self.variant == "paper" else mean
-
-    def _beta(self, server_round: int) -> float:
-        elapsed = server_round if self.variant == "released" else server_round - 1
-        return float(self.delta * (1 - self.gamma**elapsed))
 
 
 def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:

@@ -72,10 +72,9 @@ class FedLF(FairStrategy):
         tau = len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
         everyone, ages = recall(cohort, self.seen, self.memory, tau)
         remember(cohort, self.seen, self.memory)
-        layers = {
-            names: everyone.gram(names=names)
-            for names in (tuple(group) for _, group in groupby(cohort.parameters, _module))
-        }
+        modules = groupby(cohort.parameters, lambda name: name.rpartition(".")[0])
+        names_of = [tuple(names) for _, names in modules]
+        layers = {names: everyone.gram(names=names) for names in names_of}
         directions = self._directions(layers, cohort.metrics["received_loss"])
         gram = _sum(layers, layers)
         K = len(cohort)
@@ -128,11 +127,6 @@ class FedLF(FairStrategy):
         # In the scaled vectors' unit: it differs from layer to layer.
         unit = length[0] if self.variant == "paper" else lengths[: len(losses)][mine].mean()
         return np.asarray(solution.weights @ rows * unit)
-
-
-def _module(name: str) -> str:
-    """The module that a parameter belongs to."""
-    return name.rpartition(".")[0]
 
 
 def _sum(layers: Mapping[Layer, Matrix], of: Iterable[Layer]) -> Matrix:
