@@ -11,7 +11,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from fairflower.config import toml_value
+from fairflower.config import Scalar, toml_value
 from fairflower.trackers.tracker import Tracker, markdown
 
 _STATUS = {"completed": "FINISHED", "stopped": "KILLED", "pruned": "KILLED"}
@@ -24,9 +24,7 @@ class MLflow(Tracker):
     directory), ``MLFLOW_EXPERIMENT_NAME`` in which experiment, by default ``fairflower``.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
         self._client = MlflowClient()
         self._last = 0
         if key:

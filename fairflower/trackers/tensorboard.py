@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from fairflower.config import toml_value
+from fairflower.config import Scalar, toml_value
 from fairflower.trackers.tracker import Tracker, markdown
 
 
@@ -18,9 +18,7 @@ class TensorBoard(Tracker):
     ``tensorboard --logdir ~/.fairflower/runs`` shows all runs.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
         self.key = "tensorboard"
         self._config = config
         self._last = 0

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from fairflower.config import Scalar
+
 
 class Tracker(ABC):
     """Logs one run.
@@ -27,7 +29,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def __init__(
-        self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
+        self, folder: Path, config: Mapping[str, Scalar], key: str, after: int
     ) -> None: ...
 
     @abstractmethod

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import wandb
 
+from fairflower.config import Scalar
 from fairflower.errors import ConfigError
 from fairflower.trackers.tracker import Tracker
 
@@ -21,9 +22,7 @@ class WandB(Tracker):
     all stays in the run folder's ``wandb``, for ``wandb sync``.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, bool | int | float | str], key: str, after: int
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
         # A session's folder is named by the second in which it begins: of two in one, the second
         # would lose its figures.
         while any((folder / "wandb").glob(f"*-{datetime.now():%Y%m%d_%H%M%S}-{key}")):
