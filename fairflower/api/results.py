@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -54,9 +54,6 @@ class Results(Sequence["Result"]):
 
     def __len__(self) -> int:
         return len(self.runs)
-
-    def __iter__(self) -> Iterator[Result]:
-        return map(Result, self.runs)
 
     def __add__(self, other: Results) -> Results:
         """The runs of both, to be compared."""

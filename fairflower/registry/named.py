@@ -160,14 +160,6 @@ class Methods(Named):
 class Described(Named):
     """Things that a list shows without importing them: place and line by name."""
 
-    def __init__(
-        self,
-        package: str,
-        entries: Mapping[str, tuple[str, str]],
-        kind: str,
-        base: str,
-        makers: bool = False,
-    ) -> None:
-        places = {name: place for name, (place, _) in entries.items()}
-        super().__init__(package, places, kind, base, makers)
+    def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:
+        super().__init__(package, {name: place for name, (place, _) in entries.items()}, **of)
         self.lines = {name: line for name, (_, line) in entries.items()}
