@@ -1,7 +1,11 @@
 """What a user is told and can mend, as opposed to defects of fairflower. Imports none of it."""
 
 import errno
+import logging
 from importlib.util import find_spec
+
+#: A child of Flower's logger: shown and streamed wherever Flower's own lines are.
+logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class UserError(Exception):

@@ -5,7 +5,6 @@ How long is waited for them is `fairflower.server.transport`'s to say.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import Counter
@@ -33,10 +32,7 @@ from fairflower.aggregation.records import (
     scalar_metrics,
 )
 from fairflower.aggregation.rule import Rule
-from fairflower.errors import Diverged, RoundFailed
-
-# A child of Flower's logger: shown and streamed wherever Flower's own lines are.
-logger = logging.getLogger("flwr").getChild("fairflower")
+from fairflower.errors import Diverged, RoundFailed, logger
 
 #: Beyond it doubles no longer tell a number from the next, and no data set is as large.
 MOST_EXAMPLES = 2**53

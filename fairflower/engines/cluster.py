@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fairflower
-from fairflower.errors import USER_ERRORS, ConfigError, EngineError
+from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger
 from fairflower.machine import machine, versions
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Seconds that a cluster's address has to answer in.
 _ANSWERS_IN = 10

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairflower.engines.cluster import Node, Nodes, nodes_alive, on, spread
-from fairflower.errors import ConfigError
-
-logger = logging.getLogger("flwr").getChild("fairflower")
+from fairflower.errors import ConfigError, logger
 
 #: Seconds that the first worker on a cluster may take to find a free CPU and to start.
 _FIRST_WORKER = 120

@@ -8,7 +8,6 @@ whatever the length of the vectors (Desideri 2012, MGDA).
 
 from __future__ import annotations
 
-import logging
 import warnings
 from functools import lru_cache
 from math import sqrt
@@ -17,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fairflower.errors import require
+from fairflower.errors import logger, require
 from fairflower.numerics.threads import one_thread
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: In the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
 #: method, gives identical clients identical weights. scipy's active-set NNLS is faster

@@ -9,7 +9,6 @@ generator to save.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflower.config import RunConfig, check_key, execution, keys, methods_of, read_toml
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, logger
 from fairflower.files import Arrays, DamagedFile, read_arrays, write_arrays
 from fairflower.server.folder import read_facts
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Settings that may be others when a run goes on: those of its execution, except where its
 #: folder is. (More rounds move its result where a method has a schedule over all of them.)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -14,10 +13,8 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.replies import short
 from fairflower.data import Federation
-from fairflower.errors import ConfigError, DataError, Stopped
+from fairflower.errors import ConfigError, DataError, Stopped, logger
 from fairflower.server.transport import send_and_receive
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Where the clients' data are.
 _ELSEWHERE = Path("at-the-clients")

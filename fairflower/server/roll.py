@@ -5,7 +5,6 @@ A run that is resumed, and a SuperNode that is restarted, have their clients und
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,10 +17,8 @@ from flwr.serverapp import Grid
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import described, fits, unite
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, logger
 from fairflower.server.inquiry import Answer, Answers, Inquiry
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class Roll(NamedTuple):

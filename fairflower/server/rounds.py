@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import threading
@@ -17,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun
+from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun, logger
 from fairflower.flower import copied
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
@@ -27,8 +26,6 @@ from fairflower.server.meeting import Meeting
 from fairflower.server.progress import RunProgress
 from fairflower.server.roll import NodeTracker
 from fairflower.server.transport import send_and_receive
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Times the cross entropy of guessing, beyond which a model has learnt nothing but certainty.
 DIVERGED = 10

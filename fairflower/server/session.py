@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import resolve
-from fairflower.errors import ConfigError, Pruned, Stopped, StopRun, WriteError, told
+from fairflower.errors import ConfigError, Pruned, Stopped, StopRun, WriteError, logger, told
 from fairflower.machine import about_precision
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
@@ -29,8 +29,6 @@ from fairflower.server.progress import RunProgress
 from fairflower.server.rounds import Rounds
 from fairflower.server.telling import OnRound, Telling
 from fairflower.trackers import check_tracker
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class Session:

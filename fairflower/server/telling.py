@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
 
 from fairflower.config import RunConfig
-from fairflower.errors import StopRun
+from fairflower.errors import StopRun, logger
 from fairflower.server.figures import Figures
 from fairflower.server.folder import RunFolder
 from fairflower.trackers import Tracker, tracker_class
-
-logger = logging.getLogger("flwr").getChild("fairflower")
 
 #: Gets a round's number and figures; what it returns is True if the run is to stop there.
 OnRound = Callable[[int, Figures], object]
