@@ -20,9 +20,8 @@ class Enrolment:
     #: Client id -> node id of the whole federation, by client id; None before
     #: ``FairStrategy.enroll``.
     nodes: dict[int, int] | None = None
-    #: Client id -> training examples, and the most test examples, where they are known.
+    #: Client id -> training examples, where they are known.
     sizes: Mapping[int, int] = field(default_factory=dict)
-    most_tested: Mapping[int, int] = field(default_factory=dict)
     #: Node id -> client id, of those enrolled, or of those that have replied so far.
     clients: dict[int, int] = field(default_factory=dict)
 

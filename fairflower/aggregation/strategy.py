@@ -141,11 +141,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
     # --- what Flower calls -----------------------------------------------------------
 
     def enroll(
-        self,
-        nodes: Mapping[int, int],
-        seed: int,
-        sizes: Mapping[int, int] | None = None,
-        most_tested: Mapping[int, int] | None = None,
+        self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
     ) -> None:
         """Sample by client id from now on, so that the choice depends on ``seed`` alone.
 
@@ -160,13 +156,9 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         sizes : mapping of int -> int, optional
             Client id -> training examples, where they are known. A reply that claims
             others is left out.
-        most_tested : mapping of int -> int, optional
-            Client id -> the most test examples that it can have.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._enrolment = Enrolment(
-            dict(sorted(nodes.items())), sizes or {}, most_tested or {}, clients
-        )
+        self._enrolment = Enrolment(dict(sorted(nodes.items())), sizes or {}, clients)
         self.seed = seed
         for exchange in self.exchanges:
             exchange.seed = seed
@@ -298,25 +290,20 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         return mean_of(common(metrics), key, function, list(contents))
 
     def evaluations(
-        self,
-        server_round: int,
-        replies: Iterable[Message],
-        most_tested: Mapping[int, int] | None = None,
+        self, server_round: int, replies: Iterable[Message], most_tested: Mapping[int, int]
     ) -> dict[int, MetricRecord]:
         """The clients' own test results, by client id; every accuracy among them is 0 to 1.
 
-        ``most_tested`` takes the place of that of `enroll` where they tested on other images.
+        ``most_tested`` is the most test examples that each can have, by its id, where it is known.
 
         Raises
         ------
         RoundFailed
             If fewer than ``min_clients`` of those asked sent one.
         """
-        bounds = self._enrolment.most_tested if most_tested is None else most_tested
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
-            most = bounds.get(client, math.inf)
-            check_test(metrics, self.weighted_by_key, most)
+            check_test(metrics, self.weighted_by_key, most_tested.get(client, math.inf))
             return metrics
 
         sorter = self._sorter(server_round, self._asked_to_test)

@@ -39,7 +39,7 @@ class Meeting:
         """Tell the strategy at which node each client is."""
         federation = self.federation
         sizes = {client.client_id: client.num_examples for client in federation.clients}
-        self.strategy.enroll(nodes, self.config.seed, sizes, self.most_tested("test"))
+        self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
         """Give the most images of a split that each client can have: all of its domain."""

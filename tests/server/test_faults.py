@@ -235,14 +235,14 @@ def test_negative_fisher_information_is_refused():
 def test_a_test_that_cannot_be_is_refused(claim, reason):
     identify()
     strategy = FedAvg()
-    strategy.enroll({k: 1000 + k for k in range(2)}, 0, most_tested={0: 5, 1: 5})
+    strategy.enroll({k: 1000 + k for k in range(2)}, 0)
     messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
     sound = {"accuracy": 0.5, "personal_accuracy": 0.5, "eval_loss": 1.0, "num-examples": 5}
     answers = [
         Message(RecordDict({"metrics": MetricRecord({**sound, **more})}), reply_to=message)
         for message, more in zip(messages, ({"r2": -3.0}, claim), strict=True)
     ]
-    assert list(strategy.evaluations(1, answers)) == [0]
+    assert list(strategy.evaluations(1, answers, {0: 5, 1: 5})) == [0]
     assert reason in strategy.dropped[1]
 
 
