@@ -57,7 +57,7 @@ def measure(strategy: FairStrategy, answers: Answers) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for server_round in range(REPETITIONS):
             begin = time.perf_counter()
-            now = Checkpoint("0" * 32, server_round, model, strategy.state_dict(), 0.0, {})
+            now = Checkpoint(server_round, model, strategy.state_dict(), 0.0, {})
             checkpoint.save(Path(folder), now, keep=2)
             middle = time.perf_counter()
             checkpoint.load(Path(folder))

@@ -2,9 +2,8 @@
 
 They lie in the run folder, ``checkpoints/round-000007.safetensors``: the global model and
 what strategy and exchanges carry from round to round, as arrays; in the file's header
-the run's id, the round, the time it took and how far its histories had been written.
-Every random choice is derived from the seed and what it is about, so there is no
-generator to save.
+the round, the time it took and how far its histories had been written. Every random
+choice is derived from the seed and what it is about, so there is no generator to save.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-r
 class Checkpoint:
     """A run after a round."""
 
-    run_id: str  # its name among clients
     server_round: int  # 0 before training
     model: Arrays  # the global model
     state: Arrays  # FairStrategy.state_dict()
@@ -42,7 +40,6 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
     facts = {
-        "run_id": checkpoint.run_id,
         "round": checkpoint.server_round,
         "seconds": checkpoint.seconds,
         "sizes": dict(checkpoint.sizes),
@@ -66,7 +63,6 @@ def load(run: Path) -> Checkpoint | None:
             logger.warning("%s The one before it is tried.", error)
             continue
         return Checkpoint(
-            run_id=facts["run_id"],
             server_round=facts["round"],
             model=_part(arrays, "model/"),
             state=_part(arrays, "state/"),

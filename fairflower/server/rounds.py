@@ -35,18 +35,17 @@ _ACCURACIES = ("accuracy", "personal_accuracy")
 
 
 class Rounds:
-    """Makes a run's rounds; the clients know the run as ``run_id``."""
+    """Makes a run's rounds."""
 
     def __init__(
-        self, grid: Grid, meeting: Meeting, folder: RunFolder, run_id: str, stop: threading.Event
+        self, grid: Grid, meeting: Meeting, folder: RunFolder, stop: threading.Event
     ) -> None:
-        self.grid, self.meeting, self.folder = grid, meeting, folder
-        self.run_id, self.stop = run_id, stop
+        self.grid, self.meeting, self.folder, self.stop = grid, meeting, folder, stop
         self.config, self.strategy = meeting.config, meeting.strategy
         self.federation = meeting.federation
         self.nodes = meeting.roll.nodes
         self._loss = 0.0  # of the last test, on the domain where it is largest
-        self._settings = {**meeting.settings(), "run-id": run_id}
+        self._settings = {**meeting.settings(), "run-id": folder.run_id}
         self._tracker = NodeTracker(
             grid, meeting.roll, self.config.round_timeout, stop, self.settings()
         )
@@ -122,7 +121,6 @@ class Rounds:
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         now = Checkpoint(
-            run_id=self.run_id,
             server_round=server_round,
             model=arrays_of(arrays),
             state=self.strategy.state_dict(),

@@ -99,7 +99,6 @@ class Session:
             meeting = meet(self.grid, self.config, self.resume, self.stop)
         self.folder, saved = self._open(meeting)
         folder = self.folder
-        run_id = saved.run_id if saved else folder.run_id
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
         telling = Telling(folder, self.config, self.on_round)
         with _logged(folder) as log:
@@ -108,12 +107,12 @@ class Session:
             progress.start(folder.path)
             try:
                 telling.begin(saved.server_round if saved else -1)
-                rounds = Rounds(self.grid, meeting, folder, run_id, self.stop)
+                rounds = Rounds(self.grid, meeting, folder, self.stop)
                 rounds.run(saved, progress, telling.round)
             except StopRun:
                 folder.finish("stopped")
             except Pruned as reason:
-                self._close(folder, run_id, "pruned", str(reason))
+                _close(folder, "pruned", str(reason))
             except Stopped:
                 folder.finish("stopped")
                 raise
@@ -132,21 +131,13 @@ class Session:
                 folder.finish("stopped")
                 raise
             else:
-                self._close(folder, run_id, "completed")
+                _close(folder, "completed")
             finally:
                 telling.end()
                 progress.stop()
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
         return folder.path
-
-    def _close(
-        self, folder: RunFolder, run_id: str, status: str, reason: str | None = None
-    ) -> None:
-        # The last checkpoint stays: num-server-rounds can be raised later.
-        checkpoint.prune(folder.path, keep=1)
-        shutil.rmtree(client_states() / run_id, ignore_errors=True)
-        folder.finish(status, reason)
 
     def _open(self, meeting: Meeting) -> tuple[RunFolder, Checkpoint | None]:
         """Make the run folder, or open the one to resume and load what it was left with."""
@@ -171,6 +162,13 @@ class Session:
         )
         folder.model(saved.model)
         return folder, saved
+
+
+def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
+    # The last checkpoint stays: num-server-rounds can be raised later.
+    checkpoint.prune(folder.path, keep=1)
+    shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
+    folder.finish(status, reason)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def test_a_death_while_sealing_leaves_the_earlier_file(tmp_path, monkeypatch):
 
 
 def made_up(server_round: int) -> Checkpoint:
-    return Checkpoint("0" * 32, server_round, {"w": np.full(2, server_round)}, {}, 1.5, {})
+    return Checkpoint(server_round, {"w": np.full(2, server_round)}, {}, 1.5, {})
 
 
 def test_the_newest_checkpoints_are_kept_and_the_rest_is_swept_away(tmp_path):
@@ -127,7 +127,7 @@ def test_a_strategy_goes_on_from_a_file_as_if_it_had_never_stopped(name, tmp_pat
     for present in ([0, 1, 4], [3, 1], [0, 3], [4, 2, 1], [2, 0], [1, 4]):
         moves = updates(random, present)
         examples = {k: 7 * k + 3 for k in present}
-        now = Checkpoint("", going.round, going.model, going.strategy.state_dict(), 0.0, {})
+        now = Checkpoint(going.round, going.model, going.strategy.state_dict(), 0.0, {})
         checkpoint.save(tmp_path, now, keep=1)
         saved = checkpoint.load(tmp_path)
         going = Rounds(make(), saved.model, range(5))
