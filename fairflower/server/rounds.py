@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from fairflower.aggregation.messages import tell as tell_client
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun, logger
-from fairflower.flower import copied
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.figures import Figures, settled
@@ -254,10 +254,7 @@ class Rounds:
         messages = list(messages)
         clients = {node: client for client, node in self.nodes.items()}
         for message in messages:
-            client = clients[message.metadata.dst_node_id]
-            # The messages of a round share their content.
-            config = copied(message.content.config_records["config"], {"client-id": client})
-            message.content = RecordDict({**message.content, "config": config})
+            tell_client(message, "config", {"client-id": clients[message.metadata.dst_node_id]})
         return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
 
 

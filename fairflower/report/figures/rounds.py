@@ -31,7 +31,7 @@ def draw(
     comparison: Comparison, folder: Path, prefix: str = "", tuned: Sequence[Tuned] = ()
 ) -> list[Drawn]:
     """Draw every figure and save it as ``folder/<prefix><name>.png`` and ``.svg``."""
-    sketches = chain(_sketches(comparison, _looks(comparison)), tuning.sketches(tuned))
+    sketches = chain(_sketches(comparison), tuning.sketches(tuned))
     return canvas.save(sketches, folder, prefix)
 
 
@@ -39,19 +39,16 @@ def plot(comparison: Comparison, name: str) -> Figure:
     """The figure of this name, of those that `draw` saves; ``ConfigError`` if there is none."""
     names = []
     with canvas.styled():
-        for sketch in _sketches(comparison, _looks(comparison)):
+        for sketch in _sketches(comparison):
             if sketch.name == name:
                 return sketch.figure
             names.append(sketch.name)
     raise ConfigError(unknown("figure", name, names))
 
 
-def _looks(comparison: Comparison) -> Looks:
+def _sketches(comparison: Comparison) -> Iterator[Sketch]:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
-    return canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
-
-
-def _sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+    looks = canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
     std = partial(metrics.std, ddof=1)
     over_rounds: tuple[tuple[str, str, str, Callable[[Vector], float]], ...] = (
         ("average", "Average accuracy over rounds", canvas.LABELS["AVG"], metrics.mean),
