@@ -210,7 +210,8 @@ def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
     sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
     sketch.figure.set_layout_engine("none")  # keep the layout; finding it takes half the time
     buffer = io.StringIO()
-    sketch.figure.savefig(buffer, format="svg", metadata=dict.fromkeys(_METADATA))
+    untold = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    sketch.figure.savefig(buffer, format="svg", metadata=untold)
     text = buffer.getvalue()
     paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
     path.with_name(path.name + ".svg").write_text(
@@ -219,9 +220,6 @@ def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, prefix + sketch.name, sketch.alt)
     return Drawn(sketch.title, sketch.caption, sketch.alt, inline, wide)
-
-
-_METADATA = ("Creator", "Date", "Format", "Type")
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
