@@ -93,11 +93,6 @@ class UCIDigits(DataSet):
         return "matplotlib's fonts" if domain == "printed" else "scikit-learn's load_digits"
 
 
-@cache
-def _generated() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
-    return generate()  # 3 MB, for all that is divided in this process
-
-
 def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
     """Every (domain, split) as images uint8 [N, 16, 16, 3] and labels int64 [N]."""
     from sklearn.datasets import load_digits
@@ -112,6 +107,9 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
         labels = rng.permutation(np.arange(count) % 10).astype(np.int64)
         splits["printed", split] = _printed(labels, fonts(split), rng), labels
     return splits
+
+
+_generated = cache(generate)  # 3 MB, for all that is divided in this process
 
 
 def source_rows() -> dict[tuple[str, str], Ints]:
