@@ -44,7 +44,6 @@ class Rounds:
         self.config, self.strategy = meeting.config, meeting.strategy
         self.federation = meeting.federation
         self.nodes = meeting.roll.nodes
-        self._loss = 0.0  # of the last test, on the domain where it is largest
         self._settings = {**meeting.settings(), "run-id": folder.run_id}
         self._tracker = NodeTracker(
             grid, meeting.roll, self.config.round_timeout, stop, self.settings()
@@ -90,7 +89,7 @@ class Rounds:
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
             if ending:
-                self._warn_if_diverged()
+                self._warn_if_diverged(server_round)
                 return
             if stopped:
                 raise StopRun
@@ -107,16 +106,19 @@ class Rounds:
             self.folder.note("ended_early", f"{reason}, in {stop.patience} rounds (stop.patience)")
         return best > 0
 
-    def _warn_if_diverged(self) -> None:
-        """Say that a model that is completed is far worse than none."""
+    def _warn_if_diverged(self, server_round: int) -> None:
+        """Say that a model that is completed is far worse than none, on any domain."""
+        tested = self.folder.figures.of(server_round).items()
+        losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
+        loss = float(np.max([0.0, *losses]))  # NaN, if one is
         guessing = math.log(self.federation.num_classes)
-        diverged = guessing > 0 and not self._loss <= DIVERGED * guessing
-        self.folder.note("diverged", self._loss if diverged else None)
+        diverged = guessing > 0 and not loss <= DIVERGED * guessing
+        self.folder.note("diverged", loss if diverged else None)
         if diverged:
             logger.warning(
                 "The model's loss in its tests is %.3g, and that of guessing %.3g: training "
                 "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
-                *(self._loss, guessing),
+                *(loss, guessing),
             )
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -195,7 +197,6 @@ class Rounds:
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Each domain's accuracy on its test images or, where none are tested, for validation."""
         found: dict[str, float] = {}
-        self._loss = 0.0
         for split in ("test", "validation"):
             if self.config.evaluates(split):
                 accuracies = self._evaluate_on(split, server_round, arrays)
@@ -211,8 +212,6 @@ class Rounds:
         if by in ("server", "both"):
             # What clients alone can measure stays.
             tested = self.meeting.evaluator(arrays_of(arrays), split)
-            losses = [values["loss"] for values in tested.values()]
-            self._loss = float(np.max([self._loss, *losses]))  # NaN, if one is
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():
