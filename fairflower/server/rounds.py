@@ -54,10 +54,7 @@ class Rounds:
         return ConfigRecord(dict(self._settings))
 
     def run(
-        self,
-        saved: Checkpoint | None,
-        progress: RunProgress,
-        tell: Callable[[int, Figures], bool] = lambda server_round, figures: False,
+        self, saved: Checkpoint | None, progress: RunProgress, tell: Callable[[int, Figures], bool]
     ) -> None:
         """Make all rounds, or those that are left after a checkpoint.
 
