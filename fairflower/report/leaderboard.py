@@ -28,7 +28,7 @@ from fairflower.report.methods import Estimate
 from fairflower.report.reading import read_text
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
-from fairflower.report.text import DASH, listed, number, spread
+from fairflower.report.text import DASH, listed, number, p_value, spread
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
@@ -281,7 +281,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
             _mean(worst.loc[name].dropna().tolist(), one),
             _mean(average.loc[name].dropna().tolist(), against[AVERAGE].get(name)),
             _difference(one),
-            Cell(number(one.p, 3) if one else DASH),
+            Cell(p_value(one.p) if one else DASH),
             _difference(gains.get(name)),
             Cell(str(counts.get(name, 0))),
         ]
@@ -402,11 +402,13 @@ def _ranked(board: Board) -> Iterator[str]:
     if found is None:
         return
     apart = [n for n, rank in found.mean.items() if rank - found.lowest > found.critical]
+    better = (
+        f"it is better than that of {listed(apart)}" if apart else "none is better than another"
+    )
     yield (
         f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. The "
         f"lowest mean rank, {number(found.lowest, 1)}, is that of {listed(found.best)}; by "
-        f"Nemenyi's critical difference, {number(found.critical, 1)}, it is better than that of "
-        f"{listed(apart) or 'none'}."
+        f"Nemenyi's critical difference, {number(found.critical, 1)}, {better}."
     )
 
 

@@ -2,7 +2,8 @@
 for (const head of document.querySelectorAll("table:not(.text) thead th")) {
   const column = head.cellIndex;
   const value = row => {
-    const text = row.cells[column]?.firstChild?.textContent.replace("\u2212", "-") ?? "";
+    const told = row.cells[column]?.firstChild?.textContent ?? "";
+    const text = told.replace("\u2212", "-").replace("< ", "");
     return Number.isNaN(parseFloat(text)) ? text : parseFloat(text);
   };
   const sort = () => {

@@ -39,6 +39,15 @@ def number(value: float, digits: int = 2, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def p_value(p: float) -> str:
+    """A p-value as text.
+
+    >>> p_value(0.0312), p_value(0.0001)
+    ('0.031', '< 0.001')
+    """
+    return "< 0.001" if p < 0.0005 else number(p, 3)
+
+
 def spread(std: float, n: int, digits: int = 2) -> str:
     """The small print under a mean; empty for one value, which has none.
 

@@ -531,6 +531,10 @@ def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) ->
     (line,) = (line for line in said if "Friedman" in line)
     assert "The lowest mean rank, 1.0, is that of afl" in line
     assert line.endswith("critical difference, 2.7, it is better than that of fedavg.")
+    last = [row("three", "afl", "both", number, 10 + number) for number in range(1, 6)]
+    said = answers(add_to_board(tmp_path / "x.csv", last))
+    (line,) = (line for line in said if "Friedman" in line)
+    assert line.endswith("critical difference, 2.7, none is better than another.")
 
 
 def test_a_rule_that_lost_all_trials_somewhere_is_last_there(tmp_path: Path) -> None:
