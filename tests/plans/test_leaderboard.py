@@ -585,8 +585,11 @@ def test_other_local_training_waits_for_all_benchmarks(file: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_command_makes_all_of_it_and_nothing_twice(file: Path, tmp_path: Path) -> None:
-    file.write_text(FILE.replace("budget = 3", "budget = 1").replace("1-3", "1-2"))
+def test_the_command_makes_all_of_it_and_nothing_twice(
+    file: Path, tmp_path: Path, undrawn: None
+) -> None:
+    quick = FILE.replace("budget = 3", "budget = 1").replace("1-3", "1-2")
+    file.write_text(quick.replace("num-server-rounds = 4", "num-server-rounds = 1"))
     command = ["leaderboard", str(file), "--output-dir", str(tmp_path / "out"), "--jobs", "1"]
     call(*command)
     text = file.with_suffix(".md").read_text()
@@ -594,13 +597,26 @@ def test_the_command_makes_all_of_it_and_nothing_twice(file: Path, tmp_path: Pat
     first = file.with_suffix(".csv").read_text()
     assert call(*command).count("0 runs are left") == 4
     assert file.with_suffix(".csv").read_text() == first
-    # A rule that the file gets later is made alone, beside the others' rows.
-    file.write_text(file.read_text().replace("fedavg,fedheal", "fedavg,afl,fedheal"))
-    said = call(*command, "--strategies", "afl", "--part", "rules", "--benchmarks", "plain")
-    assert "plain: 5 runs are left" in said
+
+
+@pytest.mark.slow
+def test_a_rule_that_the_file_gets_later_is_made_alone(
+    file: Path, tmp_path: Path, undrawn: None
+) -> None:
+    made, studies, _ = board_of(file, tmp_path)
+    for study, benchmark in zip(studies, made.benchmarks, strict=True):
+        write_board(file, list(made.rows(study, benchmark)), tmp_path / "index.html")
+    first = set(file.with_suffix(".csv").read_text().splitlines())
+    file.write_text(FILE.replace("fedavg,fedheal", "fedavg,afl,term,fedheal"))
+    more = Leaderboard.read(file)
+    make(more.rules_on(more.benchmarks[0], tmp_path, ["afl"]), quality)
+    command = ["leaderboard", str(file), "--output-dir", str(tmp_path), "--part", "rules"]
+    said = call(*command, "--strategies", "afl", "--benchmarks", "plain")
+    assert "plain: 0 runs are left" in " ".join(said.split())
     rows = set(file.with_suffix(".csv").read_text().splitlines())
-    assert set(first.splitlines()) < rows
-    assert {row.split(",")[2] for row in rows - set(first.splitlines())} == {"afl"}
+    assert first < rows
+    assert {row.split(",")[2] for row in rows - first} == {"afl"}
+    assert {row.split(",")[0] for row in rows - first} == {"plain"}
     said = call(*command, "--strategies", "afl,ditto", expect=2)
     assert "--strategies: " in said
-    assert "has no ditto, but fedavg, afl, fedheal" in " ".join(said.split())
+    assert "has no ditto, but fedavg, afl, term, fedheal" in " ".join(said.split())
