@@ -74,8 +74,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     if not (folder / META).is_file():
         logger.info("Preparing %s in %s", config.name, folder)
         _build(data_set, folder, site)
-    federation = _open(folder)
-    return federation if config.augment else replace(federation, augment=Augment())
+    return _open(folder, config.augment)
 
 
 def resolve(config: DataConfig) -> DataConfig:
@@ -88,7 +87,11 @@ def resolve(config: DataConfig) -> DataConfig:
     return replace(config, dir=str(folder)) if folder else config
 
 
-_open = lru_cache(maxsize=8)(Federation.open)
+@lru_cache(maxsize=8)
+def _open(folder: Path, augment: bool) -> Federation:
+    """One object for all who ask, so that what it has found of its data is found once."""
+    federation = Federation.open(folder)
+    return federation if augment else replace(federation, augment=Augment())
 
 
 def make_data_set(config: DataConfig) -> DataSet:

@@ -407,6 +407,7 @@ def test_a_prepared_benchmark_is_only_opened(
 
 def test_no_augmentation_needs_no_other_folder(uci: Federation) -> None:
     bare = prepare(replace(UCI, augment=False))
+    assert prepare(replace(UCI, augment=False)) is bare, "what it found of its data is found once"
     assert (bare.augment, bare.folder) == (Augment(), uci.folder)
 
 
