@@ -55,12 +55,40 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def view(array: Array) -> NDArray[Any]:
     """The values of a Flower array, sharing its bytes."""
-    data = array.data
+    data = buffer_of(array)
     length_size = 2 if data[6] == 1 else 4  # of the header's length, by format version
     length = int.from_bytes(data[_MAGIC : _MAGIC + length_size], "little")
     header = _header(bytes(data[: _MAGIC + length_size + length]))
     flat = np.frombuffer(data, header.dtype, count=header.num_values, offset=header.num_bytes)
     return flat.reshape(header.shape, order=header.order)
+
+
+class SharedArray(Array):
+    """A Flower array whose bytes lie in memory shared between processes.
+
+    `view` reads them there. Who asks for its ``data``, as Flower itself does, gets a copy.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], stype: str, buffer: memoryview) -> None:
+        self.__dict__.update(dtype=dtype, shape=shape, stype=stype, buffer=buffer)
+
+    @property
+    def data(self) -> bytes:
+        """A copy of the bytes."""
+        return bytes(self.__dict__["buffer"])
+
+    @data.setter
+    def data(self, value: bytes) -> None:
+        self.__dict__["buffer"] = memoryview(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it, and copy it, as an array that has its bytes."""
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+def buffer_of(array: Array) -> bytes | memoryview:
+    """The bytes of a Flower array, where they lie."""
+    return array.__dict__["buffer"] if isinstance(array, SharedArray) else array.data
 
 
 class _Header(NamedTuple):

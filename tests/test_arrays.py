@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis.extra import numpy as arrays_from
 
-from fairflower.arrays import arrays_of, record_of
+from fairflower.arrays import SharedArray, arrays_of, record_of, view
 
 ANY = arrays_from.arrays(
     dtype=arrays_from.boolean_dtypes()
@@ -31,3 +34,20 @@ def test_a_record_has_the_bytes_of_flowers_own(array):
 def test_python_objects_do_not_travel():
     with pytest.raises(ValueError, match="Python objects"):
         record_of({"a": np.array([{}], dtype=object)})
+
+
+def test_an_array_in_shared_memory_is_read_in_place_and_copied_by_who_asks_for_its_bytes():
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    plain = Array(values)
+    memory = np.frombuffer(plain.data, np.uint8).copy()
+    shared = SharedArray(plain.dtype, plain.shape, plain.stype, memory.data)
+    assert np.shares_memory(view(shared), memory)
+    assert shared.data == plain.data
+    copies = [pickle.loads(pickle.dumps(shared)), copy.deepcopy(shared)]
+    copies.append(ArrayRecord({"w": shared})["w"])  # as a client hands on what it received
+    for array in copies:
+        assert type(array) is Array
+        np.testing.assert_array_equal(array.numpy(), values)
+    shared.data = Array(values + 1).data
+    np.testing.assert_array_equal(view(shared), values + 1)
+    assert bytes(memory) == plain.data

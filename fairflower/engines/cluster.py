@@ -21,6 +21,9 @@ from fairflower.machine import machine, versions
 #: Seconds that a cluster's address has to answer in.
 _ANSWERS_IN = 10
 
+#: Bytes of a result up to which Ray sends it as a message.
+_INLINE = 1024 * 1024
+
 #: Seconds of waiting for a node after which it is said that it is waited for.
 _LONG = 30
 
@@ -29,9 +32,12 @@ def prepare_ray() -> Any:
     """Set what has to be set before Ray is imported, and import it.
 
     Ray would otherwise start its workers through the `uv run` that started us, and
-    warn about GPUs that it hides; clients look at what Ray granted, not at that. It is
-    imported here, so that no other thread meets it half-imported.
+    warn about GPUs that it hides; clients look at what Ray granted, not at that. It would send
+    replies from 100 KB through the object store, which takes the processors several times
+    longer than a message up to some MB. It is imported here, so that no other thread meets it
+    half-imported.
     """
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(_INLINE))
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # late: it reads these variables, and is slow

@@ -14,19 +14,21 @@ import copy
 import functools
 import math
 import os
+import pickle
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from fairflower.arrays import SharedArray, buffer_of
 from fairflower.engines.cluster import (
     Nodes,
     connect,
@@ -39,7 +41,7 @@ from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError
 from fairflower.flower import identify
 
-#: Bytes from which a record of arrays goes through the object store.
+#: Bytes from which a record of arrays, or what a node keeps, is an object of its own to Ray.
 _LARGE = 64 * 1024
 
 #: Batches that a worker has at a time: one at work, and one so that it need not wait.
@@ -47,6 +49,9 @@ _IN_FLIGHT = 2
 
 #: Seconds that a batch of messages may take: who waits for a reply sees one so often.
 _BATCH = 0.25
+
+#: Of what is left for a worker to do in a round, the part that it gets at most in one batch.
+_SHARE = 0.7
 
 #: Seconds that one look for replies waits, if none are there.
 _PATIENCE = 0.1
@@ -68,10 +73,20 @@ class _Task:
 
 @dataclass
 class _Batch:
-    """Messages that a worker answers in one call, and references to the states that they leave."""
+    """Messages that a worker answers in one call, and references to the large states it leaves."""
 
     tasks: list[_Task]
-    states: list[Any]
+    states: dict[int, Any]  # by the place of the message
+
+
+class _Request(NamedTuple):
+    """What a worker gets of a message."""
+
+    message: Message  # without its large records
+    names: list[str]  # of all its records, in order
+    stored: dict[str, Any]  # references to the large ones
+    context: Context
+    state: bytes | None  # what the node keeps, pickled; None if it is large, and comes apart
 
 
 class RayGrid(InlineGrid):
@@ -126,7 +141,8 @@ class RayGrid(InlineGrid):
         arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
         self._here = ray.get_runtime_context().get_node_id()
         self._tasks: deque[_Task] = deque()  # to be handed out
-        self._states = {node: context.state for node, context in self.contexts.items()}
+        # What nodes keep, pickled; references to it where it is large.
+        self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
         self._seconds: dict[tuple[int, str], float] = {}  # node, type -> of its last message
         granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
@@ -148,7 +164,7 @@ class RayGrid(InlineGrid):
             large = {
                 name: record
                 for name, record in message.content.array_records.items()
-                if sum(len(array.data) for array in record.values()) >= _LARGE
+                if _num_bytes(record) >= _LARGE
             }
             for record in large.values():
                 if id(record) not in stored:
@@ -234,7 +250,7 @@ class RayGrid(InlineGrid):
         Batches get smaller towards the end of a round, so that the workers end together.
         """
         left = sum(map(self._expected, self._tasks))
-        most = min(_BATCH, left / (2 * len(self._workers.at_hand)))
+        most = min(_BATCH, _SHARE * left / len(self._workers.at_hand))
         batch = [self._tasks.popleft()]
         seconds = self._expected(batch[0])
         while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:
@@ -246,23 +262,20 @@ class RayGrid(InlineGrid):
 
     def _send(self, worker: Worker, tasks: list[_Task]) -> None:
         requests = []
-        stored: dict[Any, int] = {}  # the references, once each, with their places
-        for task in tasks:
-            content = task.message.content
+        held: dict[int, Any] = {}  # large states, by the place of the message
+        for place, task in enumerate(tasks):
+            content, node = task.message.content, task.message.metadata.dst_node_id
             small = copy.copy(task.message)
             set_content(small, {n: r for n, r in content.items() if n not in task.stored})
-            places = {
-                name: stored.setdefault(task.stored[name], len(stored))
-                if name in task.stored
-                else -1
-                for name in content
-            }
-            requests.append((small, places, self.contexts[task.message.metadata.dst_node_id]))
-        states = [self._states[task.message.metadata.dst_node_id] for task in tasks]
-        replies, *left = worker.actor.answer.options(num_returns=1 + len(tasks)).remote(
-            requests, *states, *stored
-        )
-        worker.batches[replies] = _Batch(tasks, left)
+            state = self._states[node]
+            if not isinstance(state, bytes):
+                held[place], state = state, None
+            context = self.contexts[node]
+            requests.append(_Request(small, list(content), task.stored, context, state))
+        answer = worker.actor.answer.options(num_returns=1 + len(held))
+        returned = answer.remote(requests, *held.values())
+        replies, *states = returned if held else [returned]
+        worker.batches[replies] = _Batch(tasks, dict(zip(held, states, strict=True)))
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
         if reference not in worker.batches:
@@ -270,7 +283,7 @@ class RayGrid(InlineGrid):
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
-            states = self._kept(worker, reference)
+            large = self._kept(worker, worker.batches[reference].states)
         except errors.RayActorError as error:
             return self._bury(worker, error)
         except errors.ObjectLostError as error:  # with its node
@@ -281,19 +294,20 @@ class RayGrid(InlineGrid):
         except errors.RayError as error:
             return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
         tasks = worker.batches.pop(reference).tasks
-        for task, state, (_, seconds) in zip(tasks, states, replies, strict=True):
-            metadata = task.message.metadata
-            self._states[metadata.dst_node_id] = state
-            self._seconds[metadata.dst_node_id, metadata.message_type] = seconds
-        return [reply for reply, _ in replies]
+        for place, (task, (_, seconds, state)) in enumerate(zip(tasks, replies, strict=True)):
+            node = task.message.metadata.dst_node_id
+            self._seconds[node, task.message.metadata.message_type] = seconds
+            if place in large:
+                self._states[node] = large[place]
+            else:
+                self._states[node] = state if isinstance(state, bytes) else self._put(state)
+        return [reply for reply, _, _ in replies]
 
-    def _kept(self, worker: Worker, reference: Any) -> list[Any]:
-        """The states that a batch leaves, or references to them, that survive the worker's node."""
-        states: list[Any] = worker.batches[reference].states
+    def _kept(self, worker: Worker, states: dict[int, Any]) -> dict[int, Any]:
+        """References to large states that survive the worker's node."""
         if worker.node.node_id == self._here:
             return states
-        found = self._ray.get(states)
-        return [self._put(state) if state.array_records else state for state in found]
+        return {place: self._put(self._ray.get(state)) for place, state in states.items()}
 
     def _put(self, record: object) -> Any:
         errors = self._ray.exceptions
@@ -328,6 +342,7 @@ class Actor:
         if shared:
             share_arrays()
         self._pickled = client_app
+        self._records: dict[str, ArrayRecord] = {}  # large ones of the last batch, by reference
 
     @functools.cached_property
     def _app(self) -> ClientApp:
@@ -335,54 +350,68 @@ class Actor:
         app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
         return app
 
-    def answer(
-        self, requests: list[tuple[Message, dict[str, int], Context]], *held: Any
-    ) -> list[Any]:
+    def answer(self, requests: list[_Request], *held: RecordDict) -> Any:
         """Answer one message after another.
 
         Parameters
         ----------
         requests
-            Messages without their large records; the places of all their records in what
-            is ``held`` apart from states, -1 for those that are there; the nodes' contexts.
+            One for each message.
         held
-            The nodes' states, then the large records.
+            The large states of those nodes that have one, in order.
 
         Returns
         -------
         list
-            The replies, each with the seconds that it took; then the states that they leave.
+            The replies, each with the seconds that it took and the state that it leaves,
+            pickled or, if it has become large, as it is. Behind it the large states of the same
+            nodes as before.
         """
         with suppress(Exception):  # which is then the reply to every message
             _ = self._app  # its import is no client's time
-        replies, states = [], []
-        stored: list[ArrayRecord] = list(held[len(requests) :])
-        for (message, places, context), state in zip(requests, held, strict=False):
+        replies: list[tuple[Message, float, bytes | RecordDict | None]] = []
+        large = iter(held)
+        left = []
+        used = {reference.hex(): reference for r in requests for reference in r.stored.values()}
+        self._records = {
+            key: self._records[key] if key in self._records else prepare_ray().get(reference)
+            for key, reference in used.items()
+        }
+        for message, names, stored, context, state in requests:
             begin = time.perf_counter()
-            content = message.content
-            set_content(
-                message, {n: stored[p] if p >= 0 else content[n] for n, p in places.items()}
-            )
-            context.state = state
+            records = {n: self._records[r.hex()] for n, r in stored.items()}
+            content = {**message.content, **records}
+            set_content(message, {name: content[name] for name in names})
+            context.state = next(large) if state is None else pickle.loads(state)
             reply = answer(lambda *request: self._app(*request), message, context)
-            replies.append((reply, time.perf_counter() - begin))
-            states.append(context.state)
-        return [replies, *states]
+            seconds = time.perf_counter() - begin
+            if state is None:
+                left.append(context.state)
+                replies.append((reply, seconds, None))
+            else:
+                replies.append((reply, seconds, _pickled_if_small(context.state)))
+        return [replies, *left] if left else replies
+
+
+def _pickled_if_small(state: RecordDict) -> bytes | RecordDict:
+    small = sum(map(_num_bytes, state.array_records.values())) < _LARGE
+    return pickle.dumps(state) if small else state
+
+
+def _num_bytes(record: ArrayRecord) -> int:
+    return sum(len(buffer_of(array)) for array in record.values())
 
 
 def share_arrays() -> None:
-    """Let Ray move the bytes of Flower's arrays apart from the rest, to be read in place.
-
-    Where they are read from shared memory, ``Array.data`` is a memoryview.
-    """
-    prepare_ray().util.register_serializer(Array, serializer=_parts, deserializer=_whole)
+    """Let Ray move the bytes of Flower's arrays apart from the rest, to be read in place."""
+    register = prepare_ray().util.register_serializer
+    for kind in (Array, SharedArray):
+        register(kind, serializer=_parts, deserializer=_whole)
 
 
 def _parts(array: Array) -> tuple[str, tuple[int, ...], str, NDArray[np.uint8]]:
-    return array.dtype, array.shape, array.stype, np.frombuffer(array.data, np.uint8)
+    return array.dtype, array.shape, array.stype, np.frombuffer(buffer_of(array), np.uint8)
 
 
 def _whole(parts: tuple[str, tuple[int, ...], str, NDArray[np.uint8]]) -> Array:
-    array = Array.__new__(Array)  # its constructor takes nothing but bytes
-    array.__dict__.update(dtype=parts[0], shape=parts[1], stype=parts[2], data=parts[3].data)
-    return array
+    return SharedArray(*parts[:3], parts[3].data)

@@ -131,7 +131,8 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path,
         put = grid._ray.put
         monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
         assert models(ask(grid)) == expected[0]
-        assert len(puts) == 1  # for forty messages
+        assert len(puts) == 41  # the model for forty messages, and the states, which became large
+        puts.clear()
         # One death: tried again with those sent together with it, from the states they had.
         sent: list[int] = []
         send = grid._send
@@ -145,12 +146,47 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path,
         monkeypatch.setattr(grid, "_send", watched)
         assert models(ask(grid, dies=3, once=str(tmp_path / "died"))) == expected[1]
         assert max(sent) > 1
+        assert len(puts) == 1  # the states stay where they were made
         # Dies whenever it is asked: an error reply, and nobody else suffers.
         replies = ask(grid, dies=1)
         assert [k for k, reply in replies.items() if reply.has_error()] == [1]
         assert "ActorDied" in replies[1].error.reason
         alive = {k: w for k, w in expected[2].items() if k != 1}
         assert models(replies) == alive
+
+
+def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        kept = context.state.array_records.get("kept", ArrayRecord())
+        seen = {name: array.numpy() for name, array in kept.items()}
+        content = {"arrays": ArrayRecord({n: Array(a + 1) for n, a in seen.items()})}
+        record = message.content["arrays"]  # of each round another part, 320 kB or 8
+        part = message.content["config"]["keep"]
+        context.state["kept"] = ArrayRecord({part: record[part]} if part else {})
+        return Message(RecordDict(content), reply_to=message)
+
+    def rounds(grid: InlineGrid) -> list[list[dict[str, list[float]]]]:
+        found = []
+        for number, part in enumerate(["large", "large", "small", "", "small", "large", "large"]):
+            arrays = {"large": Array(WEIGHTS + number), "small": Array(np.array([number + 0.5]))}
+            content = RecordDict({"arrays": ArrayRecord(arrays)})
+            content["config"] = ConfigRecord({"keep": part})
+            messages = [Message(content, node, "train") for node in grid.get_node_ids()]
+            replies = [reply.content["arrays"] for reply in grid.send_and_receive(messages)]
+            found.append([{n: a.numpy().tolist() for n, a in r.items()} for r in replies])
+        return found
+
+    with closing(RayGrid(app, 3, workers=2)) as grid:
+        assert rounds(grid) == rounds(InlineGrid(app, 3))
+        # Two messages to one node at a time: what is kept is one of what they leave.
+        content = RecordDict({"arrays": ArrayRecord({"large": Array(WEIGHTS)})})
+        content["config"] = ConfigRecord({"keep": "large"})
+        node = next(iter(grid.get_node_ids()))
+        replies = grid.send_and_receive([Message(content, node, "train") for _ in range(6)])
+        assert not any(reply.has_error() for reply in replies)
 
 
 def test_the_slowest_client_of_the_last_round_comes_first():
