@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy.typing as npt
 
 from fairflower.config import DataConfig, unknown
-from fairflower.data.federation import Augment, Floats, Ints, Pixels
+from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
 from fairflower.data.files import data_folder, logger
 from fairflower.errors import DataError
 
@@ -160,14 +160,14 @@ def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     >>> choose("b, a", ["a", "b", "c"]), choose("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
     """
-    if not wanted.strip():
-        return tuple(domains)
-    chosen = [name.strip() for name in wanted.split(",")]
+    chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
+    if taken := sorted(OVER_DOMAINS.intersection(chosen)):
+        raise DataError(f"A domain is called {taken[0]!r}, as a column of tables is. Rename it.")
     return tuple(chosen)
 
 

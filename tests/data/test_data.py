@@ -311,6 +311,13 @@ def test_domains_are_taken_in_the_order_given() -> None:
     assert choose("", "abc") == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("wanted", ["", "AVG"])
+def test_a_domain_is_not_called_as_a_figure_over_all_of_them(wanted: str) -> None:
+    with pytest.raises(DataError, match="A domain is called 'AVG'"):
+        choose(wanted, ["a", "AVG"])
+    assert choose("a", ["a", "AVG"]) == ("a",)
+
+
 # --- the draw ---------------------------------------------------------------------------
 
 

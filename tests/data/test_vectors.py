@@ -117,6 +117,7 @@ def test_what_describes_them_is_read_back_and_checked(config: DataConfig) -> Non
     again.check()
     assert again == federation
     wrong: list[dict[str, Any]] = [
+        {"domains": ("AVG", *federation.domains[1:])},
         {"shape": ()},
         {"shape": (1, 2, 3, 4)},
         {"mean": (1.0,) * 9},
