@@ -76,7 +76,7 @@ class _Batch:
     """Messages that a worker answers in one call, and references to the large states it leaves."""
 
     tasks: list[_Task]
-    states: dict[int, Any]  # by the place of the message
+    states: list[Any]
 
 
 class _Request(NamedTuple):
@@ -262,20 +262,21 @@ class RayGrid(InlineGrid):
 
     def _send(self, worker: Worker, tasks: list[_Task]) -> None:
         requests = []
-        held: dict[int, Any] = {}  # large states, by the place of the message
-        for place, task in enumerate(tasks):
+        held = []
+        for task in tasks:
             content, node = task.message.content, task.message.metadata.dst_node_id
             small = copy.copy(task.message)
             set_content(small, {n: r for n, r in content.items() if n not in task.stored})
             state = self._states[node]
             if not isinstance(state, bytes):
-                held[place], state = state, None
+                held.append(state)
+                state = None
             context = self.contexts[node]
             requests.append(_Request(small, list(content), task.stored, context, state))
         answer = worker.actor.answer.options(num_returns=1 + len(held))
-        returned = answer.remote(requests, *held.values())
+        returned = answer.remote(requests, *held)
         replies, *states = returned if held else [returned]
-        worker.batches[replies] = _Batch(tasks, dict(zip(held, states, strict=True)))
+        worker.batches[replies] = _Batch(tasks, states)
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
         if reference not in worker.batches:
@@ -283,7 +284,7 @@ class RayGrid(InlineGrid):
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
-            large = self._kept(worker, worker.batches[reference].states)
+            large = iter(self._kept(worker, worker.batches[reference].states))
         except errors.RayActorError as error:
             return self._bury(worker, error)
         except errors.ObjectLostError as error:  # with its node
@@ -294,20 +295,21 @@ class RayGrid(InlineGrid):
         except errors.RayError as error:
             return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
         tasks = worker.batches.pop(reference).tasks
-        for place, (task, (_, seconds, state)) in enumerate(zip(tasks, replies, strict=True)):
+        for task, (_, seconds, state) in zip(tasks, replies, strict=True):
             node = task.message.metadata.dst_node_id
             self._seconds[node, task.message.metadata.message_type] = seconds
-            if place in large:
-                self._states[node] = large[place]
-            else:
-                self._states[node] = state if isinstance(state, bytes) else self._put(state)
+            if state is None:
+                state = next(large)
+            elif not isinstance(state, bytes):  # it has become large
+                state = self._put(state)
+            self._states[node] = state
         return [reply for reply, _, _ in replies]
 
-    def _kept(self, worker: Worker, states: dict[int, Any]) -> dict[int, Any]:
+    def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
         """References to large states that survive the worker's node."""
         if worker.node.node_id == self._here:
             return states
-        return {place: self._put(self._ray.get(state)) for place, state in states.items()}
+        return [self._put(self._ray.get(state)) for state in states]
 
     def _put(self, record: object) -> Any:
         errors = self._ray.exceptions
