@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typer.testing import CliRunner
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from typer.main import get_command
 
 from fairflower.cli import app
 
+# Building it takes longer than most of what is asked of it.
+COMMAND = get_command(app)
 
-def call(*args: str, expect: int = 0) -> str:
-    result = CliRunner().invoke(app, list(args))
+
+def invoke(*arguments: str | Path, **options: Any) -> Result:
+    return CliRunner().invoke(COMMAND, list(map(str, arguments)), **options)
+
+
+def call(*arguments: str | Path, expect: int = 0) -> str:
+    result = invoke(*arguments)
     assert result.exit_code == expect, result.output + str(result.exception)
     return result.output

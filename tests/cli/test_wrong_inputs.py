@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import wrong_places
-from typer.testing import CliRunner
+from command import invoke
 from wrong_inputs import WRONG
 
-from fairflower.cli import app
 from fairflower.cli.terminal import console
 
 #: Lines that an error may take, with those of the usage where a command is mistyped.
@@ -41,7 +40,7 @@ def test_wrong_inputs_are_told(
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
     monkeypatch.chdir(places)
     command = re.sub(r"\{([\w.-]+)\}", lambda name: str(places / name[1]), command)
-    result = CliRunner().invoke(app, shlex.split(command))
+    result = invoke(*shlex.split(command))
     output = result.output.replace(f"{places}/", "")
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (1, 2), output

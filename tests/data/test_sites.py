@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import invoke
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
-from fairflower.cli import app as cli
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare
@@ -187,7 +186,7 @@ def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
 
 def reported(folder: Path, out: Path) -> str:
     """The tables of `fairflower report`, which has to write its page and name figures, too."""
-    result = CliRunner().invoke(cli, ["report", str(folder), "--out", str(out)])
+    result = invoke("report", folder, "--out", out)
     assert result.exit_code == 0, result.output
     assert (out / "index.html").stat().st_size > 10_000
     assert {"average.png", "worst.png", "bars.png", "domains.png"} <= {

@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 import vectors
 from click.testing import Result
+from command import invoke
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from processes import ROOT, TIMEOUT, belonging_to, wait_for
 from rich.console import Console
-from typer.testing import CliRunner
 
-from fairflower.cli import app as cli
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
 from fairflower.data.uci_digits import UCIDigits
@@ -142,16 +141,14 @@ def test_no_two_processes_get_one_port() -> None:
 
 def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").touch()
-    result = CliRunner().invoke(
-        cli, ["deploy", "trial", f"--output-dir={tmp_path}"], env={"COLUMNS": "200"}
-    )
+    result = invoke("deploy", "trial", f"--output-dir={tmp_path}", env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "is not empty: a trial needs a folder of its own" in " ".join(result.output.split())
 
 
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
     arguments = ["deploy", "trial", "--sites=6", f"--output-dir={tmp_path / 'trial'}"]
-    result = CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"})
+    result = invoke(*arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "the 4 domains of uci-digits share the sites equally" in result.output
     assert "Choose 4, 8" in result.output
@@ -160,12 +157,12 @@ def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None
 
 def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:
     out, key = tmp_path / "certificates", tmp_path / "keys" / "site"
-    made = CliRunner().invoke(cli, ["deploy", "certificates", "localhost", f"--out={out}"])
+    made = invoke("deploy", "certificates", "localhost", f"--out={out}")
     assert made.exit_code == 0
-    assert CliRunner().invoke(cli, ["deploy", "key", str(key)]).exit_code == 0
+    assert invoke("deploy", "key", key).exit_code == 0
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"ca.crt", "server.pem", "server.key", "site", "site.pub"}
-    again = CliRunner().invoke(cli, ["deploy", "key", str(key)])
+    again = invoke("deploy", "key", key)
     assert again.exit_code == 1
     assert "File exists" in again.output
 
@@ -198,7 +195,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def try_sites(place: Path, *arguments: str) -> Result:
     command = ["deploy", "trial", *arguments, f"--output-dir={place / 'trial'}"]
-    return CliRunner().invoke(cli, command, env={"COLUMNS": "200"})
+    return invoke(*command, env={"COLUMNS": "200"})
 
 
 def small(folder: Path, side: int = 8) -> Path:

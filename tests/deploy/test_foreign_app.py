@@ -264,18 +264,6 @@ def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
             assert 0 < moved < CLIENTS - 1
 
 
-def test_the_installed_command_runs_and_reports(foreign: Path, tmp_path: Path):
-    runs = tmp_path / "made"
-    settings = ["engine=inline", "num-server-rounds=1", "data.clients-per-domain=1"]
-    options = [f"--set={setting}" for setting in [*settings, f"output-dir={runs}"]]
-    env = environment(tmp_path)
-    output = run([foreign / "fairflower", "run", *options], env=env, cwd=tmp_path)
-    assert "round   1/1" in output
-    page = runs / "report" / "index.html"
-    run([foreign / "fairflower", "report", runs, "--out", page.parent], env=env, cwd=tmp_path)
-    assert "</html>" in page.read_text(encoding="utf-8")
-
-
 # --- a package with a strategy, a client, a model and a data set of its own ------------------
 
 RULE = "loss-power:power=2.0"
@@ -305,9 +293,10 @@ def test_the_parts_of_a_package_are_the_same_in_every_process(
     code = "import test_my_method as test; test.test_my_method()"
     run([foreign / "python", "-c", code], env=env, cwd=example / "tests")
     one = [f"--strategy={RULE}", "--client=smooth", "--set=run-name=ray", f"--output-dir={own}"]
-    fairflower("run", *one, "--engine=ray", "--workers=2")
+    assert "round   1/1" in fairflower("run", *one, "--engine=ray", "--workers=2")
     several = [f"--strategies={RULE}", "--clients=smooth", "--seeds=0", f"--output-dir={own}/jobs"]
     assert f"smooth+{RULE}" in fairflower("compare", *several, "--jobs=2")
+    assert "</html>" in (own / "jobs" / "report" / "index.html").read_text("utf-8")
     sites = [f"--strategies={RULE}", "--client=smooth", "--sites=2", f"--output-dir={own}/sites"]
     fairflower("deploy", "trial", *sites)
     with superlink(example, tmp_path / "flower", foreign) as flower:

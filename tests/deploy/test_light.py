@@ -97,6 +97,7 @@ except ImportError as error:
     assert line.endswith('pip install "fairflower[sim]"')
 
 
+@pytest.mark.nightly
 def test_the_tests_of_strategies_pass_with_the_lowest_solvers(light: Path, tmp_path: Path) -> None:
     install(light, "--resolution", "lowest-direct", f"{ROOT}[solvers]")
     install(light, "hypothesis", "pytest", "pytest-rerunfailures")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import (
@@ -27,9 +28,7 @@ from run_folders import (
     with_scores,
 )
 from scipy import stats
-from typer.testing import CliRunner
 
-from fairflower.cli import app
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.frames import history_frame
@@ -575,7 +574,7 @@ def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_p
 
 
 def call(*arguments: str | Path, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    result = invoke("report", *arguments)
     assert result.exit_code == code, result.output
     return re.sub(r"\s+", " ", result.output)
 
@@ -656,5 +655,5 @@ def test_a_study_keeps_its_report(tmp_path: Path) -> None:
 
 def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
-    result = CliRunner().invoke(app, ["report", str(tmp_path), "--format", "latex"])
+    result = invoke("report", tmp_path, "--format", "latex")
     assert "% fedheal: seed 0, failed after round" in result.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import invoke
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fairflower import cli
 from fairflower.clients import Images, sharpness
@@ -64,7 +64,7 @@ def test_the_command_prints_groups_and_writes_every_client(
 ) -> None:
     monkeypatch.setattr(cli.console, "width", 160)
     out = tmp_path / "sharpness.csv"
-    result = CliRunner().invoke(cli.app, ["sharpness", str(folder), "--out", str(out)])
+    result = invoke("sharpness", folder, "--out", out)
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(out.open()))
     assert len(rows) == 8
@@ -73,7 +73,7 @@ def test_the_command_prints_groups_and_writes_every_client(
         assert f"{mean:.4f}" in result.output
     (folder / "model.safetensors").rename(folder / "aside")
     try:
-        missing = CliRunner().invoke(cli.app, ["sharpness", str(folder)])
+        missing = invoke("sharpness", folder)
     finally:
         (folder / "aside").rename(folder / "model.safetensors")
     assert missing.exit_code == 1
