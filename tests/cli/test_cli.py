@@ -80,6 +80,7 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     assert "4 domains, not from data.dir, which uci-digits does not read; images" in told
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flat = {"data.imbalance-factor": 3}

@@ -94,6 +94,7 @@ def test_fedprox_goes_to_the_proximal_point():
 # --- SCAFFOLD ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("momentum", "decay"),
     thinned(itertools.product((0.0, 0.9), (0.0, 0.3)), {(0.0, 0.0), (0.9, 0.3)}),
@@ -108,6 +109,7 @@ def test_scaffold_reaches_the_joint_optimum_where_fedavg_does_not(momentum, deca
     assert np.abs(fedavg - best).max() > 0.05
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_the_joint_optimum_with_half_of_the_clients():
     settings = replace(PLAIN, local_epochs=4, lr=0.05)
     rule = Uniform(fraction_train=0.5, exchanges=[ControlVariates()])
@@ -149,6 +151,7 @@ def test_scaffold_refuses_other_optimisers_before_anything_starts():
 THOROUGH = replace(PLAIN, local_epochs=10, lr=0.15)
 
 
+@pytest.mark.slow
 def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
     rule = Uniform(exchanges=[DynamicRegulariser()])
     w = on_bowls(FedDyn, rule, 30, THOROUGH, alpha=2.0)
@@ -157,12 +160,14 @@ def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
     assert np.abs(fedavg - optimum()).max() > 0.2
 
 
+@pytest.mark.slow
 def test_feddyn_reaches_it_with_half_of_the_clients_too():
     rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegulariser()])
     w = on_bowls(FedDyn, rule, 60, THOROUGH, alpha=2.0)
     np.testing.assert_allclose(w, optimum(), rtol=0, atol=0.01)
 
 
+@pytest.mark.slow
 def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
     examples = (2, 6, 3, 9)
     rule = FedAvg(exchanges=[DynamicRegulariser()])
@@ -172,6 +177,7 @@ def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
     assert np.abs(optimum(np.array(examples) / 20) - optimum()).max() > 0.1
 
 
+@pytest.mark.slow
 def test_feddyn_rests_there_with_weight_decay_and_momentum():
     settings = replace(THOROUGH, momentum=0.5, lr=0.1, weight_decay=0.3)
     w = on_bowls(FedDyn, Uniform(exchanges=[DynamicRegulariser()]), 30, settings, alpha=2.0)
@@ -500,6 +506,7 @@ def test_ditto_with_lambda_0_is_training_alone_to_the_last_bit():
     assert same(personal, alone.send())
 
 
+@pytest.mark.slow
 def test_ditto_with_a_large_lambda_is_the_global_model():
     _, personal = ditto(1000.0, rounds=3, epochs=75, lr=0.002)
     last_received = global_by_hand(3, 75, 0.002)[-2]

@@ -342,6 +342,7 @@ def mean_colours(ham_dir: str) -> np.ndarray:
     return data.images("ham10000", "train", rows).mean(axis=(1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_real_ham_is_corrupted_regardless_of_where_it_comes_from(ham_dir: str, seed: int) -> None:
     """Clean and corrupted nevi have the same colour: means of 4,299 and of 1,075 images.

@@ -106,8 +106,15 @@ def test_resnet18_is_torchvisions() -> None:
 AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
 
-@pytest.mark.parametrize("name", AT_HAND)
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (3, 20, 13)])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        # Its two smaller kinds stand for it with the other shapes.
+        pytest.param(name, shape, marks=pytest.mark.slow if name == "resnet18" and k else ())
+        for name in AT_HAND
+        for k, shape in enumerate([(3, 32, 32), (1, 8, 8), (3, 20, 13)])
+    ],
+)
 def test_every_model_keeps_what_is_checked_of_any(name: str, shape: tuple[int, int, int]) -> None:
     check_model(MODELS[name], shape)
 

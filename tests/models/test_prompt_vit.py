@@ -395,6 +395,7 @@ def test_the_shipped_weights_are_these() -> None:
     assert all(torch.equal(state[name], arrays[name]) for name in state)
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_tell_printed_digits_apart() -> None:
     """Fonts that pretraining held out, plain: nearest mean of the features."""
     from fairflower.data.uci_digits import generate

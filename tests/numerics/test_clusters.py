@@ -110,7 +110,9 @@ def test_scale_and_place_of_the_vectors_do_not_matter():
 ways = pytest.mark.parametrize("clustering", ["kmeans", "gmm"])
 
 
-@pytest.mark.parametrize(("d", "seeds"), [(5, 6), (40, 6), (768, 1)])
+@pytest.mark.parametrize(
+    ("d", "seeds"), [(5, 6), (40, 6), pytest.param(768, 1, marks=pytest.mark.slow)]
+)
 def test_the_mixture_is_scikit_learns_with_its_defaults(d, seeds):
     for seed in range(seeds):
         random = np.random.default_rng(seed)

@@ -331,6 +331,7 @@ def test_a_test_beside_a_folder_that_was_never_begun_counts(tmp_path: Path) -> N
     assert sorted(run.seed for _, run in method.tests()) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem", [OSError("No space left on device"), RoundFailed("client 0: [Errno 28] No space")]
 )

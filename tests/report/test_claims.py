@@ -559,6 +559,7 @@ def test_what_a_summary_does_not_say_is_not_made_up(
     assert "training examples" not in text, "how many a client has"
 
 
+@pytest.mark.slow
 def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_path: Path) -> None:
     folders = []
     for seed, last in enumerate((9, 19)):

@@ -1202,6 +1202,7 @@ def test_page_stands_alone(hostile: Path) -> None:
     assert not re.search(r"https?:|@import|url\((?!#)", text)
 
 
+@pytest.mark.slow
 def test_text_is_escaped(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     assert "<script" not in text
@@ -1211,6 +1212,7 @@ def test_text_is_escaped(hostile: Path) -> None:
     assert re.search(r"<text[^>]*>&lt;script&gt;alert\(\"?(&quot;)?\$x_1\$", text)
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_found(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
@@ -1222,6 +1224,7 @@ def test_ids_are_unique_and_found(hostile: Path) -> None:
     assert set(wanted) <= set(ids)
 
 
+@pytest.mark.slow
 def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
@@ -1239,6 +1242,7 @@ def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
     assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
 
 
+@pytest.mark.slow
 def test_figure_files(hostile: Path) -> None:
     files = {path.name for path in (hostile / "figures").iterdir()}
     names = {"average", "worst", "std", "bars", "clients", "domains", "client-weights",

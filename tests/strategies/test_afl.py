@@ -52,6 +52,7 @@ def test_lambda_weighs_the_model_and_examples_do_not():
     assert rounds.model["x"][0] - before == pytest.approx(w @ [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_game_is_won_by_its_equilibrium():
     """theta in R with losses (theta - 1)^2 and (theta + 1)^2 + .5: both losses end up equal."""
     rounds = Rounds(AFL(lr=0.02), {"x": np.zeros(1)}, range(2))
