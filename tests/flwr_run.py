@@ -47,6 +47,7 @@ class Flower:
         """Make a run; its row in ``flwr ls`` once it has finished."""
         run_id = self.start(settings, supernodes)
         deadline = time.monotonic() + TIMEOUT
+        self("log", run_id, "--stream")  # until it ends; every call costs seconds of a core
         while time.monotonic() < deadline:
             (row,) = json.loads(self("ls", "--run-id", run_id, "--format", "json"))["runs"]
             if row["status"].startswith("finished"):
