@@ -69,7 +69,7 @@ def leaderboard(
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder, study=True):
         for one in todo if part != "clients" else []:
-            _make(board, board.rules_on(one, folder, only), one, at_a_time, file)
+            _make(board, board.study(one, folder, only), one, at_a_time, file)
         if board.clients and part != "rules":
             measured = read_board(results) if results.exists() else None
             lacking = measured.lacking(names, rules) if measured else names
@@ -85,7 +85,7 @@ def leaderboard(
             best = measured.best(rules, board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo if only is None or set(only) & set(best) else []:
-                _make(board, board.best_on(one, folder, best, only), one, at_a_time, file)
+                _make(board, board.study(one, folder, only, best), one, at_a_time, file)
 
 
 def _named(option: str, text: str, known: list[str], file: Path) -> list[str]:

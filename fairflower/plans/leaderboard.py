@@ -127,31 +127,19 @@ class Leaderboard:
             _fresh(path, str(protocol["seeds"])),
         )
 
-    def rules_on(
-        self, benchmark: Benchmark, folder: Path, only: Sequence[str] | None = None
-    ) -> Tuning:
-        """The study of all rules with plain local training, or ``only`` of these, by labels."""
-        return self._study(benchmark, folder, self.rules, (), only)
-
-    def best_on(
+    def study(
         self,
         benchmark: Benchmark,
         folder: Path,
-        rules: Sequence[str],
         only: Sequence[str] | None = None,
+        best: Sequence[str] | None = None,
     ) -> Tuning:
-        """The study of some rules, by their labels, with the other local training."""
-        chosen = [rule for rule in self.rules if rule.label in rules]
-        return self._study(benchmark, folder, chosen, self.clients, only)
+        """The study of all rules with plain local training, or of the ``best`` with other.
 
-    def _study(
-        self,
-        benchmark: Benchmark,
-        folder: Path,
-        rules: Sequence[StrategyConfig],
-        clients: Sequence[ClientConfig],
-        only: Sequence[str] | None = None,
-    ) -> Tuning:
+        Of these or of those ``only`` some; both by the rules' labels.
+        """
+        rules = [rule for rule in self.rules if best is None or rule.label in best]
+        clients = () if best is None else self.clients
         protocol = Protocol(
             self.budget, self.seeds, self.select, benchmark.metric, training=True, defaults=True
         )
