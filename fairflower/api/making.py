@@ -184,7 +184,7 @@ def read(*paths: str | PathLike[str]) -> Results:
     for place in dict.fromkeys(place for given in paths for place in _places(str(given))):
         try:
             runs += read_runs(place)
-        except (ConfigError, RunError) as error:
+        except RunError as error:
             warnings.warn(f"Left out: {error}", stacklevel=2)
     if not runs:
         raise RunError(f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}.")
