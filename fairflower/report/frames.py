@@ -91,16 +91,14 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
     rows = [
         (
             *(name, against, measure.name, figure.title),
-            *(estimate.mean, estimate.std, estimate.n, one.low, one.high, one.p),
+            *(one.mean, one.std, one.n, one.low, one.high, one.p),
             _WORDS[figure.better * sign],
         )
         for comparison in compare(runs)
         for measure in measures(comparison)
         for name, contrasts in against_baselines(comparison, measure).items()
         for against, found in contrasts.items()
-        for figure, estimate, one, sign in zip(
-            measure.figures, found.estimates, found.differences, found.signs, strict=True
-        )
+        for figure, one, sign in zip(measure.figures, found.differences, found.signs, strict=True)
     ]
     names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "verdict"])

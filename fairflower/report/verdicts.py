@@ -37,32 +37,25 @@ TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 @dataclass(frozen=True)
 class Contrast:
-    """A method minus another by a measure, in percentage points: one of each for each figure."""
+    """A method minus another by a measure, in percentage points, for each of its figures."""
 
     measure: Measure
-    estimates: tuple[Estimate, ...]
     differences: tuple[Difference, ...]
 
     @property
     def n(self) -> int:
         """Seeds that both have."""
-        return self.estimates[0].n
+        return self.differences[0].n
 
     @property
     def signs(self) -> tuple[int, ...]:
         """Of the differences that count; 0 for the others."""
         return tuple(one.sign if one.n >= FEWEST_SEEDS else 0 for one in self.differences)
 
-    def estimate(self, title: str) -> Estimate:
-        """That of one figure."""
-        return self.estimates[self._place(title)]
-
-    def sign(self, title: str) -> int:
-        """That of one figure."""
-        return self.signs[self._place(title)]
-
-    def _place(self, title: str) -> int:
-        return [figure.title for figure in self.measure.figures].index(title)
+    def __getitem__(self, title: str) -> tuple[Difference, int]:
+        """That of one figure, and its sign."""
+        place = [figure.title for figure in self.measure.figures].index(title)
+        return self.differences[place], self.signs[place]
 
     @property
     def judgement(self) -> tuple[str, str]:
@@ -112,7 +105,7 @@ def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None
     if not pairs:
         return None
     values = [[f.value(mine) - f.value(its) for mine, its in pairs] for f in measure.figures]
-    return Contrast(measure, tuple(map(Estimate.of, values)), tuple(map(paired, values)))
+    return Contrast(measure, tuple(map(paired, values)))
 
 
 def corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Contrast]:
@@ -288,9 +281,9 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
         whole = all(other is None or other.whole() for other in others)
         tested = "" if whole else ", tested on every domain throughout,"
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
-    worst = [f"{signed(one.estimate('MIN'))} points against {n}" for n, one in against.items()]
-    spread = [signed(one.estimate("STD")) for one in against.values()]
-    lower = [f"{name}'s" for name, one in against.items() if one.sign("AVG") < 0]
+    worst = [f"{signed(one['MIN'][0])} points against {n}" for n, one in against.items()]
+    spread = [signed(one["STD"][0]) for one in against.values()]
+    lower = [f"{name}'s" for name, one in against.items() if one["AVG"][1] < 0]
     return Verdict(
         method.name,
         f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} ({seeds(against.values())})",
@@ -332,8 +325,8 @@ def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
     """The figures of one method in words, and what they are worth."""
     numbers = "; ".join(
         ", ".join(
-            f"{figure.name} {signed(estimate)}"
-            for figure, estimate in zip(one.measure.figures, one.estimates, strict=True)
+            f"{figure.name} {signed(difference)}"
+            for figure, difference in zip(one.measure.figures, one.differences, strict=True)
         )
         + f" points against {name}"
         for name, one in contrasts.items()

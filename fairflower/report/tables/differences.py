@@ -22,8 +22,7 @@ def difference_tables(comparison: Comparison) -> list[Table]:
     """By every measure: against the baselines, and what else may be compared."""
     found = measures(comparison)
     tables = [_baselines_table(comparison, measure) for measure in found]
-    tables += [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
-    return [table for table in tables if table.groups]
+    return tables + [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
 
 
 def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
@@ -69,8 +68,8 @@ def _row(
     for other in others:
         if other in contrasts:
             one = contrasts[other]
-            found = zip(one.estimates, one.signs, measure.figures, strict=True)
-            cells += [_cell(estimate, sign * figure.better) for estimate, sign, figure in found]
+            found = zip(one.differences, one.signs, measure.figures, strict=True)
+            cells += [_cell(difference, sign * figure.better) for difference, sign, figure in found]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
     seeds = counts(contrasts.values())
