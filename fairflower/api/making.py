@@ -158,8 +158,7 @@ def compare(
     announce(plan, console)
     with alone_in(folder):
         rest = going_on(plan, folder / "runs", console)
-        if rest.runs:
-            execute(rest, console, jobs=count)
+        execute(rest, console, jobs=count)
     return read(folder / "runs")
 
 

@@ -14,7 +14,6 @@ from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
-from fairflower.plans.plan import fitting
 
 if TYPE_CHECKING:
     from fairflower.plans.leaderboard import Benchmark, Leaderboard
@@ -106,8 +105,7 @@ def _make(
 
     left = f"[bold]{benchmark.name}[/]: {study.total} runs are left; to {escape(str(study.folder))}"
     console.print(left, soft_wrap=True)
-    if study.plan.runs:
-        execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
+    execute(study.plan, console, jobs=jobs, study=study)
     page = study.folder.parent / "index.html"
     write_board(file, list(board.rows(study, benchmark)), page)
     say_where("leaderboard", page)

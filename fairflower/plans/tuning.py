@@ -321,7 +321,7 @@ class Method:
 
 
 class Tuning:
-    """The tuning of several methods in one folder: an agenda of runs, and what came out.
+    """The tuning of several methods in one folder: which runs it takes, and what came out.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ class Tuning:
             for config in configs
         ]
         self.folder = folder
-        self.total = 0  # runs that are still to be made
+        self.total = 0  # runs that are still to be made, as far as can be known
         self.plan = Plan([])  # those with which to begin
         for method in self.methods:
             method.settle()
