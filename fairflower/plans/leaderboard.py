@@ -215,7 +215,8 @@ class Leaderboard:
                 yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
             for trial, run in method.tests():
                 figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-                processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
+                made = (str(p.get("machine", {}).get("processor", "")) for p in parts(run))
+                processors = listed(list(dict.fromkeys(made)))
                 kind = _kind(trial, tuned.chosen)
                 yield row(method.name, kind, run.seed, trial, figures, processor=processors)
             for trial, seed, reason in method.lost_tests():
@@ -235,10 +236,6 @@ def _fresh(path: Path, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{path}: [protocol] {str(error).removeprefix('--')}") from error
     check_fresh(f"{path}: [protocol] seeds = {text!r}", seeds, SEED, "Name others")
     return seeds
-
-
-def _processor(part: Mapping[str, Any]) -> str:
-    return str(part.get("machine", {}).get("processor", ""))
 
 
 def _told(values: Mapping[str, float] | Sequence[float]) -> str:

@@ -10,11 +10,11 @@ import pandas as pd
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare, method_names
 from fairflower.report.pages import chapters
-from fairflower.report.reading import HISTORY_COLUMNS, Run, whole_lines
+from fairflower.report.reading import Run, whole_lines
 from fairflower.report.tables.accuracy import columns
+from fairflower.report.tables.cells import MARKS
 from fairflower.report.verdicts import against_baselines
-
-_WORDS = {1: "better", 0: "", -1: "worse"}
+from fairflower.server.folder import HISTORY_COLUMNS
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
         (
             *(name, against, measure.name, figure.title),
             *(one.mean, one.std, one.n, one.low, one.high, one.p),
-            _WORDS[figure.better * sign],
+            MARKS[figure.better * sign][1],
         )
         for comparison in compare(runs)
         for measure in measures(comparison)

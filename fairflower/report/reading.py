@@ -17,12 +17,10 @@ from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunError
 from fairflower.server.figures import WINDOW as WINDOW
-from fairflower.server.folder import LEVELS, is_held
+from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_held
 
-HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
-
-#: What may be known of a domain beside its accuracy, as fractions.
-SCORES = ("balanced_accuracy", "auc")
+#: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
+SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
 @dataclass(frozen=True, kw_only=True)

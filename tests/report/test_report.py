@@ -783,7 +783,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
     assert f"3 replies to tests were dropped, of client 3, 10 ({reason})." in shown(folder)
-    assert diagnostics.per_client(run)["weights"].values.shape == (6, 3)
+    assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
 
 
 @pytest.mark.slow
@@ -1018,7 +1018,7 @@ def test_diagnostics_by_shape(tmp_path: Path) -> None:
          "dropped": {"0": "NaN"}, "clusters": ["x", "y"]},
     ]  # fmt: skip
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
-    (name, weights), *others = diagnostics.per_client(run).items()
+    (name, weights), *others = diagnostics.by_round(run, axes=1).items()
     assert (name, others) == ("weights", [])
     assert weights.domains == ("a", "a", "b", "b")
     np.testing.assert_array_equal(
@@ -1027,7 +1027,7 @@ def test_diagnostics_by_shape(tmp_path: Path) -> None:
     gram = diagnostics.pairs(run)["gram"]
     assert gram.domains == ("a", "b")  # reordered by domain
     assert gram.values.tolist() == [[4, 3], [2, 1]]
-    assert list(diagnostics.per_round(run)) == ["scale"]
+    assert list(diagnostics.by_round(run, axes=0)) == ["scale"]
 
 
 # --- clusters of clients -----------------------------------------------------------------

@@ -44,7 +44,6 @@ def quality_table(comparison: Comparison) -> Table:
 
     methods = rated_methods(comparison)
     auc = all(set(run.scores) == set(SCORES) for method in methods for run in method.runs)
-    titles = {"ACC": "balanced_accuracy"} | ({"AUC": "auc"} if auc else {})
     places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
     if len(places) > 1:
         places["average"] = None
@@ -59,7 +58,8 @@ def quality_table(comparison: Comparison) -> Table:
         [
             Column(f"{name} {title}", of(score, d), 1)
             for name, d in places.items()
-            for title, score in titles.items()
+            for score, (title, _) in SCORES.items()
+            if auc or score != "auc"
         ],
         comparable(comparison, methods),
     )
