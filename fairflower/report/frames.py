@@ -92,13 +92,13 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
         (
             *(name, against, measure.name, figure.title),
             *(one.mean, one.std, one.n, one.low, one.high, one.p),
-            MARKS[figure.better * sign][1],
+            MARKS[better][1],
         )
         for comparison in compare(runs)
         for measure in measures(comparison)
         for name, contrasts in against_baselines(comparison, measure).items()
         for against, found in contrasts.items()
-        for figure, one, sign in zip(measure.figures, found.differences, found.signs, strict=True)
+        for figure, one, better in found.by_figure
     ]
     names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "verdict"])

@@ -26,8 +26,8 @@ from fairflower.numerics import metrics
 from fairflower.report.methods import Estimate
 from fairflower.report.reading import read_text
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
-from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
-from fairflower.report.text import DASH, listed, number, p_value, spread
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
+from fairflower.report.text import DASH, listed, number, p_value
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
@@ -120,9 +120,8 @@ class Board:
         return found.pivot(index="method", columns="number", values="figure")
 
     def over_benchmarks(self, figure: str) -> pd.DataFrame:
-        """The means over seeds of methods that were tested on all benchmarks, [methods, them]."""
-        means = {b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks}
-        return pd.DataFrame(means).dropna()
+        """The means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
+        return pd.DataFrame({b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks})
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
         """Every method's difference to uniform weights, with Holm's p-values."""
@@ -139,7 +138,7 @@ class Board:
     @cached_property
     def ranks(self) -> Ranks | None:
         """Ranks by the worst domain over benchmarks; None with fewer than three."""
-        table = self.over_benchmarks(WORST)
+        table = self.over_benchmarks(WORST).dropna()
         return ranks(table) if min(table.shape) >= 3 else None
 
     def best(self, rules: Sequence[str], count: int) -> list[str]:
@@ -231,13 +230,11 @@ def _overview(board: Board, figure: str) -> Table:
     """A row for each method, best first, and a column for each benchmark."""
     means = {b: board.figures(b, figure) for b in board.benchmarks}
     signs = {b: board.against_reference(b, figure) for b in board.benchmarks}
-    placed = pd.DataFrame(
-        {b: found.mean(axis=1).rank(ascending=False) for b, found in means.items()}
-    )
-    whole = board.over_benchmarks(figure).rank(ascending=False).mean(axis=1)
+    over = board.over_benchmarks(figure)
+    whole = over.dropna().rank(ascending=False).mean(axis=1)
     order = [
         *whole.sort_values(kind="stable").index,
-        *placed.drop(whole.index).mean(axis=1).sort_values(kind="stable").index,
+        *over.rank(ascending=False).drop(whole.index).mean(axis=1).sort_values(kind="stable").index,
     ]
     rows = []
     for name in order:
@@ -261,9 +258,7 @@ def _overview(board: Board, figure: str) -> Table:
 
 
 def _mean(values: Sequence[float], difference: Difference | None, link: str = "") -> Cell:
-    mark, tone = MARKS[difference.sign if difference else 0]
-    one = Estimate.of(values)
-    return Cell(number(one.mean) + mark, spread(one.std, one.n), tone, link=link)
+    return judged(Estimate.of(values), difference.sign if difference else 0, link=link)
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:

@@ -12,8 +12,8 @@ from fairflower.config import shown
 from fairflower.numerics import metrics
 from fairflower.report.measures import SIGMA
 from fairflower.report.methods import Estimate
-from fairflower.report.tables.cells import Cell, Group, Row, Table
-from fairflower.report.text import DASH, number, spread
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
+from fairflower.report.text import DASH, number
 
 #: What is better among trials -> in words. See `chosen`.
 CRITERIA = {
@@ -149,8 +149,7 @@ def _row(one: Tuned) -> Row:
         for trial in (default, one.chosen):
             cells.append(Cell(DASH if trial is None else number(figure(trial))))
         if one.completed:
-            over = Estimate.of([figure(trial) for trial in one.completed])
-            cells.append(Cell(number(over.mean), spread(over.std, over.n)))
+            cells.append(judged(Estimate.of([figure(trial) for trial in one.completed]), 0))
         else:
             cells.append(Cell(DASH))
     return Row(one.method, "" if one.ranges else "nothing to tune", [*counts, *cells])

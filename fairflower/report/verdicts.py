@@ -15,7 +15,7 @@ from functools import wraps
 import numpy as np
 
 from fairflower.registry import PLAIN
-from fairflower.report.measures import Measure, measures
+from fairflower.report.measures import Figure, Measure, measures
 from fairflower.report.methods import (
     BASELINES,
     FEWEST_SEEDS,
@@ -48,14 +48,17 @@ class Contrast:
         return self.differences[0].n
 
     @property
-    def signs(self) -> tuple[int, ...]:
-        """Of the differences that count; 0 for the others."""
-        return tuple(one.sign if one.n >= FEWEST_SEEDS else 0 for one in self.differences)
+    def by_figure(self) -> list[tuple[Figure, Difference, int]]:
+        """Each figure, its difference, and if that is better (1), worse (-1) or neither (0)."""
+        told = self.n >= FEWEST_SEEDS
+        pairs = zip(self.measure.figures, self.differences, strict=True)
+        return [(figure, one, told * figure.better * one.sign) for figure, one in pairs]
 
     def __getitem__(self, title: str) -> tuple[Difference, int]:
-        """That of one figure, and its sign."""
-        place = [figure.title for figure in self.measure.figures].index(title)
-        return self.differences[place], self.signs[place]
+        """The same of the figure of this title."""
+        return next(
+            (one, better) for figure, one, better in self.by_figure if figure.title == title
+        )
 
     @property
     def judgement(self) -> tuple[str, str]:
@@ -65,13 +68,9 @@ class Contrast:
         """
         if self.n < FEWEST_SEEDS:
             return TOO_FEW, "against"
-        signs = {
-            figure.name: figure.better * sign
-            for figure, sign in zip(self.measure.figures, self.signs, strict=True)
-            if figure.judged
-        }
-        better = ", ".join(name for name, sign in signs.items() if sign > 0)
-        worse = ", ".join(name for name, sign in signs.items() if sign < 0)
+        judged = [(figure.name, better) for figure, _, better in self.by_figure if figure.judged]
+        better = ", ".join(name for name, found in judged if found > 0)
+        worse = ", ".join(name for name, found in judged if found < 0)
         if better and worse:
             return f"mixed ({better} better; {worse} worse)", "beside"
         if better or worse:
@@ -324,10 +323,7 @@ def rule(comparison: Comparison) -> str:
 def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
     """The figures of one method in words, and what they are worth."""
     numbers = "; ".join(
-        ", ".join(
-            f"{figure.name} {signed(difference)}"
-            for figure, difference in zip(one.measure.figures, one.differences, strict=True)
-        )
+        ", ".join(f"{figure.name} {signed(difference)}" for figure, difference, _ in one.by_figure)
         + f" points against {name}"
         for name, one in contrasts.items()
     )

@@ -112,11 +112,9 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     fedavg, fedism = comparison.methods
     one = contrast(fedism, fedavg, measures(comparison)[1])
     assert one is not None
-    better = (1, 1, 1, -1)
+    figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     signs = []
-    for estimate, counted, values_of, sign in zip(
-        one.differences, one.signs, (clean_of, noisy_of, mean_of, gap_of), better, strict=True
-    ):
+    for (_, estimate, counted), (values_of, sign) in zip(one.by_figure, figures, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
         assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)
@@ -126,8 +124,8 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
         else:
             p = stats.ttest_rel(new, old).pvalue
             wanted = int(np.sign(difference.mean())) if p < 0.05 else 0
-        assert counted == wanted
-        signs.append(sign * wanted)
+        assert counted == sign * wanted
+        signs.append(counted)
     words = {1: "better", -1: "worse", 0: "not"}
     found = {word for word in ("better", "worse", "not") if word in one.judgement[0]}
     assert found == ({words[s] for s in signs if s} or {"not"})
