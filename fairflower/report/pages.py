@@ -310,7 +310,7 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
 
 def html_table(table: Table) -> str:
     """One table with its caption, as on the page but without its style."""
-    return str(_templates().get_template("tables.html.j2").module.shown(table))  # type: ignore[attr-defined]
+    return str(_templates().get_template("parts.html.j2").module.shown(table))  # type: ignore[attr-defined]
 
 
 @cache
