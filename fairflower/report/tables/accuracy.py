@@ -116,22 +116,19 @@ def columns(
     ]
 
 
-# key of metrics.summary, title, unit, better, digits
+# key of metrics.summary, title, unit, better, digits, whether one domain alone has none
 _SUMMARY = (
-    ("mean", "mean", 100, 1, 2),
-    ("std_ddof0", "std ddof 0", 100, -1, 2),
-    ("std_ddof1", "std ddof 1", 100, -1, 2),
-    ("worst", "worst", 100, 1, 2),
-    ("best", "best", 100, 0, 2),
-    ("gap", "gap", 100, -1, 2),
-    ("worst10", "worst 10 %", 100, 1, 2),
-    ("jain", "Jain", 1, 1, 4),
-    ("gini", "Gini", 1, -1, 4),
-    ("entropy", "entropy", 1, 1, 4),
+    ("mean", "mean", 100, 1, 2, False),
+    ("std_ddof0", "std ddof 0", 100, -1, 2, True),
+    ("std_ddof1", "std ddof 1", 100, -1, 2, True),
+    ("worst", "worst", 100, 1, 2, False),
+    ("best", "best", 100, 0, 2, False),
+    ("gap", "gap", 100, -1, 2, True),
+    ("worst10", "worst 10 %", 100, 1, 2, False),
+    ("jain", "Jain", 1, 1, 4, True),
+    ("gini", "Gini", 1, -1, 4, True),
+    ("entropy", "entropy", 1, 1, 4, True),
 )
-
-#: Those of spread and of equality.
-_OF_SEVERAL = frozenset({"std_ddof0", "gap", "jain", "gini", "entropy"})
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
@@ -141,11 +138,11 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         found = (run if level == "domains" else run.by_client).final()
         return found[np.isfinite(found)]
 
-    def of(key: str, unit: float) -> Callable[[Method], Estimate]:
+    def of(key: str, unit: float, several: bool) -> Callable[[Method], Estimate]:
         def value(values: Vector) -> float:
             return unit * metrics.summary(values)[key]
 
-        figure = of_several(value, len(comparison.domains)) if key in _OF_SEVERAL else value
+        figure = of_several(value, len(comparison.domains)) if several else value
         if level == "domains":
             return lambda method: method.over_domains(Run.final, figure)
         return lambda method: method.over_seeds(lambda run: figure(values(run)))
@@ -163,8 +160,8 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         "these three are relative and look good when all are equally bad: read them with mean "
         f"and worst. {how_to_read(comparison)}",
         [
-            Column(title, of(key, unit), better, digits, Method.whole)
-            for key, title, unit, better, digits in _SUMMARY
+            Column(title, of(key, unit, several), better, digits, Method.whole)
+            for key, title, unit, better, digits, several in _SUMMARY
         ],
         comparable(comparison, methods),
     )
