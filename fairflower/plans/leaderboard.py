@@ -52,25 +52,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """What a leaderboard is made of.
+    """What a leaderboard is made of."""
 
-    Attributes
-    ----------
-    benchmarks
-        In the order of the file.
-    rules
-        Aggregation rules, each with plain local training.
-    clients
-        Methods of local training, with the ``best`` of the rules.
-    budget, select, seeds
-        See `fairflower.plans.protocol.Protocol`.
-    """
-
-    benchmarks: tuple[Benchmark, ...]
-    rules: tuple[StrategyConfig, ...]
-    clients: tuple[ClientConfig, ...]
+    benchmarks: tuple[Benchmark, ...]  # in the order of the file
+    rules: tuple[StrategyConfig, ...]  # each with plain local training
+    clients: tuple[ClientConfig, ...]  # other local training, with the ``best`` of the rules
     best: int
-    budget: int
+    budget: int  # as `Protocol` has it, like those that follow
     select: str
     seeds: tuple[int, ...]
 

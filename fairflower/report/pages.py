@@ -196,13 +196,9 @@ def generated(summary: Path) -> str:
 def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> None:
     """Write a leaderboard: beside its protocol ``x.toml``, ``x.csv``, ``x.md`` and figures.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Of `fairflower.report.leaderboard.COLUMNS`; they take the place of all that the file has
-        of their methods and benchmarks.
-    page : Path
-        Of HTML, for all of it; self-contained, with tables that can be sorted.
+    The ``rows``, of `fairflower.report.leaderboard.COLUMNS`, take the place of all that the file
+    has of their methods and benchmarks. The ``page`` has all of it as HTML; it is self-contained,
+    with tables that can be sorted.
     """
     from fairflower.report.figures import leaderboard as figures  # late: so is matplotlib
 

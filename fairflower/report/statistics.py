@@ -118,13 +118,8 @@ def shares(figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]) 
 
     Sums of squares of type II (each factor after all others) of a linear model, as shares of the
     total; what they leave, or have in common, is the ``rest``. None where all figures are alike.
-
-    Parameters
-    ----------
-    figures : array_like
-        A value for each trial.
-    factors : mapping
-        Name -> names, which are categories, or columns of numbers; a row for each trial.
+    ``figures`` [T] are the trials'; of the T rows of each factor names are categories, and
+    columns of numbers are as they are.
     """
     values = np.asarray(figures, dtype=np.float64)
     if np.ptp(values) < 1e-9:
