@@ -180,12 +180,11 @@ class Method:
             outcome, reason = _outcome(facts)
             if outcome is None:
                 continue
-            run = _read(path)
+            run = read_run(path) if outcome == "completed" else _read(path)
             accuracies: list[float] = []
-            if run is not None and outcome == "pruned":
+            if run and outcome == "pruned":
                 accuracies = self.seen(run)[-1].tolist()
-            elif outcome == "completed":
-                assert run is not None
+            elif run and outcome == "completed":
                 accuracies = self.seen(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
                     outcome, reason = "lost", "not every domain was tested throughout"
