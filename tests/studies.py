@@ -52,7 +52,7 @@ def of(made: Tuning, method: str) -> Tuned:
 def make(
     made: Tuning, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
 ) -> list[RunConfig]:
-    """Make the runs of an agenda as `execute_side_by_side` does, but without any training."""
+    """Make the runs of a study as `execute_side_by_side` does, but without any training."""
     todo, done = list(made.plan.runs), []
     while todo and len(done) < most:
         config = todo.pop(-1 if last_first else 0)

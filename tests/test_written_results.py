@@ -93,14 +93,14 @@ FAIRNESS = Measure(
 )
 
 
-def told(cell: str, better: int, n: int) -> tuple[Estimate, Difference]:
+def told(cell: str, better: int, n: int) -> Difference:
     """``**−16.42 ▼** ±1.14`` or ``+0.83``: the table says whether it counts."""
     plain = cell.replace("*", "").replace("\N{MINUS SIGN}", "-")
     mark = {"▲": better, "▼": -better}.get("".join(re.findall("[▲▼]", plain)), 0)
     mean, *std = re.sub("[▲▼ ]", "", plain).split("±")
-    estimate = Estimate(float(mean), float(std[0]) if std else math.nan, n)
-    assert not mark or mark * estimate.mean > 0
-    return estimate, Difference(estimate.mean, math.nan, math.nan, 1.0 - abs(mark), n)
+    one = Estimate(float(mean), float(std[0]) if std else math.nan, n)
+    assert not mark or mark * one.mean > 0
+    return Difference(one.mean, one.std, n, math.nan, math.nan, 1.0 - abs(mark))
 
 
 def tables(text: str, title: str) -> Iterator[list[list[str]]]:
@@ -121,10 +121,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
             found[label] = {
                 baseline: Contrast(
                     FAIRNESS,
-                    *zip(
-                        *(told(c, b, int(n)) for c, b in zip(triple, (1, -1, 1), strict=True)),
-                        strict=True,
-                    ),
+                    tuple(told(c, b, int(n)) for c, b in zip(triple, (1, -1, 1), strict=True)),
                 )
                 for baseline, triple in triples
                 if triple[0] != "\N{EN DASH}"
@@ -133,9 +130,9 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
 
 
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
-    worst = ", ".join(f"{signed(c.estimates[0])} points against {b}" for b, c in against.items())
-    spread = " and ".join(signed(c.estimates[1]) for c in against.values())
-    lower = " and ".join(f"{b}'s" for b, c in against.items() if c.sign("AVG") < 0)
+    worst = ", ".join(f"{signed(c.differences[0])} points against {b}" for b, c in against.items())
+    spread = " and ".join(signed(c.differences[1]) for c in against.values())
+    lower = " and ".join(f"{b}'s" for b, c in against.items() if c["AVG"][1] < 0)
     (n,) = {c.n for c in against.values()}
     return (
         f"- {name}: worst domain {worst}, STD {spread} ({n} seed{'s' * (n > 1)}): "
@@ -151,7 +148,7 @@ def what_counts(text: str) -> list[str]:
         words = []
         for column, more in (("σ type vs FedAvg", -1), ("worst vs FedAvg", 1)):  # noqa: RUF001
             at = header.index(column)
-            signs = {row[0]: told(row[at], more, 3)[1].sign for row in rows if "±" in row[at]}
+            signs = {row[0]: told(row[at], more, 3).sign for row in rows if "±" in row[at]}
             for sign, word in ((1, "higher"), (-1, "lower")):
                 names = ", ".join(name for name, told_sign in signs.items() if told_sign == sign)
                 if names:

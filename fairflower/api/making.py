@@ -158,8 +158,7 @@ def compare(
     announce(plan, console)
     with alone_in(folder):
         rest = going_on(plan, folder / "runs", console)
-        if rest.runs:
-            execute(rest, console, jobs=count)
+        execute(rest, console, jobs=count)
     return read(folder / "runs")
 
 
@@ -184,7 +183,7 @@ def read(*paths: str | PathLike[str]) -> Results:
     for place in dict.fromkeys(place for given in paths for place in _places(str(given))):
         try:
             runs += read_runs(place)
-        except (ConfigError, RunError) as error:
+        except RunError as error:
             warnings.warn(f"Left out: {error}", stacklevel=2)
     if not runs:
         raise RunError(f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}.")

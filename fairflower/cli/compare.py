@@ -71,8 +71,7 @@ def compare(
         rest = going_on(plan, folder / "runs", console)
         folders: list[Path] = []
         try:
-            if rest.runs:
-                execute(rest, console, folders, count)
+            execute(rest, console, folders, count)
         finally:
             if folders or len(rest.runs) < len(plan.runs):
                 print_report(run_folders(folder / "runs"), folder / "report")

@@ -14,7 +14,6 @@ from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
-from fairflower.plans.plan import fitting
 
 if TYPE_CHECKING:
     from fairflower.plans.leaderboard import Benchmark, Leaderboard
@@ -69,7 +68,7 @@ def leaderboard(
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder, study=True):
         for one in todo if part != "clients" else []:
-            _make(board, board.rules_on(one, folder, only), one, at_a_time, file)
+            _make(board, board.study(one, folder, only), one, at_a_time, file)
         if board.clients and part != "rules":
             measured = read_board(results) if results.exists() else None
             lacking = measured.lacking(names, rules) if measured else names
@@ -85,7 +84,7 @@ def leaderboard(
             best = measured.best(rules, board.best)
             console.print(f"With other local training, too: {', '.join(best)}")
             for one in todo if only is None or set(only) & set(best) else []:
-                _make(board, board.best_on(one, folder, best, only), one, at_a_time, file)
+                _make(board, board.study(one, folder, only, best), one, at_a_time, file)
 
 
 def _named(option: str, text: str, known: list[str], file: Path) -> list[str]:
@@ -106,8 +105,7 @@ def _make(
 
     left = f"[bold]{benchmark.name}[/]: {study.total} runs are left; to {escape(str(study.folder))}"
     console.print(left, soft_wrap=True)
-    if study.plan.runs:
-        execute(study.plan, console, jobs=jobs or fitting(study.plan, study.total), agenda=study)
+    execute(study.plan, console, jobs=jobs, study=study)
     page = study.folder.parent / "index.html"
     write_board(file, list(board.rows(study, benchmark)), page)
     say_where("leaderboard", page)

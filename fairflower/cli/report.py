@@ -95,9 +95,9 @@ def report(
     if not print_report(paths, out, summary):
         raise typer.Exit(1)
     if into and source:
-        from fairflower.report.pages import fill
+        from fairflower.report.pages import fill, generated
 
-        fill(into, source)
+        fill(into, source, generated(source))
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
@@ -153,6 +153,6 @@ def _read(paths: list[Path], messages: Console) -> list[Run]:
     for path in paths:
         try:
             runs += read_runs(path)
-        except (ConfigError, RunError) as error:
+        except RunError as error:
             messages.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
     return runs

@@ -16,7 +16,7 @@ from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
-from fairflower.plans.plan import fitting, parse_seeds
+from fairflower.plans.plan import parse_seeds
 from fairflower.plans.protocol import SHARE, VALIDATION, Protocol
 
 if TYPE_CHECKING:
@@ -93,14 +93,13 @@ def tune(
         )
         tuning = Tuning(folder, plan.runs, protocol)
         _announce(tuning)
-        _make(tuning, at_a_time or fitting(plan, tuning.total))
+        _make(tuning, at_a_time)
 
 
-def _make(tuning: Tuning, jobs: int) -> None:
+def _make(tuning: Tuning, jobs: int | None) -> None:
     """Make all runs, and report on what was made, whatever happens to the rest."""
     try:
-        if tuning.plan.runs:
-            execute(tuning.plan, console, jobs=jobs, agenda=tuning)
+        execute(tuning.plan, console, jobs=jobs, study=tuning)
     finally:
         tests = sorted(info.parent for info in (tuning.folder / "runs").glob("*/run.json"))
         print_report(tests, tuning.folder / "report", tuned=tuning.tuned())

@@ -166,7 +166,7 @@ def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
-    if taken := sorted(OVER_DOMAINS.intersection(chosen)):
+    if taken := sorted(set(OVER_DOMAINS).intersection(chosen)):
         raise DataError(f"A domain is called {taken[0]!r}, as a column of tables is. Rename it.")
     return tuple(chosen)
 

@@ -22,7 +22,7 @@ from fairflower.registry import KINDS
 META = "meta.json"
 
 #: What tables and histories call figures over all domains, and no domain may be called.
-OVER_DOMAINS = frozenset(("AVG", "STD", "MIN", "GAP", "average"))
+AVG, STD, MIN, *_ = OVER_DOMAINS = ("AVG", "STD", "MIN", "GAP", "average")
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -154,7 +154,7 @@ class Federation:
         """
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
-        _expect(not OVER_DOMAINS & set(domains), domains=domains)
+        _expect(not set(OVER_DOMAINS) & set(domains), domains=domains)
         _expect(_is_count(num_classes, 1), num_classes=num_classes)
         named = _all(self.classes, _is_name) and len(self.classes) in (0, num_classes)
         _expect(named and len(set(self.classes)) == len(self.classes), classes=self.classes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from flwr.serverapp import Grid
 
     from fairflower.data import Federation
-    from fairflower.plans.parallel import Agenda
+    from fairflower.plans.tuning import Tuning
     from fairflower.server.telling import OnRound
 
 
@@ -114,13 +114,13 @@ def execute(
     folders: list[Path] | None = None,
     jobs: int | None = 1,
     on_round: OnRound | None = None,
-    agenda: Agenda | None = None,
+    study: Tuning | None = None,
 ) -> list[Path]:
-    """Make the runs; ``folders`` grows as they end, whatever happens to the rest.
+    """Make the runs, if there are any; ``folders`` grows as they end, whatever happens to the rest.
 
     ``jobs`` at a time; None: as many as fit. ``on_round`` (`fairflower.server.session.Session`)
-    takes them one at a time. With an ``agenda``, which adds runs as others end, each is in a
-    process of its own.
+    takes them one at a time. With a ``study``, which adds runs as others end, each is in a process
+    of its own.
 
     Raises
     ------
@@ -129,6 +129,9 @@ def execute(
     UserError, OSError
         The first failure of a run, when the others have been made.
     """
+    folders = [] if folders is None else folders
+    if not plan.runs:
+        return folders
     for track in dict.fromkeys(config.track for config in plan.runs):
         check_tracker(track)
     with doing("Loading Flower and PyTorch", console):
@@ -137,7 +140,6 @@ def execute(
         from fairflower.models.weights import check_file
         from fairflower.plans.parallel import execute_side_by_side
 
-    folders = [] if folders is None else folders
     first = plan.runs[0]
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
@@ -146,14 +148,14 @@ def execute(
     with doing(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
     console.print(escape(setting(plan, federation)), soft_wrap=True, highlight=False)
-    jobs = fitting(plan) if jobs is None else jobs
+    jobs = jobs or fitting(plan, study.total if study else None)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
-            if agenda or (jobs > 1 and on_round is None):
-                execute_side_by_side(plan, jobs, console, stop, folders, agenda)
+            if study or (jobs > 1 and on_round is None):
+                execute_side_by_side(plan, jobs, console, stop, folders, study)
             else:
                 with doing(f"Starting the engine ({first.engine})", console) as starting:
 

@@ -52,25 +52,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """What a leaderboard is made of.
+    """What a leaderboard is made of."""
 
-    Attributes
-    ----------
-    benchmarks
-        In the order of the file.
-    rules
-        Aggregation rules, each with plain local training.
-    clients
-        Methods of local training, with the ``best`` of the rules.
-    budget, select, seeds
-        See `fairflower.plans.protocol.Protocol`.
-    """
-
-    benchmarks: tuple[Benchmark, ...]
-    rules: tuple[StrategyConfig, ...]
-    clients: tuple[ClientConfig, ...]
+    benchmarks: tuple[Benchmark, ...]  # in the order of the file
+    rules: tuple[StrategyConfig, ...]  # each with plain local training
+    clients: tuple[ClientConfig, ...]  # other local training, with the ``best`` of the rules
     best: int
-    budget: int
+    budget: int  # as `Protocol` has it, like those that follow
     select: str
     seeds: tuple[int, ...]
 
@@ -127,31 +115,19 @@ class Leaderboard:
             _fresh(path, str(protocol["seeds"])),
         )
 
-    def rules_on(
-        self, benchmark: Benchmark, folder: Path, only: Sequence[str] | None = None
-    ) -> Tuning:
-        """The study of all rules with plain local training, or ``only`` of these, by labels."""
-        return self._study(benchmark, folder, self.rules, (), only)
-
-    def best_on(
+    def study(
         self,
         benchmark: Benchmark,
         folder: Path,
-        rules: Sequence[str],
         only: Sequence[str] | None = None,
+        best: Sequence[str] | None = None,
     ) -> Tuning:
-        """The study of some rules, by their labels, with the other local training."""
-        chosen = [rule for rule in self.rules if rule.label in rules]
-        return self._study(benchmark, folder, chosen, self.clients, only)
+        """The study of all rules with plain local training, or of the ``best`` with other.
 
-    def _study(
-        self,
-        benchmark: Benchmark,
-        folder: Path,
-        rules: Sequence[StrategyConfig],
-        clients: Sequence[ClientConfig],
-        only: Sequence[str] | None = None,
-    ) -> Tuning:
+        Of these or of those ``only`` some; both by the rules' labels.
+        """
+        rules = [rule for rule in self.rules if best is None or rule.label in best]
+        clients = () if best is None else self.clients
         protocol = Protocol(
             self.budget, self.seeds, self.select, benchmark.metric, training=True, defaults=True
         )
@@ -227,7 +203,8 @@ class Leaderboard:
                 yield row(method.name, TRIAL, trial.number, trial, trial.accuracies)
             for trial, run in method.tests():
                 figures = method.seen(run)[run.last()].mean(axis=0).tolist()
-                processors = listed(list(dict.fromkeys(map(_processor, parts(run)))))
+                made = (str(p.get("machine", {}).get("processor", "")) for p in parts(run))
+                processors = listed(list(dict.fromkeys(made)))
                 kind = _kind(trial, tuned.chosen)
                 yield row(method.name, kind, run.seed, trial, figures, processor=processors)
             for trial, seed, reason in method.lost_tests():
@@ -247,10 +224,6 @@ def _fresh(path: Path, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{path}: [protocol] {str(error).removeprefix('--')}") from error
     check_fresh(f"{path}: [protocol] seeds = {text!r}", seeds, SEED, "Name others")
     return seeds
-
-
-def _processor(part: Mapping[str, Any]) -> str:
-    return str(part.get("machine", {}).get("processor", ""))
 
 
 def _told(values: Mapping[str, float] | Sequence[float]) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,18 +29,8 @@ from fairflower.report import read_run
 from fairflower.server.progress import counting_bar, round_line
 from fairflower.server.telling import OnRound
 
-
-class Agenda(Protocol):
-    """Runs of which the later ones depend on how the earlier ones ended."""
-
-    #: All that are still to be made, as far as can be known.
-    total: int
-
-    def watch(self, config: RunConfig) -> OnRound | None:
-        """Make what is told of the rounds of a run that begins, and may end it by ``Pruned``."""
-
-    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Give the runs that can be made now, and whether an error is no failure of the whole."""
+if TYPE_CHECKING:  # Optuna is slow to import, and few plans are a study's
+    from fairflower.plans.tuning import Tuning
 
 
 def execute_side_by_side(
@@ -49,7 +39,7 @@ def execute_side_by_side(
     console: Console,
     stop: threading.Event,
     folders: list[Path],
-    agenda: Agenda | None = None,
+    study: Tuning | None = None,
 ) -> None:
     """Make a plan's runs, ``jobs`` at a time, on the inline engine.
 
@@ -57,7 +47,7 @@ def execute_side_by_side(
     which wait for each other every round; the engine moves no bit of a result. Each of
     the ``jobs`` processes takes one core, and the memory of one run. ``stop`` stops the runs
     at work between two replies and begins no more; ``folders`` gets each run folder as its
-    run ends, and ``agenda`` adds runs then. The first failure of a run is raised when all
+    run ends, and the ``study`` adds runs then. The first failure of a run is raised when all
     others have been made.
     """
     failure: BaseException | None = None
@@ -67,7 +57,7 @@ def execute_side_by_side(
         counting_bar(console, "runs", transient=True) as bar,
         ProcessPoolExecutor(jobs, context, initializer=_prepare_worker) as pool,
     ):
-        total = agenda.total if agenda else len(plan.runs)
+        total = study.total if study else len(plan.runs)
         task = bar.add_task(f"{jobs} run{'s' * (jobs > 1)} at a time", total=total)
         pending: dict[Future[tuple[Path, str]], RunConfig] = {}
 
@@ -75,7 +65,7 @@ def execute_side_by_side(
             with _without_main():
                 for config in configs:
                     here = dataclasses.replace(config, engine="inline", ray_address="")
-                    watch = agenda.watch(config) if agenda else None
+                    watch = study.watch(config) if study else None
                     pending[pool.submit(_run, here, watch)] = config
 
         submit(plan.runs)
@@ -98,7 +88,7 @@ def execute_side_by_side(
                     folders.append(folder)
                     said = f"[bold]{title}[/]  {escape(line)}"
                     console.print(said, soft_wrap=True, highlight=False)
-                more, excused = agenda.ended(config, problem) if agenda else ([], False)
+                more, excused = study.ended(config, problem) if study else ([], False)
                 if problem is not None:
                     failure = failure or (None if excused else problem)
                     what = "[yellow]{} is lost:[/]" if excused else "[red]{} failed:[/]"

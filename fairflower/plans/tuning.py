@@ -27,6 +27,7 @@ from fairflower.arguments import Search
 from fairflower.config import RunConfig, execution, kebab, keys
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunError
+from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, same
 from fairflower.plans.protocol import STUDY, Behind, Protocol, check_fresh, figure, worth
 from fairflower.report import Run, read_run
@@ -146,7 +147,7 @@ class Method:
 
     def path(self, number: int) -> Path:
         """The run folder of a trial."""
-        return self.folder / "trials" / f"{self.name.replace(':', '-')}-trial{number}"
+        return self.folder / "trials" / f"{file_name(self.name)}-trial{number}"
 
     def tuned(self) -> Tuned:
         """The trials as the report shows them."""
@@ -179,12 +180,11 @@ class Method:
             outcome, reason = _outcome(facts)
             if outcome is None:
                 continue
-            run = _read(path)
+            run = read_run(path) if outcome == "completed" else _read(path)
             accuracies: list[float] = []
-            if run is not None and outcome == "pruned":
+            if run and outcome == "pruned":
                 accuracies = self.seen(run)[-1].tolist()
-            elif outcome == "completed":
-                assert run is not None
+            elif run and outcome == "completed":
                 accuracies = self.seen(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
                     outcome, reason = "lost", "not every domain was tested throughout"
@@ -243,7 +243,7 @@ class Method:
 
     def _tested(self) -> dict[str, Trial]:
         """What is tested, by how the runs' names begin."""
-        name, tuned = self.name.replace(":", "-"), self.tuned()
+        name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
         if self.protocol.defaults and first.outcome == "completed" and first != best:
@@ -294,8 +294,8 @@ class Method:
         return found
 
     def _folders(self) -> Iterator[Path]:
-        name = self.name.replace(":", "-")
-        return (info.parent for info in (self.folder / "runs").glob(f"{name}-*/run.json"))
+        names = f"{file_name(self.name)}-*/run.json"
+        return (info.parent for info in (self.folder / "runs").glob(names))
 
     def watch(self, config: RunConfig) -> Behind | None:
         """What prunes a trial: neither that of the paper's values, nor a test."""
@@ -321,7 +321,7 @@ class Method:
 
 
 class Tuning:
-    """The tuning of several methods in one folder: an agenda of runs, and what came out.
+    """The tuning of several methods in one folder: which runs it takes, and what came out.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ class Tuning:
             for config in configs
         ]
         self.folder = folder
-        self.total = 0  # runs that are still to be made
+        self.total = 0  # runs that are still to be made, as far as can be known
         self.plan = Plan([])  # those with which to begin
         for method in self.methods:
             method.settle()

@@ -10,11 +10,11 @@ import pandas as pd
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare, method_names
 from fairflower.report.pages import chapters
-from fairflower.report.reading import HISTORY_COLUMNS, Run, whole_lines
+from fairflower.report.reading import Run, whole_lines
 from fairflower.report.tables.accuracy import columns
+from fairflower.report.tables.cells import MARKS
 from fairflower.report.verdicts import against_baselines
-
-_WORDS = {1: "better", 0: "", -1: "worse"}
+from fairflower.server.folder import HISTORY_COLUMNS
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -91,16 +91,14 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
     rows = [
         (
             *(name, against, measure.name, figure.title),
-            *(estimate.mean, estimate.std, estimate.n, one.low, one.high, one.p),
-            _WORDS[figure.better * sign],
+            *(one.mean, one.std, one.n, one.low, one.high, one.p),
+            MARKS[better][1],
         )
         for comparison in compare(runs)
         for measure in measures(comparison)
         for name, contrasts in against_baselines(comparison, measure).items()
         for against, found in contrasts.items()
-        for figure, estimate, one, sign in zip(
-            measure.figures, found.estimates, found.differences, found.signs, strict=True
-        )
+        for figure, one, better in found.by_figure
     ]
     names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "verdict"])

@@ -94,24 +94,12 @@ def landscape(
     keeps its running statistics. On a CPU each point of the grid is one core's, so the
     result does not depend on how many there are.
 
-    Parameters
-    ----------
-    run
-        From `fairflower.report.read_run`; its folder has the model.
-    grid
-        Points on a side, odd, so that the model itself is one of them.
-    span
-        How far x and y go. At 1 a filter has been moved by its own length (Li et al.: 1).
-    images
-        Images of each domain and split, drawn at random; 0: all.
-    seed
-        Of the directions and the images. Runs of one network get the same draws.
-    data_dir
-        Where the data are, if not where they were in training.
-    device
-        See `fairflower.clients.choose_device`.
-    advance
-        Called after every point, from any thread.
+    x and y take ``grid`` values each, an odd number of them so that the model itself is among the
+    points, up to ``span`` on either side: at 1 a filter has been moved by its own length (Li et
+    al.: 1). ``images`` of each domain and split are drawn at random, 0: all; by the ``seed``, as
+    the directions are, so that runs of one network get the same draws. ``data_dir`` is where the
+    data are, if not where they were in training; ``advance`` is called after every point, from
+    any thread.
 
     Raises
     ------

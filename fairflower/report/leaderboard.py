@@ -9,7 +9,6 @@ over all methods of a benchmark.
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,8 @@ from fairflower.numerics import metrics
 from fairflower.report.methods import Estimate
 from fairflower.report.reading import read_text
 from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
-from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
-from fairflower.report.text import DASH, listed, number, p_value, spread
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
+from fairflower.report.text import DASH, listed, number, p_value
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
@@ -121,9 +120,8 @@ class Board:
         return found.pivot(index="method", columns="number", values="figure")
 
     def over_benchmarks(self, figure: str) -> pd.DataFrame:
-        """The means over seeds of methods that were tested on all benchmarks, [methods, them]."""
-        means = {b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks}
-        return pd.DataFrame(means).dropna()
+        """The means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
+        return pd.DataFrame({b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks})
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
         """Every method's difference to uniform weights, with Holm's p-values."""
@@ -132,14 +130,15 @@ class Board:
             return {}
         return holm(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
-    def by_tuning(self, benchmark: str, figure: str) -> dict[str, Difference]:
-        """What the chosen values gain over the paper's: nothing, where they are the same."""
-        tuned, papers = (self.figures(benchmark, figure, v) for v in (CHOSEN, PAPERS))
+    def by_tuning(self, benchmark: str) -> dict[str, Difference]:
+        """What the worst domain gains by the chosen values: nothing, where they are the paper's."""
+        tuned, papers = (self.figures(benchmark, WORST, v) for v in (CHOSEN, PAPERS))
         return _by_method(tuned - papers)
 
-    def ranks(self, figure: str) -> Ranks | None:
-        """Ranks over benchmarks; None with fewer than three."""
-        table = self.over_benchmarks(figure)
+    @cached_property
+    def ranks(self) -> Ranks | None:
+        """Ranks by the worst domain over benchmarks; None with fewer than three."""
+        table = self.over_benchmarks(WORST).dropna()
         return ranks(table) if min(table.shape) >= 3 else None
 
     def best(self, rules: Sequence[str], count: int) -> list[str]:
@@ -231,13 +230,11 @@ def _overview(board: Board, figure: str) -> Table:
     """A row for each method, best first, and a column for each benchmark."""
     means = {b: board.figures(b, figure) for b in board.benchmarks}
     signs = {b: board.against_reference(b, figure) for b in board.benchmarks}
-    placed = pd.DataFrame(
-        {b: found.mean(axis=1).rank(ascending=False) for b, found in means.items()}
-    )
-    whole = board.over_benchmarks(figure).rank(ascending=False).mean(axis=1)
+    over = board.over_benchmarks(figure)
+    whole = over.dropna().rank(ascending=False).mean(axis=1)
     order = [
         *whole.sort_values(kind="stable").index,
-        *placed.drop(whole.index).mean(axis=1).sort_values(kind="stable").index,
+        *over.rank(ascending=False).drop(whole.index).mean(axis=1).sort_values(kind="stable").index,
     ]
     rows = []
     for name in order:
@@ -261,9 +258,7 @@ def _overview(board: Board, figure: str) -> Table:
 
 
 def _mean(values: Sequence[float], difference: Difference | None, link: str = "") -> Cell:
-    mark, tone = MARKS[difference.sign if difference else 0]
-    one = Estimate.of(values)
-    return Cell(number(one.mean) + mark, spread(one.std, one.n), tone, link=link)
+    return judged(Estimate.of(values), difference.sign if difference else 0, link=link)
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:
@@ -271,7 +266,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     metric = METRICS[tests["metric"].iloc[0]]
     worst, average = (board.figures(benchmark, figure) for figure in _FIGURES)
     against = {figure: board.against_reference(benchmark, figure) for figure in _FIGURES}
-    gains = board.by_tuning(benchmark, WORST)
+    gains = board.by_tuning(benchmark)
     settings = board.chosen(benchmark)
     counts = trials[trials["outcome"] != "completed"]["method"].value_counts()
     rows = []
@@ -376,7 +371,7 @@ def _better(board: Board) -> Iterator[str]:
 
 def _moved(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
-        gains = board.by_tuning(benchmark, WORST)
+        gains = board.by_tuning(benchmark)
         tuned, papers = (board.figures(benchmark, WORST, v).mean(axis=1) for v in (CHOSEN, PAPERS))
         if len(papers) < 3:
             continue
@@ -388,8 +383,9 @@ def _moved(board: Board) -> Iterator[str]:
         tests = board.tests(benchmark)
         kept = tests[tests["kind"] == BOTH]["method"].nunique()
         yield (
-            f"{benchmark}: tuning moves the worst domain by {_points(mean)} points on average, "
-            f"from {_points(means[low])} ({low}) to {_points(means[high])} ({high}); of "
+            f"{benchmark}: tuning moves the worst domain by {number(mean, signed=True)} points on "
+            f"average, from {number(means[low], signed=True)} ({low}) to "
+            f"{number(means[high], signed=True)} ({high}); of "
             f"{len(means)} methods {kept} keep the paper's values. "
             "Between the rankings at the paper's and at the chosen values Kendall's tau is "
             f"{number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
@@ -398,7 +394,7 @@ def _moved(board: Board) -> Iterator[str]:
 
 
 def _ranked(board: Board) -> Iterator[str]:
-    found = board.ranks(WORST)
+    found = board.ranks
     if found is None:
         return
     apart = [n for n, rank in found.mean.items() if rank - found.lowest > found.critical]
@@ -423,10 +419,6 @@ def _decided(board: Board) -> Iterator[str]:
         yield f"{benchmark}: of the variance over {count} trials ({pruned} of them pruned), {told}."
 
 
-def _points(value: float) -> str:
-    return number(float(value), signed=True)
-
-
 # --- cells of the CSV files ------------------------------------------------------------------
 
 
@@ -440,8 +432,7 @@ def _worst(text: str) -> float:
 
 def _setting(text: str, key: str) -> float:
     """One of ``train.lr=0.1 train.local-epochs=2``."""
-    found = re.search(rf"(?:^| ){re.escape(key)}=(\S+)", text)
-    return float(found[1]) if found else float("nan")
+    return float(dict(part.split("=") for part in text.split()).get(key, math.nan))
 
 
 def _parts(method: str) -> tuple[str, str]:

@@ -14,12 +14,9 @@ from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
 from fairflower.report.clusters import clustered
 from fairflower.report.methods import Comparison, Method
-from fairflower.report.reading import Run
+from fairflower.report.reading import SCORES, Run
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
-
-#: A score's title in tables, and its name.
-_SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def measures(comparison: Comparison) -> list[Measure]:
     """Fairness over domains, and what else the tables show of several methods."""
     found = [fairness(comparison)]
     rated = rated_methods(comparison)
-    for score in _SCORES:
+    for score in SCORES:
         of = [m for m in rated if all(score in run.scores for run in m.runs)]
         if of:
             found.append(_scored(comparison, score, of))
@@ -123,7 +120,7 @@ def of_several(figure: Callable[[Vector], float], count: int) -> Callable[[Vecto
 
 def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
     """One of the scores in every group, and over the groups: the mean over the last rounds."""
-    title, name = _SCORES[score]
+    title, name = SCORES[score]
 
     def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
         def value(run: Run) -> float:

@@ -19,7 +19,6 @@ from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunError
 from fairflower.report.leaderboard import (
-    Board,
     add_to_board,
     answers,
     board_tables,
@@ -150,8 +149,7 @@ def markdown(content: Sequence[Chapter]) -> str:
     """Write chapters as Markdown."""
     parts: list[str] = []
     for chapter in content:
-        for table in chapter.tables:
-            parts += [_markdown_table(table), table.caption, *table.footers]
+        parts += _markdown_tables(chapter.tables)
         for section in chapter.sections:
             parts.append(f"**{section.title}**" if section.title else "")
             parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))
@@ -165,45 +163,42 @@ GENERATED = re.compile(
 )
 
 
-def fill(document: Path, summary: Path) -> None:
-    """Write the tables and verdicts of a summary into a Markdown file, in place of earlier ones.
+def fill(document: Path, summary: Path, text: str) -> None:
+    """Write what is `generated` from a summary into a Markdown file, in place of an earlier one.
 
-    They go between ``<!-- generated from SUMMARY -->`` (its path from the document's folder) and
+    It goes between ``<!-- generated from SUMMARY -->`` (its path from the document's folder) and
     ``<!-- end -->``, at the end of a document that has no such part yet.
 
     Raises
     ------
     RunError
-        When the summary, or a document that is there, cannot be read.
+        When a document that is there cannot be read.
     """
-    text = read_text(document) if document.exists() else ""
+    before = read_text(document) if document.exists() else ""
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
-    part = f"<!-- generated from {name} -->\n{generated(summary)}<!-- end -->\n"
-    there = [found for found in GENERATED.finditer(text) if found["summary"] == name]
+    part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n"
+    there = [found for found in GENERATED.finditer(before) if found["summary"] == name]
     if there:
-        text = text[: there[0].start()] + part + text[there[0].end() :]
+        whole = before[: there[0].start()] + part + before[there[0].end() :]
     else:
-        text = f"{text.rstrip()}\n\n{part}".lstrip()
-    document.write_text(text, encoding="utf-8")
+        whole = f"{before.rstrip()}\n\n{part}".lstrip()
+    document.write_text(whole, encoding="utf-8")
 
 
 def generated(summary: Path) -> str:
-    """What `fill` writes between the marks."""
+    """The tables of a summary with its verdicts, or of a leaderboard: what `fill` takes."""
     if is_board(summary):
-        return f"\n{_markdown_board(read_board(summary))}\n"
+        board = read_board(summary)
+        return _markdown_board(answers(board), board_tables(board))
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 
 def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> None:
     """Write a leaderboard: beside its protocol ``x.toml``, ``x.csv``, ``x.md`` and figures.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Of `fairflower.report.leaderboard.COLUMNS`; they take the place of all that the file has
-        of their methods and benchmarks.
-    page : Path
-        Of HTML, for all of it; self-contained, with tables that can be sorted.
+    The ``rows``, of `fairflower.report.leaderboard.COLUMNS`, take the place of all that the file
+    has of their methods and benchmarks. The ``page`` has all of it as HTML; it is self-contained,
+    with tables that can be sorted.
     """
     from fairflower.report.figures import leaderboard as figures  # late: so is matplotlib
 
@@ -212,19 +207,21 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> No
     if not document.exists():
         document.write_text(f"# {file.stem.capitalize()}\n", encoding="utf-8")
     drawn = figures.draw(board, file.parent / "figures", f"{file.stem}-")
-    fill(document, file.with_suffix(".csv"))
+    sentences, tables = answers(board), board_tables(board)
+    fill(document, file.with_suffix(".csv"), _markdown_board(sentences, tables))
     template = _templates().get_template("board.html.j2")
-    text = template.render(
-        board=board, sentences=answers(board), figures=drawn, tables=board_tables(board)
-    )
+    text = template.render(board=board, sentences=sentences, figures=drawn, tables=tables)
     page.write_text(text, encoding="utf-8")
 
 
-def _markdown_board(board: Board) -> str:
-    parts = ["\n".join(f"- {sentence}" for sentence in answers(board))]
-    for table in board_tables(board):
-        parts += [_markdown_table(table), table.caption, *table.footers]
-    return "\n\n".join(parts) + "\n"
+def _markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
+    parts = ["\n".join(f"- {sentence}" for sentence in sentences), *_markdown_tables(tables)]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _markdown_tables(tables: Iterable[Table]) -> Iterator[str]:
+    for table in tables:
+        yield from (_markdown_table(table), table.caption, *table.footers)
 
 
 def _markdown_table(table: Table) -> str:
@@ -309,7 +306,7 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
 
 def html_table(table: Table) -> str:
     """One table with its caption, as on the page but without its style."""
-    return str(_templates().get_template("tables.html.j2").module.shown(table))  # type: ignore[attr-defined]
+    return str(_templates().get_template("parts.html.j2").module.shown(table))  # type: ignore[attr-defined]
 
 
 @cache

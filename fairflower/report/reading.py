@@ -17,12 +17,10 @@ from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunError
 from fairflower.server.figures import WINDOW as WINDOW
-from fairflower.server.folder import LEVELS, is_held, read_facts
+from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_held
 
-HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
-
-#: What may be known of a domain beside its accuracy, as fractions.
-SCORES = ("balanced_accuracy", "auc")
+#: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
+SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +133,6 @@ def read_run(path: str | Path) -> Run:
     RunError
         When the folder does not exist, is no run folder, has a malformed file, or
         no round was trained and tested in full.
-    ConfigError
-        When its ``config.toml`` is no TOML.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
@@ -156,7 +152,7 @@ def read_run(path: str | Path) -> Run:
 
     status = str(info["status"])
     if status == "running" and not is_held(path):
-        if read_facts(path)["status"] != status:  # it has ended meanwhile
+        if _read_info(path / "run.json")[0]["status"] != status:  # it has ended meanwhile
             return read_run(path)
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
@@ -180,16 +176,20 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """All settings of a run folder, by run config key."""
+    """All settings of a run folder, by run config key; `RunError` where its file is no TOML."""
+    try:
+        own = read_toml(path / "config.toml")
+    except ConfigError as error:
+        raise RunError(str(error)) from error
     # A run made before a setting existed ran with what is now its default.
-    return RunConfig().concise() | read_toml(path / "config.toml")
+    return RunConfig().concise() | own
 
 
 def readable(path: Path) -> list[Run]:
     """The runs below a folder that can be reported on; none where there is no folder."""
     runs = []
     for info in path.rglob("run.json"):
-        with suppress(RunError, ConfigError):
+        with suppress(RunError):
             runs.append(read_run(info.parent))
     return runs
 

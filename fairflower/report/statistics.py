@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,18 +12,19 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtrit
 
+from fairflower.report.methods import Estimate
+
 #: What a p-value is to be below.
 LEVEL = 0.05
 
 
-class Difference(NamedTuple):
-    """A paired difference: its mean, the 95 % Student-t interval, and a p-value."""
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A paired difference over ``n`` pairs, with the 95 % Student-t interval and a p-value."""
 
-    mean: float
     low: float
     high: float
     p: float
-    n: int
 
     @property
     def sign(self) -> int:
@@ -31,23 +33,22 @@ class Difference(NamedTuple):
 
 
 def paired(values: Sequence[float]) -> Difference:
-    """What differences of pairs say of their mean; NaN for all but that with one pair.
+    """What differences of pairs say of their mean; nothing more, NaN, with one pair.
 
     >>> one = paired([1.0, 2.0, 3.0])
     >>> one.mean, round(one.low, 2), round(one.high, 2), round(one.p, 3)
     (2.0, -0.48, 4.48, 0.074)
     """
-    mean, n = float(np.mean(values)), len(values)
-    if n < 2:
-        return Difference(mean, math.nan, math.nan, math.nan, n)
-    if np.ptp(values) < 1e-9:  # the same in every pair: sums in another order are no spread
-        same = abs(mean) < 1e-9
-        return Difference(mean, mean, mean, 1.0 if same else 0.0, n)
-    # `scipy.stats.ttest_1samp` does the same in a hundred times the time.
-    error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    width = float(stdtrit(n - 1, 1 - LEVEL / 2)) * error
-    p = 2 * float(stdtr(n - 1, -abs(mean) / error))
-    return Difference(mean, mean - width, mean + width, p, n)
+    one = Estimate.of(values)
+    width = p = math.nan
+    if one.n > 1 and np.ptp(values) < 1e-9:  # sums of the same in another order are no spread
+        width, p = 0.0, float(abs(one.mean) < 1e-9)
+    elif one.n > 1:
+        # `scipy.stats.ttest_1samp` does the same in a hundred times the time.
+        error = one.std / math.sqrt(one.n)
+        width = float(stdtrit(one.n - 1, 1 - LEVEL / 2)) * error
+        p = 2 * float(stdtr(one.n - 1, -abs(one.mean) / error))
+    return Difference(one.mean, one.std, one.n, one.mean - width, one.mean + width, p)
 
 
 def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
@@ -56,15 +57,15 @@ def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
     Those without a p-value are no part of it.
 
     >>> p = {"a": 0.01, "b": 0.04, "c": 0.03}
-    >>> one = Difference(1.0, 0.5, 1.5, 0.0, 5)
-    >>> {name: new.p for name, new in holm({k: one._replace(p=p[k]) for k in p}).items()}
+    >>> one = Difference(1.0, 0.4, 5, 0.5, 1.5, 0.0)
+    >>> {name: new.p for name, new in holm({k: replace(one, p=p[k]) for k in p}).items()}
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
     """
     tested = sorted((one.p, name) for name, one in found.items() if not math.isnan(one.p))
     new, least = dict(found), 0.0
     for place, (p, name) in enumerate(tested):
         least = max(least, min(1.0, (len(tested) - place) * p))
-        new[name] = found[name]._replace(p=least)
+        new[name] = replace(found[name], p=least)
     return new
 
 
@@ -117,13 +118,8 @@ def shares(figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]) 
 
     Sums of squares of type II (each factor after all others) of a linear model, as shares of the
     total; what they leave, or have in common, is the ``rest``. None where all figures are alike.
-
-    Parameters
-    ----------
-    figures : array_like
-        A value for each trial.
-    factors : mapping
-        Name -> names, which are categories, or columns of numbers; a row for each trial.
+    ``figures`` [T] are the trials'; of the T rows of each factor names are categories, and
+    columns of numbers are as they are.
     """
     values = np.asarray(figures, dtype=np.float64)
     if np.ptp(values) < 1e-9:

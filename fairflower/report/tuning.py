@@ -12,8 +12,8 @@ from fairflower.config import shown
 from fairflower.numerics import metrics
 from fairflower.report.measures import SIGMA
 from fairflower.report.methods import Estimate
-from fairflower.report.tables.cells import Cell, Group, Row, Table
-from fairflower.report.text import DASH, number, spread
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
+from fairflower.report.text import DASH, number
 
 #: What is better among trials -> in words. See `chosen`.
 CRITERIA = {
@@ -51,6 +51,13 @@ class Trial:
     def average(self) -> float:
         """Mean accuracy over domains."""
         return metrics.mean(self.accuracies)
+
+
+#: By title, in percent.
+FIGURES: Mapping[str, Callable[[Trial], float]] = {
+    "MIN": lambda trial: 100 * trial.worst,
+    "AVG": lambda trial: 100 * trial.average,
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
         ),
         columns=[
             *("trials", "pruned", "lost"),
-            *(f"{what} {figure}" for figure in ("MIN", "AVG") for what in _SEEN),
+            *(f"{what} {figure}" for figure in FIGURES for what in _SEEN),
         ],
         groups=[Group("", [_row(one) for one in tuned])],
         footers=[
@@ -136,15 +143,13 @@ _SEEN = ("paper's", "chosen", "over-trials")
 
 def _row(one: Tuned) -> Row:
     counts = [Cell(str(n)) for n in (len(one.trials), one.count("pruned"), one.count("lost"))]
-    figures: list[Callable[[Trial], float]] = [lambda t: t.worst, lambda t: t.average]
     cells = []
-    for figure in figures:
+    for figure in FIGURES.values():
         default = next((t for t in one.completed if t.number == 0), None)
         for trial in (default, one.chosen):
-            cells.append(Cell(DASH if trial is None else number(100 * figure(trial))))
+            cells.append(Cell(DASH if trial is None else number(figure(trial))))
         if one.completed:
-            over = Estimate.of([100 * figure(trial) for trial in one.completed])
-            cells.append(Cell(number(over.mean), spread(over.std, over.n)))
+            cells.append(judged(Estimate.of([figure(trial) for trial in one.completed]), 0))
         else:
             cells.append(Cell(DASH))
     return Row(one.method, "" if one.ranges else "nothing to tune", [*counts, *cells])

@@ -15,7 +15,7 @@ from functools import wraps
 import numpy as np
 
 from fairflower.registry import PLAIN
-from fairflower.report.measures import Measure, measures
+from fairflower.report.measures import Figure, Measure, measures
 from fairflower.report.methods import (
     BASELINES,
     FEWEST_SEEDS,
@@ -37,32 +37,28 @@ TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 @dataclass(frozen=True)
 class Contrast:
-    """A method minus another by a measure, in percentage points: one of each for each figure."""
+    """A method minus another by a measure, in percentage points, for each of its figures."""
 
     measure: Measure
-    estimates: tuple[Estimate, ...]
     differences: tuple[Difference, ...]
 
     @property
     def n(self) -> int:
         """Seeds that both have."""
-        return self.estimates[0].n
+        return self.differences[0].n
 
     @property
-    def signs(self) -> tuple[int, ...]:
-        """Of the differences that count; 0 for the others."""
-        return tuple(one.sign if one.n >= FEWEST_SEEDS else 0 for one in self.differences)
+    def by_figure(self) -> list[tuple[Figure, Difference, int]]:
+        """Each figure, its difference, and if that is better (1), worse (-1) or neither (0)."""
+        told = self.n >= FEWEST_SEEDS
+        pairs = zip(self.measure.figures, self.differences, strict=True)
+        return [(figure, one, told * figure.better * one.sign) for figure, one in pairs]
 
-    def estimate(self, title: str) -> Estimate:
-        """That of one figure."""
-        return self.estimates[self._place(title)]
-
-    def sign(self, title: str) -> int:
-        """That of one figure."""
-        return self.signs[self._place(title)]
-
-    def _place(self, title: str) -> int:
-        return [figure.title for figure in self.measure.figures].index(title)
+    def __getitem__(self, title: str) -> tuple[Difference, int]:
+        """The same of the figure of this title."""
+        return next(
+            (one, better) for figure, one, better in self.by_figure if figure.title == title
+        )
 
     @property
     def judgement(self) -> tuple[str, str]:
@@ -72,13 +68,9 @@ class Contrast:
         """
         if self.n < FEWEST_SEEDS:
             return TOO_FEW, "against"
-        signs = {
-            figure.name: figure.better * sign
-            for figure, sign in zip(self.measure.figures, self.signs, strict=True)
-            if figure.judged
-        }
-        better = ", ".join(name for name, sign in signs.items() if sign > 0)
-        worse = ", ".join(name for name, sign in signs.items() if sign < 0)
+        judged = [(figure.name, better) for figure, _, better in self.by_figure if figure.judged]
+        better = ", ".join(name for name, found in judged if found > 0)
+        worse = ", ".join(name for name, found in judged if found < 0)
         if better and worse:
             return f"mixed ({better} better; {worse} worse)", "beside"
         if better or worse:
@@ -112,7 +104,7 @@ def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None
     if not pairs:
         return None
     values = [[f.value(mine) - f.value(its) for mine, its in pairs] for f in measure.figures]
-    return Contrast(measure, tuple(map(Estimate.of, values)), tuple(map(paired, values)))
+    return Contrast(measure, tuple(map(paired, values)))
 
 
 def corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Contrast]:
@@ -288,9 +280,9 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
         whole = all(other is None or other.whole() for other in others)
         tested = "" if whole else ", tested on every domain throughout,"
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
-    worst = [f"{signed(one.estimate('MIN'))} points against {n}" for n, one in against.items()]
-    spread = [signed(one.estimate("STD")) for one in against.values()]
-    lower = [f"{name}'s" for name, one in against.items() if one.sign("AVG") < 0]
+    worst = [f"{signed(one['MIN'][0])} points against {n}" for n, one in against.items()]
+    spread = [signed(one["STD"][0]) for one in against.values()]
+    lower = [f"{name}'s" for name, one in against.items() if one["AVG"][1] < 0]
     return Verdict(
         method.name,
         f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} ({seeds(against.values())})",
@@ -331,10 +323,7 @@ def rule(comparison: Comparison) -> str:
 def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
     """The figures of one method in words, and what they are worth."""
     numbers = "; ".join(
-        ", ".join(
-            f"{figure.name} {signed(estimate)}"
-            for figure, estimate in zip(one.measure.figures, one.estimates, strict=True)
-        )
+        ", ".join(f"{figure.name} {signed(difference)}" for figure, difference, _ in one.by_figure)
         + f" points against {name}"
         for name, one in contrasts.items()
     )

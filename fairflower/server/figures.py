@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairflower.data.federation import AVG, MIN, STD
 from fairflower.numerics import metrics
 
 #: Tested rounds that the papers' tables average (FedHEAL §4.1).
@@ -24,9 +25,9 @@ _PREFIXES = {"domain": "", "validation": "validation_"}
 
 #: By title in tables, what is said of the accuracies of all domains together.
 _OVER_DOMAINS = {
-    "AVG": metrics.mean,
-    "STD": lambda values: metrics.std(values, ddof=1),
-    "MIN": metrics.worst,
+    AVG: metrics.mean,
+    STD: lambda values: metrics.std(values, ddof=1),
+    MIN: metrics.worst,
 }
 
 
@@ -134,5 +135,5 @@ def _over_domains(
     found = [figures.get(f"{prefix}accuracy/{domain}", math.nan) for domain in domains]
     if any(map(math.isnan, found)):
         return {}
-    titles = [title for title in _OVER_DOMAINS if title != "STD" or len(found) > 1]
+    titles = [title for title in _OVER_DOMAINS if title != STD or len(found) > 1]
     return {f"{prefix}accuracy/{title}": _OVER_DOMAINS[title](found) for title in titles}

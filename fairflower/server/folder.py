@@ -30,6 +30,8 @@ from fairflower.server.figures import History
 #: Levels of the history, of domains and of clients, by the images that these were tested on.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
+HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
+
 #: What Flower and fairflower said of a run, and the error that ended it.
 LOG = "log.txt"
 
@@ -229,7 +231,7 @@ class RunFolder:
                 os.truncate(path, size)
         if not sizes:
             with self._open("history.csv") as file:
-                csv.writer(file).writerow(["round", "level", "name", "metric", "value"])
+                csv.writer(file).writerow(HISTORY_COLUMNS)
 
     def _add_diagnostics(self, line: Mapping[str, Any]) -> None:
         with self._open("diagnostics.jsonl") as file:

@@ -81,7 +81,7 @@ def quality(config: RunConfig) -> tuple[float, float]:
 def board_of(file: Path, folder: Path) -> tuple[Leaderboard, list[Tuning], list[dict[str, Any]]]:
     """Studies of all benchmarks, made without any training, and their rows."""
     made = Leaderboard.read(file)
-    studies = [made.rules_on(one, folder) for one in made.benchmarks]
+    studies = [made.study(one, folder) for one in made.benchmarks]
     for study in studies:
         make(study, quality)
     found = [row for s, b in zip(studies, made.benchmarks, strict=True) for row in made.rows(s, b)]
@@ -100,12 +100,12 @@ def test_a_file_is_studies_with_one_protocol(file: Path, tmp_path: Path) -> None
     assert noisy.methods[0].protocol.metric == "balanced_accuracy"
     assert plain.methods[0].config.data.domains == "plain,rotated"
     assert plain.methods[0].config.num_server_rounds == 4
-    other = made.best_on(made.benchmarks[0], tmp_path, ["fedheal"])
+    other = made.study(made.benchmarks[0], tmp_path, best=["fedheal"])
     assert {method.name for method in other.methods} == {"scaffold+fedheal", "scaffold+uniform"}
     assert other.folder == plain.folder
-    some = made.rules_on(made.benchmarks[0], tmp_path, ["fedheal"])
+    some = made.study(made.benchmarks[0], tmp_path, ["fedheal"])
     assert [method.name for method in some.methods] == ["fedheal"]
-    some = made.best_on(made.benchmarks[0], tmp_path, ["fedheal", "fedavg"], ["fedavg"])
+    some = made.study(made.benchmarks[0], tmp_path, ["fedavg"], ["fedheal", "fedavg"])
     assert [method.name for method in some.methods] == ["scaffold+fedavg"]
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_file_is_refused_by_name(
 
     def read() -> None:
         made = Leaderboard.read(file)
-        made.rules_on(made.benchmarks[0], tmp_path)
+        made.study(made.benchmarks[0], tmp_path)
 
     with pytest.raises(ConfigError, match=said):
         read()
@@ -235,7 +235,7 @@ def test_a_test_that_diverged_is_a_row_of_what_is_lost(file: Path, tmp_path: Pat
         return quality(config)
 
     made = Leaderboard.read(file)
-    study = made.rules_on(made.benchmarks[0], tmp_path)
+    study = made.study(made.benchmarks[0], tmp_path)
     make(study, failing)
     lost = [row for row in made.rows(study, made.benchmarks[0]) if row["outcome"] == "lost"]
     assert [(row["method"], row["kind"] != "trial", row["number"]) for row in lost] == [
@@ -561,8 +561,9 @@ def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
     assert (fedavg.name, fedavg.remark) == ("fedavg", "train.lr=0.1 train.local-epochs=2")
     assert [cell.link for cell in afl.cells] == ["one-afl", "two-afl", ""]
     assert fedavg.anchor == "one-fedavg"
-    low, high = (board.against_reference("one", WORST)["fedavg"][i] for i in (1, 2))
-    assert fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-") == f"[{low:.2f}, {high:.2f}]"
+    found = board.against_reference("one", WORST)["fedavg"]
+    shown = fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-")
+    assert shown == f"[{found.low:.2f}, {found.high:.2f}]"
     assert variance.columns == ["aggregation", "learning rate", "rest"]
     assert not re.search("Friedman|more than two", "\n".join(answers(board))), "of two benchmarks"
 
@@ -609,7 +610,7 @@ def test_a_rule_that_the_file_gets_later_is_made_alone(
     first = set(file.with_suffix(".csv").read_text().splitlines())
     file.write_text(FILE.replace("fedavg,fedheal", "fedavg,afl,term,fedheal"))
     more = Leaderboard.read(file)
-    make(more.rules_on(more.benchmarks[0], tmp_path, ["afl"]), quality)
+    make(more.study(more.benchmarks[0], tmp_path, ["afl"]), quality)
     command = ["leaderboard", str(file), "--output-dir", str(tmp_path), "--part", "rules"]
     said = call(*command, "--strategies", "afl", "--benchmarks", "plain")
     assert "plain: 0 runs are left" in " ".join(said.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from fairflower.report import read_run, read_summary, write_report, write_summar
 from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
 from fairflower.report.methods import compare
-from fairflower.report.pages import GENERATED, fill, markdown_tables
+from fairflower.report.pages import GENERATED, fill, generated, markdown_tables
 from fairflower.report.verdicts import (
     Contrast,
     against_baselines,
@@ -110,11 +111,9 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     fedavg, fedism = comparison.methods
     one = contrast(fedism, fedavg, measures(comparison)[1])
     assert one is not None
-    better = (1, 1, 1, -1)
+    figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     signs = []
-    for estimate, counted, values_of, sign in zip(
-        one.estimates, one.signs, (clean_of, noisy_of, mean_of, gap_of), better, strict=True
-    ):
+    for (_, estimate, counted), (values_of, sign) in zip(one.by_figure, figures, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
         assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)
@@ -124,8 +123,8 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
         else:
             p = stats.ttest_rel(new, old).pvalue
             wanted = int(np.sign(difference.mean())) if p < 0.05 else 0
-        assert counted == wanted
-        signs.append(sign * wanted)
+        assert counted == sign * wanted
+        signs.append(counted)
     words = {1: "better", -1: "worse", 0: "not"}
     found = {word for word in ("better", "worse", "not") if word in one.judgement[0]}
     assert found == ({words[s] for s in signs if s} or {"not"})
@@ -166,10 +165,10 @@ def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) ->
         return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
 
     alone, beside = found("fedavg", "fedism"), found("fedavg", *gains)
-    assert alone.estimates == beside.estimates
-    assert (alone.sign("corrupted ACC"), beside.sign("corrupted ACC")) == (1, 0)
-    assert alone.differences[1].p == pytest.approx(p)
-    assert beside.differences[1].p == pytest.approx(3 * p)
+    (one, counts), (other, does_not) = alone["corrupted ACC"], beside["corrupted ACC"]
+    assert (counts, does_not) == (1, 0)
+    assert one.p == pytest.approx(p)
+    assert other == replace(one, p=pytest.approx(3 * p))
 
 
 def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_path: Path) -> None:
@@ -534,7 +533,7 @@ def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) 
     (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
     for name in ("none.csv", "latin.csv"):
         with pytest.raises(RunError, match="Cannot read"):
-            fill(tmp_path / "x.md", tmp_path / name)
+            fill(tmp_path / "x.md", tmp_path / name, generated(tmp_path / name))
     assert not (tmp_path / "x.md").exists()
 
 
@@ -602,7 +601,7 @@ def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -
     run, document = read_run(make_run(tmp_path / "r", rising(0.5))), tmp_path / "x.md"
     write_summary([run], tmp_path / "my runs.csv")
     for _ in range(2):
-        fill(document, tmp_path / "my runs.csv")
+        fill(document, tmp_path / "my runs.csv", generated(tmp_path / "my runs.csv"))
     assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
 
 

@@ -35,7 +35,7 @@ from run_folders import (
 )
 
 from fairflower.config import RunConfig
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import RunError
 from fairflower.numerics import metrics
 from fairflower.report import clusters, methods, read_run, terminal_table, write_report
 from fairflower.report.figures import canvas, diagnostics, maps, rounds
@@ -173,7 +173,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"trained and tested \(failed\)\. Its error: it burnt"):
         read_run(folder)
     (folder / "config.toml").write_text("seed = = 1")
-    with pytest.raises(ConfigError, match=r"config\.toml is not valid TOML"):
+    with pytest.raises(RunError, match=r"config\.toml is not valid TOML"):
         read_run(folder)
 
 
@@ -456,7 +456,6 @@ def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
     ]
     (comparison,) = compare(map(read_run, folders))
     for table in (fairness_table(comparison, "domains"), types_table(comparison)):
-        assert table
         (group,) = table.groups
         fedavg, uniform = (
             {c for c, cell in zip(table.columns, row.cells, strict=True) if cell.tone}
@@ -470,7 +469,6 @@ def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
     ]
     (comparison,) = compare(map(read_run, folders))
     found = clusters_table(comparison, 5)
-    assert found
     tones = [[cell.tone for cell in row.cells] for row in found.groups[0].rows]
     assert tones == [["", "", ""], ["", "better", "better"]]
 
@@ -528,7 +526,6 @@ def test_beside_a_figure_that_could_not_be_had_none_is_the_best(tmp_path: Path) 
         made = make_run(tmp_path / label, constant(a=0.5, b=0.5), label=label)
         folders.append(with_scores(made, auc=values, balanced_accuracy=constant(a=0.5, b=0.5)))
     table = quality_table(compare(map(read_run, folders))[0])
-    assert table
     at = table.columns.index("a AUC")
     assert [row.cells[at].tone for row in table.groups[0].rows] == ["", ""]
 
@@ -786,7 +783,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
     assert f"3 replies to tests were dropped, of client 3, 10 ({reason})." in shown(folder)
-    assert diagnostics.per_client(run)["weights"].values.shape == (6, 3)
+    assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
 
 
 @pytest.mark.slow
@@ -1021,7 +1018,7 @@ def test_diagnostics_by_shape(tmp_path: Path) -> None:
          "dropped": {"0": "NaN"}, "clusters": ["x", "y"]},
     ]  # fmt: skip
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
-    (name, weights), *others = diagnostics.per_client(run).items()
+    (name, weights), *others = diagnostics.by_round(run, axes=1).items()
     assert (name, others) == ("weights", [])
     assert weights.domains == ("a", "a", "b", "b")
     np.testing.assert_array_equal(
@@ -1030,7 +1027,7 @@ def test_diagnostics_by_shape(tmp_path: Path) -> None:
     gram = diagnostics.pairs(run)["gram"]
     assert gram.domains == ("a", "b")  # reordered by domain
     assert gram.values.tolist() == [[4, 3], [2, 1]]
-    assert list(diagnostics.per_round(run)) == ["scale"]
+    assert list(diagnostics.by_round(run, axes=0)) == ["scale"]
 
 
 # --- clusters of clients -----------------------------------------------------------------
@@ -1394,7 +1391,6 @@ def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path
     ]
     runs = [read_run(folder) for folder in folders]
     table = product_table(compare(runs)[0])
-    assert table is not None
     assert [group.heading for group in table.groups] == ["sgd", "fedprox"]
     worst = [column == "MIN" for column in table.columns].index(True)
     for group, row in zip(table.groups, cells.values(), strict=True):
@@ -1424,7 +1420,6 @@ def test_a_product_knows_clients_with_arguments_by_their_labels(tmp_path: Path) 
         for strategy in ("fedavg", "uniform")
     ]
     table = product_table(compare(map(read_run, folders))[0])
-    assert table is not None
     assert {group.heading: [row.name for row in group.rows] for group in table.groups} == {
         client: ["fedavg", "uniform"] for client in clients
     }
@@ -1438,7 +1433,7 @@ def test_one_method_of_local_training_or_one_strategy_is_no_product(
 ) -> None:
     folders = [trained_by(client, strategy, 0.5, tmp_path) for client, strategy in pairs]
     comparison = compare([read_run(folder) for folder in folders])[0]
-    assert product_table(comparison) is None
+    assert not product_table(comparison).groups
     assert list(sketches_of_products(comparison)) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_one_pair_says_nothing_and_equal_pairs_everything() -> None:
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_steps_down(p: dict[str, float]) -> None:
     """Rejects from the smallest on, as long as p_(i) < level / (m - i + 1)."""
-    found = holm({name: Difference(1.0, 0.5, 1.5, value, 5) for name, value in p.items()})
+    found = holm({name: Difference(1.0, 0.4, 5, 0.5, 1.5, value) for name, value in p.items()})
     for level in (0.01, 0.05, 0.2):
         rejected: set[str] = set()
         for i, (name, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
@@ -58,7 +59,8 @@ def test_holm_steps_down(p: dict[str, float]) -> None:
 
 def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
     none = paired([1.0])
-    found = holm({"a": Difference(1.0, 0.5, 1.5, 0.02, 5), "b": none, "c": none._replace(p=0.5)})
+    one = Difference(1.0, 0.4, 5, 0.5, 1.5, 0.02)
+    found = holm({"a": one, "b": none, "c": replace(none, p=0.5)})
     assert found["a"].p == pytest.approx(0.04)
     assert math.isnan(found["b"].p)
     assert holm({"b": none}) == {"b": none}

@@ -57,17 +57,16 @@ Looks = Mapping[str, Look]
 
 
 class Drawn(NamedTuple):
-    """A figure for the page; ``alt`` says in words what it shows."""
+    """A figure for the page."""
 
     title: str
     caption: str
-    alt: str
     svg: str
     wide: bool
 
 
 class Sketch(NamedTuple):
-    """A figure not yet saved."""
+    """A figure not yet saved; ``alt`` says in words what it shows."""
 
     name: str
     figure: Figure
@@ -219,7 +218,7 @@ def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
     )
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, prefix + sketch.name, sketch.alt)
-    return Drawn(sketch.title, sketch.caption, sketch.alt, inline, wide)
+    return Drawn(sketch.title, sketch.caption, inline, wide)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

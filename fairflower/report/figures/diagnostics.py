@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +35,6 @@ class Recorded(NamedTuple):
     domains: tuple[str, ...]
 
 
-def per_client(run: Run) -> dict[str, Recorded]:
-    """Every diagnostic that is a list in the order of ``client_ids``."""
-    return _by_round(run, axes=1)
-
-
 def pairs(run: Run) -> dict[str, Recorded]:
     """Every diagnostic that is a K x K list, from its last round."""
     order = _order(run)
@@ -52,12 +48,8 @@ def pairs(run: Run) -> dict[str, Recorded]:
     return found
 
 
-def per_round(run: Run) -> dict[str, Recorded]:
-    """Every diagnostic that is one number a round."""
-    return _by_round(run, axes=0)
-
-
-def _by_round(run: Run, axes: int) -> dict[str, Recorded]:
+def by_round(run: Run, axes: int) -> dict[str, Recorded]:
+    """Every diagnostic that is a number (``axes`` 0) or has one for each client (1)."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     found: dict[str, list[tuple[int, Vector]]] = {}
@@ -103,11 +95,11 @@ def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
     first = {method.name: method.runs[0] for method in comparison.methods}
     drawn = maps.DRAWN if any(map(clusters, first.values())) else frozenset()
     domain_looks = canvas.looks([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLOURS)
-    for name, vectors in _by_name(per_client, first, drawn):
+    for name, vectors in _by_name(partial(by_round, axes=1), first, drawn):
         yield _draw_vectors(name, vectors, domain_looks)
     for name, matrices in _by_name(pairs, first, drawn):
         yield _draw_matrices(name, matrices)
-    for name, figures in _by_name(per_round, first, drawn):
+    for name, figures in _by_name(partial(by_round, axes=0), first, drawn):
         yield _draw_numbers(name, figures, looks)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Drawn, Sketch
 from fairflower.report.leaderboard import REFERENCE, WORST, Board
+from fairflower.report.statistics import Difference, Ranks
 from fairflower.report.text import listed
 
 #: By sign of a difference: worse, none, better.
@@ -20,16 +21,16 @@ def draw(board: Board, folder: Path, prefix: str) -> list[Drawn]:
 
 
 def _sketches(board: Board) -> Iterator[Sketch]:
-    if any(board.against_reference(name, WORST) for name in board.benchmarks):
-        yield _differences(board)
-    if board.ranks(WORST):
-        yield _ranks(board)
+    differences = {name: board.against_reference(name, WORST) for name in board.benchmarks}
+    if any(differences.values()):
+        yield _differences(differences)
+    if board.ranks:
+        yield _ranks(board.ranks)
     for benchmark in board.benchmarks:
         yield _domains(board, benchmark)
 
 
-def _differences(board: Board) -> Sketch:
-    found = {name: board.against_reference(name, WORST) for name in board.benchmarks}
+def _differences(found: Mapping[str, Mapping[str, Difference]]) -> Sketch:
     longest = max(map(len, found.values()))
     sheet, axes = canvas.tiles(len(found), 2, 0.21 * longest + 0.6, 0.2)
     for panel, (benchmark, differences) in zip(axes.flat, found.items(), strict=False):
@@ -53,9 +54,7 @@ def _differences(board: Board) -> Sketch:
     )
 
 
-def _ranks(board: Board) -> Sketch:
-    found = board.ranks(WORST)
-    assert found is not None
+def _ranks(found: Ranks) -> Sketch:
     ordered = sorted(found.mean.items(), key=lambda item: -item[1])
     sheet, axes = canvas.panels(1, 1, canvas.HALF, 0.21 * len(ordered) + 0.8)
     panel = axes[0, 0]

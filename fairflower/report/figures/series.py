@@ -14,7 +14,7 @@ from fairflower.report.clusters import clustered, final
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Look, Looks, Sketch, legend, line, panels
 from fairflower.report.measures import fairness
-from fairflower.report.methods import BASELINES, Comparison, Method, Sweep, by_client, sweeps
+from fairflower.report.methods import BASELINES, Comparison, Method, by_client, sweeps
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]
@@ -106,7 +106,18 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
             figures.append(("clustering accuracy, %", lambda run: 100 * final(run, "accuracy")))
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):
-            _draw(panel, sweep, figure)
+            estimates = [method.over_seeds(figure) for method in sweep.methods]
+            panel.errorbar(
+                sweep.values,
+                [e.mean for e in estimates],
+                yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
+                color=canvas.INK,
+                marker="o",
+                markersize=4,
+                capsize=2.5,
+                elinewidth=0.9,
+                label=sweep.methods[0].strategy,
+            )
             for i, (value, method) in enumerate(sweep.others.items()):
                 look = Look(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
                 _level(panel, method, figure, look, f"{leaf} = {value}")
@@ -133,21 +144,6 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
             f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
             f"{sweep.key}; the worst domain is best for {best.name}.",
         )
-
-
-def _draw(panel: Axes, sweep: Sweep, figure: Callable[[Run], float]) -> None:
-    estimates = [method.over_seeds(figure) for method in sweep.methods]
-    panel.errorbar(
-        sweep.values,
-        [e.mean for e in estimates],
-        yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
-        color=canvas.INK,
-        marker="o",
-        markersize=4,
-        capsize=2.5,
-        elinewidth=0.9,
-        label=sweep.methods[0].strategy,
-    )
 
 
 def _level(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from matplotlib.axes import Axes
-
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import Sketch, legend
-from fairflower.report.tuning import Trial, Tuned
+from fairflower.report.tuning import FIGURES, Tuned
 
-#: A figure of trials, its look, and whether its marks are filled.
-_WORST, _AVERAGE = canvas.looks(["worst domain", "average"], canvas.METHOD_COLOURS).items()
+#: Of each of `FIGURES`, by label.
+_LOOKS = canvas.looks(["worst domain", "average"], canvas.METHOD_COLOURS)
 
 
 def sketches(tuned: Sequence[Tuned]) -> Iterator[Sketch]:
@@ -22,21 +20,27 @@ def sketches(tuned: Sequence[Tuned]) -> Iterator[Sketch]:
 
 
 def _trials(one: Tuned, place: int) -> Sketch:
+    best = one.chosen
+    assert best is not None
+    figures = FIGURES.values()
     sheet, axes = canvas.tiles(len(one.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
     for panel, (key, search) in zip(axes.flat, one.ranges.items(), strict=False):
-        for (label, look), of in ((_WORST, _worst), (_AVERAGE, _average)):
+        for (label, look), of in zip(_LOOKS.items(), figures, strict=True):
             values = [trial.values[key] for trial in one.completed]
             y = [of(trial) for trial in one.completed]
             panel.plot(values, y, look.marker, color=look.colour, markersize=5, label=label)
-        _mark(panel, one, key)
+        default = one.trials[0].values[key]
+        panel.axvline(
+            default, color=canvas.GREY, linestyle="--", linewidth=1, label="paper's value"
+        )
+        x, y = [best.values[key]] * 2, [of(best) for of in figures]
+        panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
         if search.log:
             panel.set_xscale("log")
         panel.set_xlabel(key)
     for panel in axes[:, 0]:
         panel.set_ylabel("on validation images, %")
     legend(sheet, *axes.flat)
-    best = one.chosen
-    assert best is not None
     left = len(one.trials) - len(one.completed)
     missing = f" Not shown: {left} that were pruned or lost." if left else ""
     return Sketch(
@@ -46,22 +50,5 @@ def _trials(one: Tuned, place: int) -> Sketch:
         "Accuracy on validation images against what was tuned; the other arguments differ, too. "
         f"Dashed: the paper's value. Ringed: the trial that was chosen.{missing}",
         f"Worst domain and average of {len(one.completed)} trials of {one.method}; the chosen one "
-        f"has {_worst(best):.1f} and {_average(best):.1f}.",
+        f"has {' and '.join(f'{of(best):.1f}' for of in figures)}.",
     )
-
-
-def _mark(panel: Axes, one: Tuned, key: str) -> None:
-    """The paper's value and the chosen trial."""
-    default = one.trials[0].values[key]
-    panel.axvline(default, color=canvas.GREY, linestyle="--", linewidth=1, label="paper's value")
-    if best := one.chosen:
-        x, y = [best.values[key]] * 2, [_worst(best), _average(best)]
-        panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
-
-
-def _worst(trial: Trial) -> float:
-    return 100 * trial.worst
-
-
-def _average(trial: Trial) -> float:
-    return 100 * trial.average

@@ -28,11 +28,11 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
     return [
         replace(first, footers=[line for line in lines if line]),
         *others,
-        *(table for table in further if table),
+        *(table for table in further if table.groups),
     ]
 
 
 def fairness_tables(comparison: Comparison) -> list[Table]:
     """All fairness metrics over domains, and over clients where they tested."""
     found = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
-    return [table for table in found if table]
+    return [table for table in found if table.groups]

@@ -29,10 +29,10 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
     )
 
 
-def quality_table(comparison: Comparison) -> Table | None:
+def quality_table(comparison: Comparison) -> Table:
     """FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
 
-    None where neither images were corrupted nor an AUC was measured.
+    Of methods whose images were corrupted or that have an AUC.
     """
 
     def of(score: str, d: int | None) -> Callable[[Method], Estimate]:
@@ -43,10 +43,7 @@ def quality_table(comparison: Comparison) -> Table | None:
         return lambda method: method.over_rounds(values)
 
     methods = rated_methods(comparison)
-    if not methods:
-        return None
     auc = all(set(run.scores) == set(SCORES) for method in methods for run in method.runs)
-    titles = {"ACC": "balanced_accuracy"} | ({"AUC": "auc"} if auc else {})
     places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
     if len(places) > 1:
         places["average"] = None
@@ -61,17 +58,16 @@ def quality_table(comparison: Comparison) -> Table | None:
         [
             Column(f"{name} {title}", of(score, d), 1)
             for name, d in places.items()
-            for title, score in titles.items()
+            for score, (title, _) in SCORES.items()
+            if auc or score != "auc"
         ],
         comparable(comparison, methods),
     )
 
 
-def personal_table(comparison: Comparison) -> Table | None:
-    """The same figures of the clients' personal models; None if nobody has any."""
+def personal_table(comparison: Comparison) -> Table:
+    """The same figures of the clients' personal models, of methods that have them."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
-    if not methods:
-        return None
     return table(
         f"Accuracy of personal models, {comparison.span()}",
         "Each client's own model on its own test examples in %, the mean of a domain's clients "
@@ -81,16 +77,13 @@ def personal_table(comparison: Comparison) -> Table | None:
     )
 
 
-def product_table(comparison: Comparison) -> Table | None:
-    """FedHEAL's Table 2: for each local training the strategies; None where there is one."""
-    grid = by_client(comparison)
-    if not grid:
-        return None
+def product_table(comparison: Comparison) -> Table:
+    """FedHEAL's Table 2: for each local training of a product the strategies."""
     return table(
         f"Local training times aggregation, {comparison.span()}",
         "The accuracy table by local training. Bold: best of the strategies with it.",
         columns(comparison.domains),
-        grid.items(),
+        by_client(comparison).items(),
     )
 
 
@@ -123,43 +116,38 @@ def columns(
     ]
 
 
-# key of metrics.summary, title, unit, better, digits
+# key of metrics.summary, title, unit, better, digits, whether one domain alone has none
 _SUMMARY = (
-    ("mean", "mean", 100, 1, 2),
-    ("std_ddof0", "std ddof 0", 100, -1, 2),
-    ("std_ddof1", "std ddof 1", 100, -1, 2),
-    ("worst", "worst", 100, 1, 2),
-    ("best", "best", 100, 0, 2),
-    ("gap", "gap", 100, -1, 2),
-    ("worst10", "worst 10 %", 100, 1, 2),
-    ("jain", "Jain", 1, 1, 4),
-    ("gini", "Gini", 1, -1, 4),
-    ("entropy", "entropy", 1, 1, 4),
+    ("mean", "mean", 100, 1, 2, False),
+    ("std_ddof0", "std ddof 0", 100, -1, 2, True),
+    ("std_ddof1", "std ddof 1", 100, -1, 2, True),
+    ("worst", "worst", 100, 1, 2, False),
+    ("best", "best", 100, 0, 2, False),
+    ("gap", "gap", 100, -1, 2, True),
+    ("worst10", "worst 10 %", 100, 1, 2, False),
+    ("jain", "Jain", 1, 1, 4, True),
+    ("gini", "Gini", 1, -1, 4, True),
+    ("entropy", "entropy", 1, 1, 4, True),
 )
 
-#: Those of spread and of equality.
-_OF_SEVERAL = frozenset({"std_ddof0", "gap", "jain", "gini", "entropy"})
 
-
-def fairness_table(comparison: Comparison, level: str) -> Table | None:
-    """All of `metrics.summary` over ``"domains"`` or ``"clients"``; None if not measured."""
+def fairness_table(comparison: Comparison, level: str) -> Table:
+    """All of `metrics.summary` over ``"domains"`` or ``"clients"``, of methods that have them."""
 
     def values(run: Run) -> Vector:
         found = (run if level == "domains" else run.by_client).final()
         return found[np.isfinite(found)]
 
-    def of(key: str, unit: float) -> Callable[[Method], Estimate]:
+    def of(key: str, unit: float, several: bool) -> Callable[[Method], Estimate]:
         def value(values: Vector) -> float:
             return unit * metrics.summary(values)[key]
 
-        figure = of_several(value, len(comparison.domains)) if key in _OF_SEVERAL else value
+        figure = of_several(value, len(comparison.domains)) if several else value
         if level == "domains":
             return lambda method: method.over_domains(Run.final, figure)
         return lambda method: method.over_seeds(lambda run: figure(values(run)))
 
     methods = [m for m in comparison.methods if all(values(run).size for run in m.runs)]
-    if not methods:
-        return None
     sizes = sorted({values(run).size for m in methods for run in m.runs})
     counted = " or ".join(str(size) for size in sizes)
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
@@ -172,18 +160,18 @@ def fairness_table(comparison: Comparison, level: str) -> Table | None:
         "these three are relative and look good when all are equally bad: read them with mean "
         f"and worst. {how_to_read(comparison)}",
         [
-            Column(title, of(key, unit), better, digits, Method.whole)
-            for key, title, unit, better, digits in _SUMMARY
+            Column(title, of(key, unit, several), better, digits, Method.whole)
+            for key, title, unit, better, digits, several in _SUMMARY
         ],
         comparable(comparison, methods),
     )
 
 
-def types_table(comparison: Comparison) -> Table | None:
+def types_table(comparison: Comparison) -> Table:
     """FedGCR's Table 1: average and spread over client types (domains) and over clients.
 
-    None where every domain has equally many clients, as then they are the same, unless a
-    method found clusters and the table is wanted beside FedGCR's.
+    Where every domain has equally many clients they are the same: it is of no method, unless one
+    found clusters and the table is wanted beside FedGCR's.
     """
 
     def domains(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
@@ -199,9 +187,6 @@ def types_table(comparison: Comparison) -> Table | None:
         (f"{SIGMA} type", domains(spread), -1),
         (f"{SIGMA} client", clients(spread), -1),
     )
-    methods = typed_methods(comparison)
-    if not methods:
-        return None
     return table(
         f"Client types and clients, {comparison.span()}",
         "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
@@ -210,21 +195,18 @@ def types_table(comparison: Comparison) -> Table | None:
         "that on its own test data if all clients tested, else that of its domain. "
         f"{how_to_read(comparison)}",
         [Column(*column, whole=Method.whole) for column in columns],
-        comparable(comparison, methods),
+        comparable(comparison, typed_methods(comparison)),
     )
 
 
-def clusters_table(comparison: Comparison, window: int) -> Table | None:
-    """FedGCR's Table 3: clusters of clients against their types; None where there are none."""
+def clusters_table(comparison: Comparison, window: int) -> Table:
+    """FedGCR's Table 3: clusters of clients against their types, of methods that found them."""
 
     def of(name: clusters.FigureName, unit: float) -> Callable[[Method], Estimate]:
         return lambda method: method.over_seeds(
             lambda run: unit * clusters.final(run, name, window)
         )
 
-    methods = clusters.clustered(comparison.methods)
-    if not methods:
-        return None
     return table(
         f"Clusters, {comparison.span(window)}",
         "Of the clients that took part in a round, against their true types, their domains. "
@@ -237,5 +219,5 @@ def clusters_table(comparison: Comparison, window: int) -> Table | None:
             Column("clustering accuracy", of("accuracy", 100), 1),
             Column("adjusted Rand index", of("rand", 1), 1, 4),
         ],
-        comparable(comparison, methods),
+        comparable(comparison, clusters.clustered(comparison.methods)),
     )

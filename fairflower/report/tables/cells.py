@@ -27,6 +27,13 @@ class Cell:
     link: str = ""  # anchor of the row with its settings, on a page
 
 
+def judged(estimate: Estimate, judgement: int, *, signed: bool = False, link: str = "") -> Cell:
+    """A figure that is better (1) than another, worse (-1) or neither (0), with its mark."""
+    mark, tone = MARKS[judgement]
+    text = number(estimate.mean, signed=signed) + mark
+    return Cell(text, spread(estimate.std, estimate.n), tone, link=link)
+
+
 @dataclass(frozen=True)
 class Row:
     """A method with its figures; ``remark`` is small print under the name."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fairflower.report.measures import Measure, measures
-from fairflower.report.methods import FEWEST_SEEDS, Comparison, Estimate
-from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table, comparable
-from fairflower.report.text import DASH, listed, number, spread
+from fairflower.report.methods import FEWEST_SEEDS, Comparison
+from fairflower.report.tables.cells import Cell, Group, Row, Table, comparable, judged
+from fairflower.report.text import DASH, listed
 from fairflower.report.verdicts import (
     FURTHER,
     TITLES,
@@ -22,8 +22,7 @@ def difference_tables(comparison: Comparison) -> list[Table]:
     """By every measure: against the baselines, and what else may be compared."""
     found = measures(comparison)
     tables = [_baselines_table(comparison, measure) for measure in found]
-    tables += [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
-    return [table for table in tables if table.groups]
+    return tables + [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
 
 
 def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
@@ -68,19 +67,12 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            one = contrasts[other]
-            found = zip(one.estimates, one.signs, measure.figures, strict=True)
-            cells += [_cell(estimate, sign * figure.better) for estimate, sign, figure in found]
+            found = contrasts[other].by_figure
+            cells += [judged(difference, better, signed=True) for _, difference, better in found]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
     seeds = counts(contrasts.values())
     return Row(name, f"{seeds} paired" if seeds else "nothing to compare with", cells)
-
-
-def _cell(estimate: Estimate, judgement: int) -> Cell:
-    mark, tone = MARKS[judgement]
-    text = number(estimate.mean, signed=True) + mark
-    return Cell(text, spread(estimate.std, estimate.n), tone)
 
 
 def _caption(measure: Measure) -> str:

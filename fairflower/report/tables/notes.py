@@ -47,11 +47,10 @@ def model_line(comparison: Comparison) -> str:
     )
 
 
-def model_table(comparison: Comparison) -> Table | None:
-    """The same by method; None where all have the same."""
+def model_table(comparison: Comparison) -> Table:
+    """The same by method, where not all have the same."""
     sizes = _sizes(comparison)
-    if len(set(sizes.values())) == 1:
-        return None
+    methods = comparison.methods if len(set(sizes.values())) > 1 else ()
     return Table(
         title="Model",
         caption="Bytes: of the model, to and from each client in a round.",
@@ -61,10 +60,10 @@ def model_table(comparison: Comparison) -> Table | None:
                 heading,
                 [
                     Row(name, remark(method), [Cell(size or DASH) for size in sizes[name]])
-                    for name, method in methods.items()
+                    for name, method in members.items()
                 ],
             )
-            for heading, methods in comparable(comparison, comparison.methods)
+            for heading, members in comparable(comparison, methods)
         ],
     )
 
