@@ -1,7 +1,7 @@
 """Our engine on Ray: clients on worker processes, arrays in shared memory.
 
-Flower's own simulation engine (`fairflower.engines.flower`) pickles the whole model into
-and out of every message and looks for replies ten times a second. Here a record of
+Flower's own simulation engine pickles the whole model into and out of every message and
+looks for replies ten times a second. Here a record of
 arrays is put into Ray's object store once, however many messages carry it, and workers
 read it in place; the server reads what they send back in place, too. Only Ray's public
 interface and Flower's apps and messages are used. Where Ray runs, and what of, is said in
@@ -199,22 +199,6 @@ class RayGrid(InlineGrid):
                 "Start the nodes again, and resume the run."
             )
         return replies
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and wait for their replies, at most ``timeout`` seconds.
-
-        Replies come in the order of the messages: a strategy that adds them up one by one
-        gets the same sum whoever was first.
-        """
-        ids = [i for i in self.push_messages(messages) if i]
-        replies: dict[str, Message] = {}
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not replies.keys() >= set(ids) and time.monotonic() < deadline:
-            for reply in self.pull_messages(ids):
-                replies[reply.metadata.reply_to_message_id] = reply
-        return [replies[i] for i in ids if i in replies]
 
     def close(self) -> None:
         """End the workers, and Ray itself unless it is a cluster's."""
