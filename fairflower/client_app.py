@@ -34,10 +34,7 @@ from fairflower.training.trainer import Trainer
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     """Build the node's trainer for a message that carries ``config``.
 
-    Raises
-    ------
-    ValueError
-        If the node's config does not say which client it is.
+    ``ValueError`` if the node's config does not say which client it is.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)

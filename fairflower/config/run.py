@@ -105,11 +105,8 @@ class RunConfig:
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Check a flat mapping and fill what it leaves out with the defaults.
 
-        Raises
-        ------
-        ConfigError
-            On an unknown key, a value of the wrong type or out of range, or an
-            unknown name of a strategy, client, data set or model.
+        ``ConfigError`` on an unknown key, a value of the wrong type or out of range, or an unknown
+        name of a strategy, client, data set or model.
         """
         methods = methods_of(flat)
         for method in methods:

@@ -33,12 +33,7 @@ ServerMain = Callable[[Grid], None]
 def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
     """Offer ``num_clients`` nodes that run fairflower's ClientApp to ``server_main``.
 
-    It is called once with the ``Grid``; what it raises comes out here.
-
-    Raises
-    ------
-    ConfigError
-        As of `simulate`.
+    It is called once with the ``Grid``; what it raises comes out here, as of `simulate`.
     """
     server_app = ServerApp()
 

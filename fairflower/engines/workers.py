@@ -25,19 +25,8 @@ class Worker:
 class Workers:
     """At most so many workers, on nodes that have so many CPUs and GPUs for each.
 
-    Parameters
-    ----------
-    actor, arguments
-        Ray's class of actors, and what each is made of.
-    cluster : Nodes, optional
-        Of a cluster; None: the nodes that there are, which is this machine.
-
-    Attributes
-    ----------
-    at_hand : list of Worker
-        Those that have started.
-    starting : dict
-        The others, by the references to their signs of life.
+    Each is a Ray actor, made of ``arguments``. Those ``at_hand`` have started; the others are
+    ``starting``, by the references to their signs of life. ``cluster`` is None on this machine.
     """
 
     def __init__(
@@ -61,10 +50,7 @@ class Workers:
     def begin(self) -> None:
         """Start the workers; of a cluster, wait for the first.
 
-        Raises
-        ------
-        ConfigError
-            If no node has room for a worker, or one of a cluster cannot be used.
+        ``ConfigError`` if no node has room for a worker, or one of a cluster cannot be used.
         """
         self._hire(self._cluster.begin() if self._cluster else self._alive())
         wanted = "client-cpus = {}, client-gpus = {:g}".format(*self._granted)

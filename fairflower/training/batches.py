@@ -100,20 +100,10 @@ class Examples(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Deal every example once, in random order; images augmented.
 
-        Parameters
-        ----------
-        batch_size
-            Examples per batch. A last batch of one example is joined to the batch
-            before it, because batch norm cannot normalise by a single one.
-        generator
-            A CPU generator: all draws come from it, so that they are the same on
-            every device.
-
-        Yields
-        ------
-        x : float32 [B, C, H, W], in channels-last memory order, or [B, features]; or int64
-            [B, length]
-        y : int64 [B]
+        Batches are x, float32 [B, C, H, W] in channels-last memory order or [B, features], or
+        int64 [B, length], and y, int64 [B]. A last batch of one example is joined to the batch
+        before it, because batch norm cannot normalise by a single one. All draws come from
+        ``generator``, a CPU's, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):

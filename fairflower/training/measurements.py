@@ -208,17 +208,9 @@ def train_and_measure(
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
     """Train on the received model, and measure what the config asks for on the way.
 
-    Returns
-    -------
-    metrics : dict
-        What training reports, and the measured numbers.
-    arrays : dict
-        For each measured vector its arrays by name.
-
-    Raises
-    ------
-    ConfigError
-        Before anything is trained, on a name that is not in `MEASUREMENTS`.
+    Metrics are what training reports, and the measured numbers; arrays come by name for each
+    measured vector. ``ConfigError`` before anything is trained, on a name that is not in
+    `MEASUREMENTS`.
     """
     names, now = requested(config), server_round(config)
     trainer.round_config = config
