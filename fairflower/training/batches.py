@@ -61,18 +61,11 @@ class ClientData:
 class Examples(ABC):
     """One split on a device, dealt in batches; `examples_of` makes what its kind wants.
 
-    Parameters
-    ----------
-    split
-        Examples and their labels, int64 [N].
-    device
-        Where the batches are wanted.
-    model
-        Whom they are for. Where it has a frozen first stage (`Classifier.two_stages`),
-        that looks at every example once, and batches come with what it saw. Images
-        are then not augmented, since it would see something new every time.
-    first_stages
-        Where that is kept, for all who hold the same split; this object, if None.
+    The ``split`` has examples and their labels, int64 [N]; batches are wanted on the ``device``,
+    for the ``model``. Where that has a frozen first stage (`Classifier.two_stages`), it looks at
+    every example once, and batches come with what it saw. Images are then not augmented, since it
+    would see something new every time. What it saw is kept in ``first_stages``, for all who hold
+    the same split; in this object, if None.
     """
 
     def __init__(
