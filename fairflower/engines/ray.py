@@ -135,7 +135,6 @@ class RayGrid(InlineGrid):
         try:
             cluster = Nodes(ray, *granted, prepare) if address else None
             self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
-            self._workers.begin()
         except BaseException:
             self.close()
             raise

@@ -124,7 +124,7 @@ class Session:
         # By its id, clients that serve several runs tell what they keep for this one.
         facts = {"run_id": uuid.uuid4().hex, **meeting.facts()}
         if self.resume is None:
-            return RunFolder.create(self.config, self.config.label, facts), None
+            return RunFolder.create(self.config, facts), None
         saved = checkpoint.load(self.resume)
         if saved is None:
             return RunFolder.reopen(self.resume, self.config, facts), None
