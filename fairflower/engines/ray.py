@@ -182,6 +182,22 @@ class RayGrid(InlineGrid):
             )
         return replies
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and wait for their replies, at most ``timeout`` seconds.
+
+        Replies come in the order of the messages: a strategy that adds them up one by one
+        gets the same sum whoever was first.
+        """
+        ids = [i for i in self.push_messages(messages) if i]
+        replies: dict[str, Message] = {}
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not replies.keys() >= set(ids) and time.monotonic() < deadline:
+            for reply in self.pull_messages(ids):
+                replies[reply.metadata.reply_to_message_id] = reply
+        return [replies[i] for i in ids if i in replies]
+
     def close(self) -> None:
         """End the workers, and Ray itself unless it is a cluster's."""
         self._ray.shutdown()
