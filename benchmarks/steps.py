@@ -22,7 +22,7 @@ import torch
 from common import machine_facts, markdown, say, times_and_ratios, version_facts
 
 from fairflower.clients import ClientData, Trainer
-from fairflower.config import TrainConfig
+from fairflower.config import ClientConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.models import build
 from fairflower.training.build import build_trainer
@@ -45,7 +45,7 @@ def make_trainer(name: str, model: str, images: int) -> Trainer:
     network = build(model, CLASSES, (3, 32, 32), seed=0)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001, precision=precision)
     method = name.removesuffix(BF16)
-    trainer = build_trainer(method, network, data, settings, client_id=0, seed=0)
+    trainer = build_trainer(ClientConfig(method), network, data, settings, client_id=0, seed=0)
     trainer.train(1)
     return trainer
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fairflower import models
-from fairflower.config import ClientConfig, DataConfig, ModelConfig, RunConfig, keys
+from fairflower.config import DataConfig, RunConfig, keys
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, open_site
 from fairflower.errors import DataError, UserError
@@ -35,10 +34,7 @@ from fairflower.training.trainer import Trainer
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     """Build the node's trainer for a message that carries ``config``.
 
-    Raises
-    ------
-    ValueError
-        If the node's config does not say which client it is.
+    ``ValueError`` if the node's config does not say which client it is.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)
@@ -46,14 +42,13 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     if config.get("split") == "validation":
         data = data.to_validate()
     trainer = build_trainer(
-        run.client.name,
-        _model(run.model.to_receive(), run.client.name, tuple(run.client.args.items()), federation),
+        run.client,
+        _model(run.model.to_receive(), run.client, federation, 0),
         data,
         run.train,
         client_id=client_id,
         seed=run.seed,
         device=choose_device(run.train.device),
-        arguments=run.client.args,
     )
     trainer.eval_batch_size = run.evaluate.batch_size
     trainer.measure_memory_mb = run.measure.memory_mb
@@ -137,11 +132,7 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_flat(dict(items))
 
 
-@lru_cache(maxsize=2)
-def _model(
-    config: ModelConfig, client: str, args: tuple[tuple[str, Any], ...], federation: Federation
-) -> models.Classifier:
-    return build_model(config, ClientConfig(client, dict(args)), federation, seed=0)
+_model = lru_cache(maxsize=2)(build_model)
 
 
 @lru_cache(maxsize=2)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
+from fairflower.arrays import arrays_of as unpack
+from fairflower.arrays import record_of as record
 from fairflower.strategies import STRATEGIES
-from fairflower.testing.rounds import MODEL, Rounds, record, reply, still, unpack, updates
+from fairflower.testing.rounds import MODEL, Rounds, reply, still, updates
 
 __all__ = [
     "MODEL",

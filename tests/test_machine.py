@@ -69,7 +69,7 @@ def test_a_run_folder_names_the_machine_of_every_session(
         return json.loads((folder.path / "run.json").read_text())
 
     cpuinfo.write_text(AMD)
-    folder = RunFolder.create(config, "fedavg", {"domains": ["a"]})
+    folder = RunFolder.create(config, {"domains": ["a"]})
     first = facts(folder)
     assert first["machine"]["processor"] == "AMD EPYC family 25 model 1"
     assert first["machine"]["instructions"] == "avx2"

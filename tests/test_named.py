@@ -122,7 +122,7 @@ def mine(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["loss-power", "my_method.strategy:LossPower"])
 def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> None:
     made = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
-    assert made.strategy.method.__name__ == "LossPower"
+    assert made.strategy.made_by.__name__ == "LossPower"
     assert made.label == f"{name}:power=2.5"
     assert RunConfig.from_flat(made.to_flat()) == made
     assert RunConfig.from_flat(config.flatten(tomllib.loads(made.to_toml()))) == made
@@ -141,7 +141,7 @@ def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> N
 
 def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
     made = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
-    assert made.strategy.method().declared().keys() == {"power", "mode"}
+    assert made.strategy.made_by().declared().keys() == {"power", "mode"}
 
 
 def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:
@@ -334,7 +334,7 @@ def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> Non
 def test_a_built_in_name_stays_the_built_in_ones(mine: Packages) -> None:
     mine.install("one", {"fairflower.strategies": {"fedavg": "mine:Mine"}})
     made = RunConfig.from_flat({"strategy.name": "fedavg"})
-    assert made.strategy.method.__module__ == "fairflower.strategies.fedavg"
+    assert made.strategy.made_by.__module__ == "fairflower.strategies.fedavg"
     assert "mine:Mine" in call("list", "strategies")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer
 
 from fairflower.clients import ClientData, Trainer
-from fairflower.config import TrainConfig
+from fairflower.config import ClientConfig, TrainConfig
 from fairflower.data import Split
 from fairflower.exchanges import SemanticAnchors
 from fairflower.models import Classifier
@@ -59,7 +59,7 @@ def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
         "client_id": client,
         "seed": 0,
     }
-    return build_trainer(name, **options, arguments=changes or None)
+    return build_trainer(ClientConfig(name, changes), **options)
 
 
 class Bowl(nn.Module):

@@ -27,15 +27,10 @@ def recall(
 ) -> tuple[Cohort, NDArray[np.int64]]:
     """Put clients that sit out behind the cohort, as if they moved as they did last.
 
-    ``memory`` has the parameters' updates by client, ``seen`` the rounds that they are from.
-
-    Returns
-    -------
-    everyone : Cohort
-        Its M models are the cohort's K, in their order, and those of absent clients that were
-        seen ``oldest`` rounds ago or later, by their ids. The rest of it is the cohort's.
-    ages : ndarray of shape (M,)
-        How many rounds ago each was seen; 0 for the cohort's own.
+    ``memory`` has the parameters' updates by client, ``seen`` the rounds that they are from. The M
+    models of the cohort that comes back are the cohort's K, in their order, and those of absent
+    clients that were seen ``oldest`` rounds ago or later, by their ids; the rest of it is the
+    cohort's. Beside it, shape (M,), how many rounds ago each was seen; 0 for the cohort's own.
     """
     now, present = cohort.server_round, set(cohort.client_ids)
     absent = [k for k in sorted(memory) if k not in present and now - seen[k] <= oldest]

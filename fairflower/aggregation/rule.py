@@ -82,12 +82,8 @@ class Rule:
         """Take what the rule has to know of the config that goes to the clients.
 
         Called before every round, which may have another learning rate than the one before; with
-        fairflower's own run config also when that is checked.
-
-        Raises
-        ------
-        ValueError
-            If the rule means nothing for clients that train so.
+        fairflower's own run config also when that is checked. ``ValueError`` if the rule means
+        nothing for clients that train so.
         """
         if self._taken is None:
             self._taken = tuple(a for a in self.FROM_CONFIG if getattr(self, a) is None)

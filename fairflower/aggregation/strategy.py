@@ -145,17 +145,10 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
     ) -> None:
         """Sample by client id from now on, so that the choice depends on ``seed`` alone.
 
-        Flower's node ids differ from run to run; without this, so do its samples.
-
-        Parameters
-        ----------
-        nodes : mapping of int -> int
-            Client id -> node id, for all clients of the federation.
-        seed : int
-            Seed of the sampling, and of what exchanges draw.
-        sizes : mapping of int -> int, optional
-            Client id -> training examples, where they are known. A reply that claims
-            others is left out.
+        Flower's node ids differ from run to run; without this, so do its samples. ``nodes`` has
+        the node of every client of the federation, by its id; ``seed`` is also that of what
+        exchanges draw. Where a client's training examples are known, by its id in ``sizes``, a
+        reply that claims others is left out.
         """
         clients = {node: client for client, node in nodes.items()}
         self._enrolment = Enrolment(dict(sorted(nodes.items())), sizes or {}, clients)
@@ -168,11 +161,8 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
     ) -> Iterable[Message]:
         """Messages for this round's clients (see Flower's ``FedAvg``).
 
-        Raises
-        ------
-        ValueError
-            If a wrapper of Flower's clips updates, and would clip what is none; or if the
-            rule refuses the config (`read_config`).
+        ``ValueError`` if a wrapper of Flower's clips updates, and would clip what is none; or if
+        the rule refuses the config (`read_config`).
         """
         check_privacy(self, arrays)
         self.read_config(config)
@@ -224,12 +214,9 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the usable replies into the next global model.
 
-        Raises
-        ------
-        RoundFailed
-            If fewer than ``min_clients`` replies are usable, or too few for their
-            weights to stay within ``max_client_weight``; or if the merged model holds
-            NaN or infinite values.
+        ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for their
+        weights to stay within ``max_client_weight``; or if the merged model holds NaN or infinite
+        values.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")
@@ -295,11 +282,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         """The clients' own test results, by client id; every accuracy among them is 0 to 1.
 
         ``most_tested`` is the most test examples that each can have, by its id, where it is known.
-
-        Raises
-        ------
-        RoundFailed
-            If fewer than ``min_clients`` of those asked sent one.
+        ``RoundFailed`` if fewer than ``min_clients`` of those asked sent one.
         """
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:

@@ -21,7 +21,7 @@ class Choice:
     """A part of a run by name, with those of its own arguments that are not left to it."""
 
     name: str = ""
-    args: Mapping[str, Scalar | None] = field(default_factory=dict)
+    args: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
     #: The table of the run config that it stands in, and what it can name.
     TABLE: ClassVar[str]
@@ -143,11 +143,6 @@ class MethodChoice(Choice):
         if not choices:
             raise ConfigError(f"No {cls.TABLE} was named. Example: {cls.name}")
         return choices
-
-    @property
-    def method(self) -> Any:
-        """The class that is named; ``ConfigError`` if it is not to be had."""
-        return self.made_by
 
     def defaults(self) -> Mapping[str, Any]:
         """The method's own arguments with their defaults; none of one that is not here.

@@ -105,11 +105,8 @@ class RunConfig:
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Check a flat mapping and fill what it leaves out with the defaults.
 
-        Raises
-        ------
-        ConfigError
-            On an unknown key, a value of the wrong type or out of range, or an
-            unknown name of a strategy, client, data set or model.
+        ``ConfigError`` on an unknown key, a value of the wrong type or out of range, or an unknown
+        name of a strategy, client, data set or model.
         """
         methods = methods_of(flat)
         for method in methods:
@@ -164,7 +161,7 @@ def check_key(key: str, methods: Iterable[MethodChoice] = ()) -> None:
     if key in (*_schema(), *_NAMES) or key in keys():
         return
     named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-    own = {f"{m.TABLE}.{kebab(arg)}" for m in named for arg in m.method.arguments()}
+    own = {f"{m.TABLE}.{kebab(arg)}" for m in named for arg in m.made_by.arguments()}
     if key in own:
         return
     valid = own | {f"{m.TABLE}.name" for m in named} or keys()
@@ -273,12 +270,12 @@ def _check(config: RunConfig) -> None:
             f"model.weights = {config.model.weights!r}: {config.model.name} takes no pretrained "
             f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
         )
-    client = config.client.method
+    client = config.client.made_by
     _check_kind(config, DataChoice.read(config.data.name).kind)
     client.check_model(config.model.name)
     client.check_steps(config.train)
     try:
-        rule = config.strategy.method(**config.strategy.args)
+        rule = config.strategy.made_by(**config.strategy.args)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     for name in rule.measurements:
@@ -308,7 +305,7 @@ def _check(config: RunConfig) -> None:
 def _check_kind(config: RunConfig, kind: str) -> None:
     """Refuse a model, a method or settings that are not for the data's kind of examples."""
     ModelChoice.read(config.model.name).check_kind(kind)
-    config.client.method.check_kind(kind)
+    config.client.made_by.check_kind(kind)
     data = config.data
     for key, value in (
         ("image-size", data.image_size),

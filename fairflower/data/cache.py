@@ -60,14 +60,9 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     """Divide a benchmark among clients, or open it if that was done before.
 
     Of a run config's ``data`` table ``augment`` is the only key that needs no other folder.
-    Classes without images are warned of, but not of a ``site``, which may lack some.
-
-    Raises
-    ------
-    DataError
-        If the data is missing or malformed, or too little for the clients.
-    ConfigError
-        If there is no such data set.
+    Classes without images are warned of, but not of a ``site``, which may lack some. ``DataError``
+    if the data is missing or malformed, or too little for the clients. ``ConfigError`` if there is
+    no such data set.
     """
     data_set = make_data_set(config)
     folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"

@@ -40,12 +40,7 @@ def groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     With ``data.imbalance-factor`` or ``data.corrupted-clients``, `imbalanced` or
     `by_quality`; of a data set with a partitioner, `partitioned`. Otherwise every domain has
     ``data.clients-per-domain`` clients of equal size. ``labels`` are those of every domain's
-    training examples.
-
-    Raises
-    ------
-    DataError
-        If the settings leave no clean client, or do not go together.
+    training examples. ``DataError`` if the settings leave no clean client, or do not go together.
     """
     config = data_set.config
     if data_set.partitioner() is not None:
@@ -132,7 +127,9 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         else:
             total = min(int(total / ratio), len(values))
         own_factor = data_set.imbalanced_within and clients > 1
-        weights = (factor ** (1 / (clients - 1)) if own_factor else ratio) ** np.arange(clients)
+        weights = (factor ** (1 / (clients - 1)) if own_factor else ratio) ** np.arange(
+            1 - clients, 1
+        )
         sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
         found.append(Group(domain, domain, np.arange(len(values)), sizes))
     return found
@@ -141,13 +138,9 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
 def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """The parts that the data set's own partitioner makes of each domain.
 
-    ``data.clients-per-domain`` of them, drawn by ``data.seed`` if there are more, of those with two
-    training examples and one to test on.
-
-    Raises
-    ------
-    DataError
-        If there are fewer, or a setting divides otherwise.
+    ``data.clients-per-domain`` of them, drawn by ``data.seed`` if there are more, of those with
+    two training examples and one to test on. ``DataError`` if there are fewer, or a setting
+    divides otherwise.
     """
     config = data_set.config
     for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):

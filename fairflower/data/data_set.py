@@ -30,7 +30,7 @@ class DataSet(ABC):
 
     #: What its examples are: "images", "features" or "tokens".
     kind: ClassVar[str] = "images"
-    #: None: the largest label of all domains plus one.
+    #: None: as many as ``classes`` names or, if it is empty, the largest label of all plus one.
     num_classes: ClassVar[int | None] = None
     #: Their names, in the order of the labels; empty where data is labelled by numbers.
     classes: tuple[str, ...] = ()

@@ -22,14 +22,10 @@ def read_dicom(path: Path) -> Image.Image:
     """The image in a DICOM file, grey or RGB.
 
     Grey numbers are rescaled by the file's slope and intercept (to Hounsfield units, for
-    instance), cut to the first window that it has, or else put through its VOI LUT, and
-    brought to 0 to 255 from all that is possible then: the window, the table, or without
-    either what ``BitsStored`` bits can hold. Where 0 is white (MONOCHROME1) they are inverted.
-
-    Raises
-    ------
-    DataError
-        If pydicom is not installed, or the file has several frames, or colours by a palette.
+    instance), cut to the first window that it has, or else put through its VOI LUT, and brought to
+    0 to 255 from all that is possible then: the window, the table, or without either what
+    ``BitsStored`` bits can hold. Where 0 is white (MONOCHROME1) they are inverted. ``DataError``
+    if pydicom is not installed, or the file has several frames, or colours by a palette.
     """
     from PIL import Image
 

@@ -110,10 +110,7 @@ class Federation:
     def open(cls, folder: str | Path) -> Federation:
         """Open a prepared folder.
 
-        Raises
-        ------
-        DataError
-            If the folder was not written by `fairflower.data.prepare`.
+        ``DataError`` if the folder was not written by `fairflower.data.prepare`.
         """
         folder = Path(folder)
         try:
@@ -146,11 +143,8 @@ class Federation:
     def check(self) -> None:
         """Refuse what no federation can be, as ``from_json`` takes whatever it is told.
 
-        Raises
-        ------
-        DataError
-            If a field has another type, length or range than it says above, a client has no
-            examples, or another number of them than its ``class_counts`` add up to.
+        ``DataError`` if a field has another type, length or range than it says above, a client has
+        no examples, or another number of them than its ``class_counts`` add up to.
         """
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)

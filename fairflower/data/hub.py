@@ -29,7 +29,6 @@ class CIFAR10(SplitFiles):
     title = "CIFAR-10"
     domain_names: ClassVar[tuple[str, ...]] = ("cifar10",)
     hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"cifar10": ("uoft-cs/cifar10", None)}
-    num_classes: ClassVar[int] = 10
     classes = (
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
@@ -57,7 +56,6 @@ class FEMNIST(SplitFiles):
     domain_names: ClassVar[tuple[str, ...]] = ("femnist",)
     hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"femnist": ("flwrlabs/femnist", None)}
     hub_splits = ("train",)
-    num_classes: ClassVar[int] = 62
     classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     image_size: ClassVar[int] = 28
     channels: ClassVar[int] = 1

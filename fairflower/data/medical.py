@@ -64,7 +64,6 @@ class HAM10000(SplitFiles):
     hub: ClassVar[dict[str, tuple[str, str | None]]] = {"ham10000": ("marmal88/skin_cancer", None)}
     hub_splits = ("train", "validation", "test")
     other_files: ClassVar[dict[str, tuple[str, str]]] = {"ham10000": ("ham10000_28", "")}
-    num_classes: ClassVar[int] = 7
     image_size: ClassVar[int] = 28
     channels: ClassVar[int] = 3
     augment = Augment(crop_padding=1, horizontal_flip=True)

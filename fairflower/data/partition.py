@@ -31,24 +31,13 @@ def divide(
     The draw depends on the seed, on the domain's name and on its ``labels``, int64 [N], and on
     nothing else. (In the code of FedHEAL the number of rounds moves the partition.)
 
-    Parameters
-    ----------
-    sizes
-        Rows of each client.
-    every_class
-        Whether every client is to hold every class that the domain has. Classes that are
-        missing in the draw are brought in by `with_every_value`, which may share rare ones.
-    alpha
-        0: clients have these sizes. Otherwise as many rows as these sizes have in all go to
-        the clients by flwr-datasets' ``DirichletPartitioner`` with this concentration, label
-        by label; every client gets two rows at least.
-    counted_by
-        The setting that says how many clients there are, for errors.
+    Clients get ``sizes`` rows each. With ``every_class`` each is to hold every class that the
+    domain has: `with_every_value` brings in those that are missing. With ``alpha`` as many rows as
+    these sizes have in all go to the clients by flwr-datasets' ``DirichletPartitioner`` with this
+    concentration, label by label; every client gets two rows at least.
 
-    Raises
-    ------
-    DataError
-        If there are too few rows for all of them.
+    ``DataError`` if there are too few rows for all of them; it names ``counted_by``, the setting
+    that says how many clients there are.
     """
     if not alpha:
         return _drawn(domain, labels, sizes, seed, every_class, counted_by)
@@ -108,10 +97,7 @@ def _drawn(
 def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
     """What the data set's own partitioner makes of a domain: the rows of each part.
 
-    Raises
-    ------
-    DataError
-        If it cannot divide these.
+    ``DataError`` if it cannot divide these.
     """
     from datasets import Dataset  # seconds to import, hence only here
 

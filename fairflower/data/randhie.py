@@ -42,7 +42,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,18 +77,12 @@ COLUMNS = {
 class RandHIE(FeatureSet):
     """See the module's text. Each domain is divided equally among its clients.
 
-    ``mean`` and ``std`` are of the training examples of all domains, published here with the
-    data: insurers that share no records would take such numbers from a survey.
-
-    Parameters
-    ----------
-    groups
-        What a domain is: a ``"health"``, the default, or a ``"site"``.
-    visits
-        From how many visits on an example is of class 1. Default 2, above the median.
+    ``mean`` and ``std`` are of the training examples of all domains, published here with the data:
+    insurers that share no records would take such numbers from a survey. ``groups`` says what a
+    domain is, and ``visits`` from how many visits on an example is of class 1: 2 is above the
+    median.
     """
 
-    num_classes: ClassVar[int] = 2
     feature_names = (*COLUMNS.values(), "female child")
     mean = (
         *(2.389, 0.2587, 4.707, 4.042, 0.1177, 11.17, 8.698),

@@ -23,21 +23,12 @@ from fairflower.errors import DataError
 def open_site(config: DataConfig, domain: str) -> Federation:
     """A site's data as a federation of one client, who has all of it.
 
-    Parameters
-    ----------
-    config
-        The run's, with the site's own ``dir``. Unless it sets ``fraction`` or
-        ``examples_per_client``, the site trains on all its training images, whatever the
-        data set's default is. What divides a benchmark among clients is not used
-        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``,
-        ``imbalance_factor``).
-    domain
-        What the site calls its images. If the folder has several domains, one of them.
-
-    Raises
-    ------
-    DataError
-        If the data cannot be used, or the run is not for this domain.
+    ``config`` is the run's, with the site's own ``dir``. Unless it sets ``fraction`` or
+    ``examples_per_client``, the site trains on all its training images, whatever the data set's
+    default is; what divides a benchmark among clients is not used (``clients_per_domain``,
+    ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``). ``domain`` is what the site
+    calls its images: if the folder has several domains, one of them. ``DataError`` if the data
+    cannot be used, or the run is not for this domain.
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
         raise DataError(f"The run is for data.domains = {config.domains!r}, not for {domain!r}.")
@@ -79,12 +70,8 @@ def unite(sites: Sequence[Federation]) -> Federation:
     """The federation of these sites: client k is the k-th.
 
     Classes with names are numbered in the names' order; the others are as many as the
-    largest number says. Grey images count as colour if any site has colour.
-
-    Raises
-    ------
-    DataError
-        If the sites' examples differ in size, or only some sites name their classes.
+    largest number says. Grey images count as colour if any site has colour. ``DataError`` if the
+    sites' examples differ in size, or only some sites name their classes.
     """
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:

@@ -79,12 +79,13 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFace]):
 
     def _read(self, domain: str) -> NpzFile | HuggingFace:
         path = self._path(domain)
+        num_classes = self.num_classes or len(self.classes) or None
         if path and path.is_file():
-            return NpzFile(path, self.num_classes)
+            return NpzFile(path, num_classes)
         data = load_saved(path) if path else load_hub(*self.hub[domain], _REMEDY, self.hub_splits)
         if not isinstance(data, dict):
             raise DataError(
                 f"{path}: found a single split; expected a DatasetDict with train and test."
             )
         size = self.config.image_size or self.image_size
-        return HuggingFace(self.adapt(data), self.source(domain), size, self.num_classes)
+        return HuggingFace(self.adapt(data), self.source(domain), size, num_classes)

@@ -23,12 +23,8 @@ def keep_out(
     drawn by ``seed``, the group's name and the client's place in it, and by nothing else. They are
     of all classes in proportion, as far as one of each stays for training; so an image that
     clients share for want of others is in nobody's validation. Both keep their order.
-
-    Raises
-    ------
-    DataError
-        If that leaves a client without training images of one of its classes, or without any for
-        validation; it says which share does not.
+    ``DataError`` if that leaves a client without training images of one of its classes, or without
+    any for validation; it says which share does not.
     """
     _check(rows, labels, share)
     divided = {}

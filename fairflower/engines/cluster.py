@@ -67,17 +67,9 @@ def keeping_sigterm() -> Iterator[None]:
 def connect(address: str, cpus: int) -> Any:
     """Start a Ray of ``cpus`` CPUs on this machine or, given an address, join a cluster.
 
-    A cluster gets fairflower's own code, as it is here, from this process.
-
-    Parameters
-    ----------
-    address : str
-        "" (this machine), "auto", "host:port" or "ray://host:port".
-
-    Raises
-    ------
-    ConfigError
-        If no cluster answers at the address, or it has another version of Python or Ray.
+    A cluster, at "auto", "host:port" or "ray://host:port", gets fairflower's own code, as it is
+    here, from this process. ``ConfigError`` if none answers at the address, or it has another
+    version of Python or Ray.
     """
     ray = prepare_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -191,12 +183,8 @@ class Account(NamedTuple):
 def account(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) -> Account:
     """Prepare this machine, and say what it is; of another one as a Ray task.
 
-    Parameters
-    ----------
-    prepare : callable, optional
-        Called once: fetches what clients need to find on the machine.
-    needed : mapping
-        Versions that it has to have, but for fairflower's own.
+    ``prepare`` fetches what clients need to find on the machine; ``needed`` are versions that it
+    has to have, but for fairflower's own.
     """
     found = versions()
     # Of builds for several devices the local part differs: 2.5.1+cpu, 2.5.1+cu124.
@@ -223,12 +211,8 @@ def _public(version: str) -> str:
 class Nodes:
     """Nodes of a cluster, each of which is asked for its account before it gets workers.
 
-    Parameters
-    ----------
-    cpus, gpus
-        What a worker is granted.
-    prepare
-        See `account`; what it returns has to be the same everywhere.
+    A worker is granted ``cpus`` and ``gpus``; ``prepare`` (see `account`) has to return the same
+    everywhere.
     """
 
     def __init__(self, ray: Any, cpus: int, gpus: float, prepare: Callable[[], Any] | None) -> None:
@@ -241,10 +225,7 @@ class Nodes:
     def begin(self) -> list[Node]:
         """Wait for the accounts of all nodes with room for a worker, and return these.
 
-        Raises
-        ------
-        ConfigError
-            If clients cannot work on one of them, which is named.
+        ``ConfigError`` names those on which clients cannot work.
         """
         if self._here.trouble:
             raise ConfigError(self._here.trouble)

@@ -28,20 +28,10 @@ FIRST_NODE = 1000  # node ids that cannot be mistaken for client ids
 class InlineGrid(Grid):
     """Flower's grid without network, threads or other processes.
 
-    A message is handled when its reply is first asked for, so a caller that
-    polls can stop between two clients.
-
-    Parameters
-    ----------
-    client_app : ClientApp
-        Answers the messages; called as Flower's simulation engine calls it.
-    num_supernodes : int
-        How many nodes to offer; node k has ``partition-id`` k.
-    run_config : mapping, optional
-        What clients find in ``context.run_config``.
-    raise_errors : bool
-        Let a client's exception through instead of turning it into an error
-        reply: what a debugger wants.
+    A message is handled when its reply is first asked for, so a caller that polls can stop
+    between two clients. Node k has ``partition-id`` k, and ``run_config`` is what clients find in
+    ``context.run_config``. With ``raise_errors`` a client's exception comes through, which a
+    debugger wants, and is no error reply.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 from flwr.app import Context, RecordDict
@@ -20,7 +21,7 @@ from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
 from fairflower.data import resolve
-from fairflower.engines.flower import run_by_flower
+from fairflower.engines.cluster import prepare_ray
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.errors import ConfigError
@@ -32,12 +33,7 @@ ServerMain = Callable[[Grid], None]
 def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
     """Offer ``num_clients`` nodes that run fairflower's ClientApp to ``server_main``.
 
-    It is called once with the ``Grid``; what it raises comes out here.
-
-    Raises
-    ------
-    ConfigError
-        As of `simulate`.
+    It is called once with the ``Grid``; what it raises comes out here, as of `simulate`.
     """
     server_app = ServerApp()
 
@@ -126,14 +122,8 @@ def simulate(
     if engine == "flower":
         if settings:
             raise ConfigError("Flower's engine hands on no run_config. Choose engine='ray'.")
-        run_by_flower(
-            server_app,
-            client_app,
-            num_supernodes,
-            num_cpus=num_cpus,
-            client_cpus=client_cpus,
-            client_gpus=client_gpus,
-        )
+        granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
+        _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted)
     elif engine == "inline":
         server_app(InlineGrid(client_app, num_supernodes, settings), context)
     else:
@@ -153,6 +143,36 @@ def simulate(
         ) as grid:
             server_app(grid, context)
     return context
+
+
+def _run_by_flower(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    num_supernodes: int,
+    num_cpus: int,
+    granted: Mapping[str, float],
+) -> None:
+    """Flower's own engine, whose end it has announced; clients have ``num_cpus`` CPUs in all.
+
+    ``run_simulation`` is Flower's only way to simulate without a daemon and a copy of the app.
+    """
+    prepare_ray()  # before Flower imports Ray
+    from flwr import simulation  # late: it is slow
+
+    run_simulation = getattr(simulation, "run_simulation", None)
+    if not callable(run_simulation):  # a module of that name outlives the function
+        raise ConfigError(
+            f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose "
+            "engine = 'ray', which gives the same bits."
+        )
+    local = {  # whatever cluster runs on this machine
+        "address": "local",
+        "num_cpus": num_cpus,
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    backend = {"client_resources": granted, "init_args": local}
+    run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
 
 
 @contextmanager

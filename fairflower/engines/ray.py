@@ -1,7 +1,7 @@
 """Our engine on Ray: clients on worker processes, arrays in shared memory.
 
-Flower's own simulation engine (`fairflower.engines.flower`) pickles the whole model into
-and out of every message and looks for replies ten times a second. Here a record of
+Flower's own simulation engine pickles the whole model into and out of every message and
+looks for replies ten times a second. Here a record of
 arrays is put into Ray's object store once, however many messages carry it, and workers
 read it in place; the server reads what they send back in place, too. Only Ray's public
 interface and Flower's apps and messages are used. Where Ray runs, and what of, is said in
@@ -97,25 +97,11 @@ class RayGrid(InlineGrid):
     clients that it was at work on are tried once more, each by itself, wherever there is room.
     Results do not depend on who works on what, nor where or when.
 
-    Parameters
-    ----------
-    client_app, num_supernodes, run_config
-        See `InlineGrid`.
-    workers : int
-        Processes that clients run in. On a cluster at the most so many; 0: as many as its
-        nodes have room for.
-    client_cpus, client_gpus
-        What each of them is granted; a part of a GPU is possible.
-    address : str
-        Of a cluster, as of `fairflower.engines.cluster.connect`; "": a Ray of our own.
-    prepare : callable, optional
-        Called once on every node of a cluster before clients run there. What it returns has
-        to be what it returns here.
-
-    Raises
-    ------
-    ConfigError
-        If no node has room for a worker, or one of a cluster cannot be used.
+    There are ``workers`` processes; on a cluster, whose ``address`` is as of `connect`, at the
+    most so many, with 0 as many as its nodes have room for. Each is granted ``client_cpus`` and
+    ``client_gpus``, of which a part is possible. ``prepare`` is called once on every node of a
+    cluster before clients run there, and has to return what it returns here. ``ConfigError`` if
+    no node has room for a worker, or one of a cluster cannot be used.
     """
 
     def __init__(
@@ -149,7 +135,6 @@ class RayGrid(InlineGrid):
         try:
             cluster = Nodes(ray, *granted, prepare) if address else None
             self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
-            self._workers.begin()
         except BaseException:
             self.close()
             raise
@@ -177,10 +162,7 @@ class RayGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return all replies that have come in; wait a moment for the first.
 
-        Raises
-        ------
-        EngineError
-            If no worker is left, or the object store and the disk are full.
+        ``EngineError`` if no worker is left, or the object store and the disk are full.
         """
         at_work = [reference for worker in self._workers.at_hand for reference in worker.batches]
         if not at_work and not self._tasks:
@@ -353,21 +335,11 @@ class Actor:
         return app
 
     def answer(self, requests: list[_Request], *held: RecordDict) -> Any:
-        """Answer one message after another.
+        """Answer one message after another; ``held`` are the large states of nodes that have one.
 
-        Parameters
-        ----------
-        requests
-            One for each message.
-        held
-            The large states of those nodes that have one, in order.
-
-        Returns
-        -------
-        list
-            The replies, each with the seconds that it took and the state that it leaves,
-            pickled or, if it has become large, as it is. Behind it the large states of the same
-            nodes as before.
+        The replies come back each with the seconds that it took and the state that it leaves,
+        pickled or, if it has become large, as it is; behind them the large states of the same
+        nodes as before.
         """
         with suppress(Exception):  # which is then the reply to every message
             _ = self._app  # its import is no client's time

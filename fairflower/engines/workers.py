@@ -25,19 +25,10 @@ class Worker:
 class Workers:
     """At most so many workers, on nodes that have so many CPUs and GPUs for each.
 
-    Parameters
-    ----------
-    actor, arguments
-        Ray's class of actors, and what each is made of.
-    cluster : Nodes, optional
-        Of a cluster; None: the nodes that there are, which is this machine.
-
-    Attributes
-    ----------
-    at_hand : list of Worker
-        Those that have started.
-    starting : dict
-        The others, by the references to their signs of life.
+    Each is a Ray actor, made of ``arguments``. Those ``at_hand`` have started; the others are
+    ``starting``, by the references to their signs of life. Of a ``cluster``, which is None on this
+    machine, the first is waited for. ``ConfigError`` if no node has room for a worker, or one of a
+    cluster cannot be used.
     """
 
     def __init__(
@@ -57,20 +48,11 @@ class Workers:
         self._nodes: dict[str, Node] = {}  # by node_id
         self.at_hand: list[Worker] = []
         self.starting: dict[Any, Worker] = {}
-
-    def begin(self) -> None:
-        """Start the workers; of a cluster, wait for the first.
-
-        Raises
-        ------
-        ConfigError
-            If no node has room for a worker, or one of a cluster cannot be used.
-        """
-        self._hire(self._cluster.begin() if self._cluster else self._alive())
-        wanted = "client-cpus = {}, client-gpus = {:g}".format(*self._granted)
+        self._hire(cluster.begin() if cluster else self._alive())
+        wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
         if not self.starting:
             raise ConfigError(f"{wanted}: no node of this Ray has so many. Lower them.")
-        if self._cluster and not self._ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
+        if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
             raise ConfigError(
                 f"{wanted}: no node of the Ray cluster had so many free in {_FIRST_WORKER} s. "
                 "`ray status` shows what is in use: end that, or lower them."

@@ -79,10 +79,7 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str) -> None:
     """Copy named arrays into those that travel; the error names the model's ``owner``.
 
-    Raises
-    ------
-    ValueError
-        When they are not exactly the model's: their names, shapes and dtypes.
+    ``ValueError`` where they are not exactly the model's: their names, shapes and dtypes.
     """
     own = travelling(model)
     missing = ", ".join([name for name in own if name not in arrays][:3])
@@ -137,12 +134,8 @@ def build(
     ``name`` is what ``model.name`` may be, ``num_classes`` the width of the head and ``shape``
     that of an example (`Classifier`). Torch's global generator is left as it was. A network that
     can be pretrained gets its ``weights`` from a file, or ``imagenet``; empty for its own default.
-
-    Raises
-    ------
-    ConfigError
-        On an unknown name, examples that the network cannot take, or weights that are not
-        there or not the network's.
+    ``ConfigError`` on an unknown name, examples that the network cannot take, or weights that are
+    not there or not the network's.
     """
     chosen = ModelChoice.read(name)
     chosen.check()

@@ -15,12 +15,8 @@ class MLP(Classifier):
     """Two hidden layers with ReLUs, of features or of an image's pixels in a row.
 
     It has no norm: a batch's statistics would tell of one client's data, and averages of them fit
-    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`).
-
-    Parameters
-    ----------
-    hidden
-        Width of both layers. Default 64.
+    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`). ``hidden`` is
+    the width of both layers.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("features", "images")

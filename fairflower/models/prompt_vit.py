@@ -44,13 +44,8 @@ class PromptViT(Classifier):
     linear head (the paper: "MLP"). Its 10 % dropout of z is left out, and its mixing of
     the h of a batch is not repeated: there sample b gets the h of four other samples.
 
-    Parameters
-    ----------
-    vit
-        Loses its own head. It sees images resized to its size, grey ones in three
-        channels, normalised as the data set says.
-    num_classes, shape
-        Width of the head; channels (1 or 3, else a ConfigError), height and width of an image.
+    The ``vit`` loses its own head. It sees images resized to its size, grey ones in three
+    channels, normalised as the data set says; with others than 1 or 3 it is a ConfigError.
     """
 
     two_stages = True

@@ -48,19 +48,11 @@ def resnet12(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
 def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> ResNet:
     """Torchvision's ResNet-18: a 7x7 stem of stride 2 and a max-pool; FedISM's network.
 
-    Parameters
-    ----------
-    weights
-        ``imagenet``: torchvision's ``IMAGENET1K_V1``, downloaded once to torch's cache; or a
-        file with the state dict of a ``resnet18``, whose head is left out. Empty: drawn at
-        random. ImageNet's expect its mean and standard deviation, by which digits,
-        office-caltech, pacs, ham10000, isic2019 and rsna-ich are normalised here, and the
-        other data sets are not.
-
-    Raises
-    ------
-    ConfigError
-        On weights that are not there or another network's, or images without colour.
+    Its ``weights`` are ``imagenet``, torchvision's ``IMAGENET1K_V1``, downloaded once to torch's
+    cache; or a file with the state dict of a ``resnet18``, whose head is left out. Empty: drawn at
+    random. ImageNet's expect its mean and standard deviation, by which digits, office-caltech,
+    pacs, ham10000, isic2019 and rsna-ich are normalised here, and the other data sets are not.
+    ``ConfigError`` on weights that are not there or another network's, or images without colour.
     """
     model = ResNet((2, 2, 2, 2), num_classes)
     if weights:

@@ -40,10 +40,7 @@ def from_text(text: str) -> dict[str, Tensor]:
 def from_file(path: str) -> dict[str, Tensor]:
     """Named tensors of a .safetensors file, or of one that torch.save wrote of a state dict.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read so; ``model.weights`` names it.
+    ``ConfigError`` if the file cannot be read so; it names ``model.weights``.
     """
     file = Path(path).expanduser()
     check_file(path)
@@ -77,10 +74,7 @@ def check_file(path: str) -> None:
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
     """Named tensors that torchvision publishes, downloaded once to torch's cache.
 
-    Raises
-    ------
-    ConfigError
-        If they cannot be had, or are not what their hash says; it names their address.
+    ``ConfigError`` if they cannot be had, or are not what their hash says; it names their address.
     """
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
@@ -97,12 +91,8 @@ def copy_into(
     """Copy pretrained weights into a network that has no head, whatever head they had.
 
     The arrays whose names begin with ``head`` are left out. BatchNorm's step counters, which
-    older files lack, may be missing. ``kind`` of network and ``source`` are for the error.
-
-    Raises
-    ------
-    ConfigError
-        On arrays that are missing, unknown or of another shape; it names the first of them.
+    older files lack, may be missing. ``ConfigError`` on arrays that are missing, unknown or of
+    another shape; it names the first of them, the ``kind`` of network and their ``source``.
     """
     body = {name: array for name, array in arrays.items() if not name.startswith(head)}
     try:

@@ -138,15 +138,9 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     """Coefficients c of the shortest d = sum_k c_k v_k with <d, v_k> = ||d||^2 share_k for all k.
 
     It is the shortest vector of the affine hull of v_k / share_k: c = G^-1 share, over
-    share' G^-1 share. Where vectors depend on each other so that there is none, c makes d as
-    good as 0; vectors that are 0 have no part in it.
-
-    Parameters
-    ----------
-    gram : array of shape (K, K)
-        Inner products <v_i, v_j>, in double precision.
-    share : array of shape (K,)
-        Not negative, and not 0 for all vectors.
+    share' G^-1 share, G being ``gram``, shape (K, K), in double precision. Shares, shape (K,), are
+    not negative, and not 0 for all vectors. Where vectors depend on each other so that there is
+    none, c makes d as good as 0; vectors that are 0 have no part in it.
 
     >>> proportional_descent([[1.0, 0.0], [0.0, 4.0]], [1.0, 1.0]).round(3).tolist()
     [0.8, 0.2]

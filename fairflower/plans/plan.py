@@ -87,7 +87,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     table = f"{choices[0].TABLE}."
     args = {argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)}
     for arg in args:
-        if not any(arg in choice.method.arguments() for choice in choices):
+        if not any(arg in choice.made_by.arguments() for choice in choices):
             methods = ", ".join(dict.fromkeys(choice.name for choice in choices))
             raise ConfigError(
                 f"{table}{kebab(arg)} is an argument of none of {methods}. Remove it."
@@ -95,7 +95,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     return [
         dataclasses.replace(
             choice,
-            args={a: v for a, v in args.items() if a in choice.method.arguments()}
+            args={a: v for a, v in args.items() if a in choice.made_by.arguments()}
             | dict(choice.args),
         )
         for choice in choices

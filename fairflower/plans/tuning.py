@@ -70,7 +70,7 @@ def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
     found = {
         f"{choice.TABLE}.{kebab(name)}": Tunable(one.search, one.default, one.whole)
         for choice in (config.strategy, config.client)
-        for name, one in choice.method.declared().items()
+        for name, one in choice.made_by.declared().items()
         if one.search and isinstance(one.default, (int, float)) and name not in choice.args
     }
     lr, epochs = config.train.lr, config.train.local_epochs

@@ -62,10 +62,8 @@ class Evaluator:
     ) -> dict[str, dict[str, float]]:
         """Test ``arrays`` on every domain's examples of a split, ``"test"`` or ``"validation"``.
 
-        Returns
-        -------
-        Domain -> ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
-        entropy) and, if it is wanted, ``auc`` (one-vs-one).
+        Gives ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross entropy) and,
+        if it is wanted, ``auc`` (one-vs-one), by domain.
         """
         set_arrays(self.model, arrays, "The server")
         self.model.eval()

@@ -72,16 +72,15 @@ class RunFolder:
         self._begin = time.monotonic() - seconds
 
     @classmethod
-    def create(cls, config: RunConfig, label: str, facts: Mapping[str, Any]) -> RunFolder:
+    def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a run that begins, at the place that its config names.
 
-        ``label`` is the method's name in tables and figures, e.g. ``"fedheal"``; ``facts`` is
-        what else ``run.json`` shall hold (domains, clients, number of parameters).
+        ``facts`` is what else ``run.json`` shall hold (domains, clients, number of parameters).
         """
-        path = _new_folder(runs_home(config), config.run_name or _name(config, label))
+        path = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
             "name": path.name,
-            "label": label,
+            "label": config.label,
             "status": "running",
             "error": None,
             "started": _now(),
@@ -296,9 +295,9 @@ def is_held(path: Path) -> bool:
     return True
 
 
-def _name(config: RunConfig, label: str) -> str:
+def _name(config: RunConfig) -> str:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    method = file_name(label).replace("=", "")
+    method = file_name(config.label).replace("=", "")
     return f"{stamp}-{method}-{file_name(config.data.name)}-seed{config.seed}"
 
 

@@ -68,23 +68,11 @@ def call_the_roll(
     their own may do without; they are numbered by domain, and then by node id, which a
     SuperNode with a key keeps.
 
-    Parameters
-    ----------
-    num_clients : int, optional
-        How many clients there have to be; None: what the nodes' ``num-partitions`` says.
-    settings : ConfigRecord, optional
-        The run config, for clients to prepare their data by and describe them.
-    sites : int
-        How many sites with data of their own there have to be, at least; 0: those that
-        are connected now.
-
-    Raises
-    ------
-    ConfigError
-        If there are too few SuperNodes, clients are still missing after ``timeout``, two nodes
-        say that they are the same, or those that divide one data set do not have the same.
-    DataError
-        If the sites' data do not go together.
+    There have to be ``num_clients``, by default what the nodes' ``num-partitions`` says; of sites
+    ``sites`` at least, or those that are connected now. With ``settings``, the run config, clients
+    prepare their data and describe them. ``ConfigError`` if there are too few SuperNodes, clients
+    are still missing after ``timeout``, two nodes say that they are the same, or those that divide
+    one data set do not have the same; ``DataError`` if the sites' data do not go together.
     """
     inquiry = Inquiry(grid, timeout, stop, settings)
     while True:

@@ -34,23 +34,12 @@ from fairflower.trackers import check_tracker
 class Session:
     """A run that begins, or goes on where another session left it.
 
-    Parameters
-    ----------
-    config : RunConfig
-        What to run; with ``resume``, by `fairflower.server.checkpoint.continued`.
-    title : str
-        The run's name on the screen; default: the method's in reports.
-    stop : threading.Event
-        Set it to end the run early, with a readable run folder.
-    on_round : callable, optional
-        Called after every round of training with its number and figures
-        (`fairflower.server.figures`). Where it returns True or raises ``StopRun``, the run is
-        stopped there, and can be resumed; where it raises ``Pruned``, it is ended for good.
-
-    Attributes
-    ----------
-    folder : RunFolder, optional
-        None until the clients have met.
+    A ``config`` with ``resume`` is one by `fairflower.server.checkpoint.continued`; ``title`` is
+    the run's name on the screen, by default the method's in reports. Setting ``stop`` ends the run
+    early, with a readable run folder, which is ``folder`` once the clients have met. ``on_round``
+    is called after every round of training with its number and figures
+    (`fairflower.server.figures`). Where it returns True or raises ``StopRun``, the run is stopped
+    there, and can be resumed; where it raises ``Pruned``, it is ended for good.
     """
 
     def __init__(
@@ -82,18 +71,9 @@ class Session:
     def run(self) -> Path:
         """Train, and return the run folder, also where ``on_round`` stops the run.
 
-        Raises
-        ------
-        ConfigError, DataError
-            If the run cannot begin.
-        WriteError
-            If the disk is full, or the run folder can no longer be written.
-        RoundFailed
-            If too few clients sent a usable update.
-        RuleError
-            If the strategy raised something else.
-        Stopped
-            If ``stop`` was set.
+        ``ConfigError`` or ``DataError`` if the run cannot begin, ``WriteError`` if the run folder
+        can no longer be written, ``RoundFailed`` if too few clients sent a usable update,
+        ``RuleError`` if the strategy raised something else, ``Stopped`` if ``stop`` was set.
         """
         with self.console.status("Meeting the clients"):
             meeting = meet(self.grid, self.config, self.resume, self.stop)
@@ -144,7 +124,7 @@ class Session:
         # By its id, clients that serve several runs tell what they keep for this one.
         facts = {"run_id": uuid.uuid4().hex, **meeting.facts()}
         if self.resume is None:
-            return RunFolder.create(self.config, self.config.label, facts), None
+            return RunFolder.create(self.config, facts), None
         saved = checkpoint.load(self.resume)
         if saved is None:
             return RunFolder.reopen(self.resume, self.config, facts), None

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import ClientData, Trainer, make_client_app
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.engines.inline import InlineGrid
 from fairflower.models import Classifier
 from fairflower.strategies import FairStrategy
-from fairflower.testing.rounds import record, unpack
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -91,11 +91,11 @@ def federate(
     arrays = dict(start) if start is not None else make(0).send()
     for number in range(1, rounds + 1):
         config = ConfigRecord({"run-id": "toy", "train.lr": SETTINGS.lr})
-        messages = list(strategy.configure_train(number, record(arrays), config, grid))
+        messages = list(strategy.configure_train(number, record_of(arrays), config, grid))
         replies = grid.send_and_receive(messages[::-1] if reverse else messages)
         merged, _ = strategy.aggregate_train(number, replies)
         assert merged is not None
-        arrays = unpack(merged)
+        arrays = arrays_of(merged)
     return arrays, grid
 
 

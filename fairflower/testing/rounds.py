@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fairflower.aggregation.records import is_buffer
+from fairflower.arrays import arrays_of, record_of
 from fairflower.flower import identify, set_message_id
 from fairflower.strategies import FairStrategy
 
@@ -54,7 +55,7 @@ class Rounds:
         self.round += 1
         config = ConfigRecord(dict(self.config))
         messages = list(
-            self.strategy.configure_train(self.round, record(self.model), config, None)  # type: ignore[arg-type]
+            self.strategy.configure_train(self.round, record_of(self.model), config, None)  # type: ignore[arg-type]
         )
         for i, message in enumerate(messages):
             set_message_id(message, f"{self.round}-{i}")
@@ -119,18 +120,8 @@ class Rounds:
         """End a round with these replies; the next model."""
         merged, _ = self.strategy.aggregate_train(self.round, replies)
         assert merged is not None
-        self.model = unpack(merged)
+        self.model = arrays_of(merged)
         return self.model
-
-
-def record(arrays: Arrays) -> ArrayRecord:
-    """Pack named arrays."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-
-
-def unpack(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """Undo ``record``."""
-    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def reply(
@@ -140,9 +131,9 @@ def reply(
     vectors: Mapping[str, Arrays] | None = None,
 ) -> Message:
     """A client's reply: its model, numbers and, by what they are, named arrays."""
-    content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})
+    content = RecordDict({"arrays": record_of(arrays), "metrics": MetricRecord(dict(metrics))})
     for name, values in (vectors or {}).items():
-        content[name] = record(values)
+        content[name] = record_of(values)
     return Message(content, reply_to=message)
 
 

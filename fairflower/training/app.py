@@ -24,13 +24,9 @@ def train_round(
 ) -> tuple[dict[str, float], dict[str, Arrays]]:
     """Take up what the client kept, train and measure, and keep what it wants to.
 
-    Returns
-    -------
-    metrics : dict
-        ``client-id``, ``train_loss``, what was measured and, of a client that keeps
-        something, ``state-round``: the round from which it had it.
-    arrays : dict
-        What goes back beside the model: measured arrays, and the trainer's ``returns``.
+    The metrics are ``client-id``, ``train_loss``, what was measured and, of a client that keeps
+    something, ``state-round``: the round from which it had it. The arrays go back beside the
+    model: measured ones, and the trainer's ``returns``.
     """
     found = load_state(trainer, context, config, before=server_round(config))
     with flushed_denormals():

@@ -61,18 +61,11 @@ class ClientData:
 class Examples(ABC):
     """One split on a device, dealt in batches; `examples_of` makes what its kind wants.
 
-    Parameters
-    ----------
-    split
-        Examples and their labels, int64 [N].
-    device
-        Where the batches are wanted.
-    model
-        Whom they are for. Where it has a frozen first stage (`Classifier.two_stages`),
-        that looks at every example once, and batches come with what it saw. Images
-        are then not augmented, since it would see something new every time.
-    first_stages
-        Where that is kept, for all who hold the same split; this object, if None.
+    The ``split`` has examples and their labels, int64 [N]; batches are wanted on the ``device``,
+    for the ``model``. Where that has a frozen first stage (`Classifier.two_stages`), it looks at
+    every example once, and batches come with what it saw. Images are then not augmented, since it
+    would see something new every time. What it saw is kept in ``first_stages``, for all who hold
+    the same split; in this object, if None.
     """
 
     def __init__(
@@ -100,20 +93,10 @@ class Examples(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Deal every example once, in random order; images augmented.
 
-        Parameters
-        ----------
-        batch_size
-            Examples per batch. A last batch of one example is joined to the batch
-            before it, because batch norm cannot normalise by a single one.
-        generator
-            A CPU generator: all draws come from it, so that they are the same on
-            every device.
-
-        Yields
-        ------
-        x : float32 [B, C, H, W], in channels-last memory order, or [B, features]; or int64
-            [B, length]
-        y : int64 [B]
+        Batches are x, float32 [B, C, H, W] in channels-last memory order or [B, features], or
+        int64 [B, length], and y, int64 [B]. A last batch of one example is joined to the batch
+        before it, because batch norm cannot normalise by a single one. All draws come from
+        ``generator``, a CPU's, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -26,12 +23,12 @@ def build_model(
     model = models.build(
         config.name, federation.num_classes, federation.shape, seed, config.weights
     )
-    client.method.adapt(model, federation, **{**client.defaults(), **client.args})
+    client.made_by.adapt(model, federation, **{**client.defaults(), **client.args})
     return model
 
 
 def build_trainer(
-    name: str,
+    client: ClientConfig,
     model: nn.Module,
     data: ClientData,
     settings: TrainConfig,
@@ -39,15 +36,13 @@ def build_trainer(
     client_id: int,
     seed: int,
     device: str | torch.device = "cpu",
-    arguments: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Make the trainer that ``client.name`` names; ``ConfigError`` if it or an argument is unknown.
+    """Make the trainer that ``client`` names; ``ConfigError`` if it or an argument is unknown.
 
-    Of the method's ``arguments`` it gets those that are not its exchanges' alone. See
+    Of the method's arguments it gets those that are not its exchanges' alone. See
     `Trainer` for the others.
     """
-    chosen = ClientConfig(name, arguments or {})
-    chosen.check()
-    trainer: type[Trainer] = chosen.method
-    own = {k: v for k, v in chosen.args.items() if k in taken(trainer)}
+    client.check()
+    trainer: type[Trainer] = client.made_by
+    own = {k: v for k, v in client.args.items() if k in taken(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **own)

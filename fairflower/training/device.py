@@ -10,19 +10,14 @@ import torch
 from fairflower.errors import ConfigError
 
 
-def choose_device(
-    name: str = "auto", client_gpus: float | None = None, *, option: str = ""
-) -> torch.device:
+def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     """Turn ``train.device``, or a command's ``option``, into a device that this process may use.
 
     Parameters
     ----------
     name
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``auto`` is ``cuda`` where there
-        is a GPU that this process was granted, else ``cpu``.
-    client_gpus
-        The share of a GPU granted to this process. None: what Ray granted if this
-        is a Ray worker, and everything otherwise. Only ``auto`` looks at it.
+        is a GPU that this process, if it is a Ray worker, was granted, else ``cpu``.
     option
         What errors call it on a command line, where it is not ``train.device``.
 
@@ -35,9 +30,8 @@ def choose_device(
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ConfigError(f"{given}: expected auto, cpu, cuda or cuda:N.")
     if name == "auto":
-        if client_gpus is None:
-            client_gpus = _granted_by_ray("GPU")
-        forbidden = client_gpus is not None and client_gpus <= 0
+        granted = _granted_by_ray("GPU")
+        forbidden = granted is not None and granted <= 0
         return torch.device("cuda" if torch.cuda.is_available() and not forbidden else "cpu")
     device = torch.device(name)
     if device.type == "cuda":

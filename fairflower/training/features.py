@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -67,8 +67,10 @@ class PrototypeTrainer(FeatureTrainer):
 
     def end(self, server_round: int) -> None:
         """Return ``mean`` [C, d], zero for an absent class, and ``count`` [C] of images."""
-        with evaluating(self.model):
-            total, count = class_sums(self, self.model.features)
+        batches = self.train_images.eval_batches(self.eval_batch_size)
+        with torch.no_grad(), evaluating(self.model):
+            pairs = ((self.model.features(x), y) for x, y in batches)
+            total, count = _class_sums(pairs, self.data.num_classes)
         mean = total / count.clamp(min=1)[:, None]
         arrays = {"mean": mean.float(), "count": count.long()}
         self.returns["prototypes"] = {name: array.cpu().numpy() for name, array in arrays.items()}
@@ -80,32 +82,31 @@ def mean_representation(
 ) -> dict[str, Tensor]:
     """Mean of what tells a client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
 
-    Taken before training it is ``received_representation``, and after it ``representation``.
-    ``represent`` gives features [B, d] of inputs; by default a `Classifier`'s own. The model is
-    in eval mode for it and is left as it was found. ``model``, ``data`` and errors are those of
+    ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)``, over the C classes that the client
+    has, so that it does not show how often it has them. Taken before training it is
+    ``received_representation``, and after it ``representation``. ``represent`` gives features
+    [B, d] of inputs; by default a `Classifier`'s own. The model is in eval mode for it and is
+    left as it was found. ``model``, ``data`` and errors are those of
     `fairflower.training.gradients.mean_gradient`.
     """
     represent = represent or require_classifier(model, "A representation").represent
     with evaluating(model):
-        parts = [(represent(x).double(), y) for x, y in batches_of(model, data)]
-    if not parts:
+        pairs = [(represent(x), y) for x, y in batches_of(model, data)]
+    if not pairs:
         raise ValueError("There are no samples to represent. Give at least one.")
-    features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
-    members = F.one_hot(labels).double()
-    held = members.sum(0) > 0
-    means = (members.T @ features)[held] / members.sum(0)[held, None]
-    return {"h": means.mean(0).float()}
+    total, count = _class_sums(pairs, 1 + max(int(y.max()) for _, y in pairs))
+    held = count > 0
+    return {"h": (total[held] / count[held, None]).mean(0).float()}
 
 
-def class_sums(trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums [C, d] over each class's training images, and their counts [C], both float64."""
-    total = count = torch.zeros((), dtype=torch.float64, device=trainer.device)
-    with torch.no_grad():
-        for x, y in trainer.train_images.eval_batches(trainer.eval_batch_size):
-            members = F.one_hot(y, trainer.data.num_classes).double()
-            # A product, since index_add on a GPU adds in any order.
-            total = total + members.T @ features(x).double()
-            count = count + members.sum(0)
+def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor]:
+    """Sums [C, d] over each class of features [B, d] and labels [B], and counts [C]; float64."""
+    total = count = torch.zeros((), dtype=torch.float64)
+    for z, y in pairs:
+        members = F.one_hot(y, classes).double()
+        # A product, since index_add on a GPU adds in any order.
+        total = total + members.T @ z.double()
+        count = count + members.sum(0)
     return total, count
 
 

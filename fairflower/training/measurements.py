@@ -24,7 +24,7 @@ from torch import Tensor
 from fairflower.config import unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import metrics
-from fairflower.training.features import class_sums, require_classifier
+from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient, sharpness
 from fairflower.training.modes import evaluating, reproducible
@@ -150,16 +150,9 @@ def _train_alone(trainer: Trainer) -> float:
 
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
-    """Mean of what tells the client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
-
-    ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)``, over the C classes that the
-    client has, so that it does not show how often it has them. A model that is no
-    `fairflower.models.Classifier` is a ``TypeError``.
-    """
-    model = require_classifier(trainer.model, "A representation")
-    total, count = class_sums(trainer, model.represent)
-    held = count > 0
-    return {"h": (total[held] / count[held, None]).mean(0).float()}
+    """Measure FedGCR's h~; see `mean_representation`."""
+    batches = trainer.train_images.eval_batches(trainer.eval_batch_size)
+    return mean_representation(trainer.model, batches)
 
 
 MEASUREMENTS: dict[str, Measurement] = {
@@ -215,17 +208,9 @@ def train_and_measure(
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
     """Train on the received model, and measure what the config asks for on the way.
 
-    Returns
-    -------
-    metrics : dict
-        What training reports, and the measured numbers.
-    arrays : dict
-        For each measured vector its arrays by name.
-
-    Raises
-    ------
-    ConfigError
-        Before anything is trained, on a name that is not in `MEASUREMENTS`.
+    Metrics are what training reports, and the measured numbers; arrays come by name for each
+    measured vector. ``ConfigError`` before anything is trained, on a name that is not in
+    `MEASUREMENTS`.
     """
     names, now = requested(config), server_round(config)
     trainer.round_config = config

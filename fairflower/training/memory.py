@@ -39,19 +39,14 @@ DAYS = 30
 def load_state(
     trainer: Trainer, context: Context, config: Mapping[str, Any], before: float = math.inf
 ) -> int:
-    """Give the trainer what it kept after an earlier round of this run.
+    """Give the trainer what it kept after an earlier round of this run, and return that round.
 
-    A node may serve one run after another, so state bears the ``run-id`` that came
-    with the message (none from a server that sends none) and the round. State of
-    another run, or not from ``before`` this round (a run that is done again), is not
-    used. Nor is that of a round whose update the server did not merge: it says under
-    ``merged-round`` which was the last one, and what a client learnt in a later round
+    That is 0 if there is none, as in a client's first round. A node may serve one run after
+    another, so state bears the ``run-id`` that came with the message (none from a server that
+    sends none) and the round. State of another run, or not from ``before`` this round (a run that
+    is done again), is not used. Nor is that of a round whose update the server did not merge: it
+    says under ``merged-round`` which was the last one, and what a client learnt in a later round
     that came too late, or was left out, is forgotten as if it had sat that round out.
-
-    Returns
-    -------
-    int
-        The round that it was kept in; 0 if there is none, as in a client's first round.
     """
     trainer.state = {}
     folder = _folder(trainer, config)

@@ -290,17 +290,9 @@ class Trainer(Method, Declared):
     def train(self, server_round: int) -> dict[str, float]:
         """Train the model on the local data for ``local_epochs``.
 
-        Returns
-        -------
-        dict
-            ``train_loss``: the mean loss over all examples seen, each before the step
-            that it took part in (Flower's convention). With no local epochs, the
-            received model's loss on the training examples as they are.
-
-        Raises
-        ------
-        FloatingPointError
-            When the loss is no longer finite.
+        Gives ``train_loss``: the mean loss over all examples seen, each before the step that it
+        took part in (Flower's convention). With no local epochs, the received model's loss on the
+        training examples as they are. ``FloatingPointError`` when the loss is no longer finite.
         """
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):

@@ -31,7 +31,7 @@ from fairflower.clients import (
     limit_threads,
     make_client_app,
 )
-from fairflower.config import TrainConfig
+from fairflower.config import ClientConfig, TrainConfig
 from fairflower.errors import ConfigError
 from fairflower.flower import identify
 from fairflower.seeds import derive_seed
@@ -308,7 +308,7 @@ def test_a_client_without_images_says_so() -> None:
 
 def test_an_unknown_client_is_named_with_its_nearest_match() -> None:
     with pytest.raises(ConfigError, match=r"Unknown client 'sdg'.*'sgd'"):
-        build_trainer("sdg", linear(), data(), SETTINGS, client_id=0, seed=0)
+        build_trainer(ClientConfig("sdg"), linear(), data(), SETTINGS, client_id=0, seed=0)
 
 
 # --- Flower ----------------------------------------------------------------------------
@@ -424,27 +424,25 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "resources", "client_gpus", "expected"),
+    ("gpus", "resources", "expected"),
     [
-        (0, None, None, "cpu"),
-        (1, None, None, "cuda"),
-        (1, {"CPU": 1.0}, None, "cpu"),
-        (1, {"CPU": 1.0, "GPU": 0.25}, None, "cuda"),
-        (1, None, 0.0, "cpu"),
-        (1, None, 0.5, "cuda"),
-        (0, None, 0.5, "cpu"),
+        (0, None, "cpu"),
+        (1, None, "cuda"),
+        (1, {"CPU": 1.0}, "cpu"),
+        (1, {"CPU": 1.0, "GPU": 0.0}, "cpu"),
+        (1, {"CPU": 1.0, "GPU": 0.25}, "cuda"),
+        (0, {"CPU": 1.0, "GPU": 0.5}, "cpu"),
     ],
 )
 def test_auto_takes_a_gpu_that_was_granted(
     gpus: int,
     resources: dict[str, float] | None,
-    client_gpus: float | None,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_gpus(monkeypatch, gpus)
     pretend_ray(monkeypatch, resources)
-    assert choose_device("auto", client_gpus) == torch.device(expected)
+    assert choose_device("auto") == torch.device(expected)
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

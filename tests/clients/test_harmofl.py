@@ -16,7 +16,7 @@ from torch import nn
 
 from fairflower.clients import ClientData, Trainer
 from fairflower.clients.harmofl import AmplitudeNorm, HarmoFL
-from fairflower.config import RunConfig, TrainConfig
+from fairflower.config import ClientConfig, RunConfig, TrainConfig
 from fairflower.data import Augment, Split, prepare
 from fairflower.training.build import build_trainer
 
@@ -136,9 +136,8 @@ ROUND = TrainConfig(local_epochs=2, batch_size=32, lr=0.1)
 
 def client(name: str = "harmofl", model: nn.Module | None = None, **arguments: Any) -> Trainer:
     client_data = ClientData(split(20, 0), split(5, 1), MEAN, STD, 4, Augment())
-    return build_trainer(
-        name, model or Net(), client_data, ROUND, client_id=0, seed=0, arguments=arguments
-    )
+    method = ClientConfig(name, arguments)
+    return build_trainer(method, model or Net(), client_data, ROUND, client_id=0, seed=0)
 
 
 def test_a_step_counts_its_images_once_though_it_sees_them_twice() -> None:

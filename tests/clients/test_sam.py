@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from toys import same
 
 from fairflower.clients import SGD, ClientData, Trainer
-from fairflower.config import RunConfig, TrainConfig
+from fairflower.config import ClientConfig, RunConfig, TrainConfig
 from fairflower.registry import CLIENTS
 from fairflower.training.build import build_trainer
 from fairflower.training.optim import sharpen
@@ -141,7 +141,9 @@ def test_the_parameters_are_restored_to_the_last_bit() -> None:
 
 
 def trained(settings: TrainConfig, model: nn.Module | None = None, name: str = "sgd") -> Trainer:
-    client = build_trainer(name, model or net(), data(), settings, client_id=3, seed=0)
+    client = build_trainer(
+        ClientConfig(name), model or net(), data(), settings, client_id=3, seed=0
+    )
     client.train(1)
     return client
 
@@ -214,9 +216,7 @@ def test_fedsam_has_its_own_radius() -> None:
     assert CLIENTS["fedsam"].arguments() == {"rho": 0.1}
     config = RunConfig.from_flat({"client.name": "fedsam", "client.rho": 0.2})
     assert config.label == "fedsam:rho=0.2+fedheal"
-    client = build_trainer(
-        "fedsam", net(), data(), TrainConfig(), client_id=0, seed=0, arguments=config.client.args
-    )
+    client = build_trainer(config.client, net(), data(), TrainConfig(), client_id=0, seed=0)
     assert client.settings.rho == 0.2
 
 
@@ -228,7 +228,7 @@ def prior_of(client_data: ClientData) -> Tensor:
 def test_salt_is_adam_by_hand_with_new_moments_every_round() -> None:
     half = (0.5,) * 3
     client_data = ClientData(split(20, 0), split(5, 1), half, half, 4)
-    client = build_trainer("gsam", net(), client_data, SALT, client_id=0, seed=0)
+    client = build_trainer(ClientConfig("gsam"), net(), client_data, SALT, client_id=0, seed=0)
     x = torch.tensor(client_data.train.x).double() / 255 * 2 - 1
     y = torch.tensor(client_data.train.y)
     w = parameters(client.model)
@@ -252,9 +252,8 @@ def test_a_methods_own_gradient_comes_on_top_of_the_sharpened_one() -> None:
     settings = TrainConfig(
         local_epochs=2, batch_size=32, lr=0.1, momentum=0.0, weight_decay=0.0, sharpness="gsam"
     )
-    client = build_trainer(
-        "fedprox", net(), client_data, settings, client_id=0, seed=0, arguments={"mu": 0.5}
-    )
+    method = ClientConfig("fedprox", {"mu": 0.5})
+    client = build_trainer(method, net(), client_data, settings, client_id=0, seed=0)
     x = torch.tensor(client_data.train.x).double() / 255 * 2 - 1
     y = torch.tensor(client_data.train.y)
     received = w = parameters(client.model)

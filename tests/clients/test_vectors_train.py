@@ -9,7 +9,7 @@ from toys import SETTINGS, exchanges, federate
 from vectors import MODELS, data
 
 from fairflower.clients import Trainer
-from fairflower.config import RunConfig
+from fairflower.config import ClientConfig, RunConfig
 from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.strategies import Uniform
@@ -31,7 +31,9 @@ def trainer(name: str, kind: str, client: int) -> Trainer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MODELS[kind]()
-    return build_trainer(name, model, data(kind, client), SETTINGS, client_id=client, seed=0)
+    return build_trainer(
+        ClientConfig(name), model, data(kind, client), SETTINGS, client_id=client, seed=0
+    )
 
 
 @kinds

@@ -188,7 +188,6 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
         workers.take_up()
         return "".join(worker.node.name for worker in workers.at_hand)
 
-    workers.begin()
     assert where() == "ab"
     ray.lost.add("a")
     workers.replace(workers.at_hand[0])
@@ -218,9 +217,8 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
 def test_workers_that_no_node_has_room_for_are_refused():
     ray = Ray(a=account(None, {}))
     for cpus, gpus in ((2, 0.0), (1, 0.5)):
-        workers = Workers(ray, object, (), 2, cpus, gpus, None)
         with pytest.raises(ConfigError, match=f"client-cpus = {cpus}, client-gpus = {gpus:g}: no"):
-            workers.begin()
+            Workers(ray, object, (), 2, cpus, gpus, None)
 
 
 # --- two nodes on this machine -----------------------------------------------------------

@@ -77,7 +77,7 @@ def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
         {"output-dir": str(tmp_path), "seed": 4, "strategy.name": "fedheal", "num-server-rounds": 2}
     )
     clients = [{"client_id": 0, "domain": "a", "num_examples": 3, "class_counts": [1, 2]}]
-    folder = RunFolder.create(config, "fedheal", {"domains": ["a"], "clients": clients})
+    folder = RunFolder.create(config, {"domains": ["a"], "clients": clients})
     for r in range(3):
         folder.history(r, "domain", "a", {"accuracy": 0.25 * r, "loss": 1.0})
         folder.history(r, "client", "0", {"accuracy": 0.5, "train_loss": 1.0})
