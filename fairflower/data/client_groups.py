@@ -127,9 +127,8 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         else:
             total = min(int(total / ratio), len(values))
         own_factor = data_set.imbalanced_within and clients > 1
-        weights = (factor ** (1 / (clients - 1)) if own_factor else ratio) ** np.arange(
-            1 - clients, 1
-        )
+        step = factor ** (1 / (clients - 1)) if own_factor else ratio
+        weights = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
         sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
         found.append(Group(domain, domain, np.arange(len(values)), sizes))
     return found

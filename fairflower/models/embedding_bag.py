@@ -15,7 +15,7 @@ class EmbeddingBag(Classifier):
 
     A. Joulin, E. Grave, P. Bojanowski, T. Mikolov, *Bag of tricks for efficient text
     classification* (EACL 2017), without its n-grams. The order of the tokens does not matter,
-    and zeros, which fill short texts up, do not count. ``width`` is that of an embedding.
+    and zeros, which fill short texts up, do not count. An embedding has ``width`` numbers (64).
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("tokens",)

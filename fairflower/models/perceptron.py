@@ -15,8 +15,8 @@ class MLP(Classifier):
     """Two hidden layers with ReLUs, of features or of an image's pixels in a row.
 
     It has no norm: a batch's statistics would tell of one client's data, and averages of them fit
-    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`). ``hidden`` is
-    the width of both layers.
+    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`). Both layers are
+    ``hidden`` (64) wide.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("features", "images")
