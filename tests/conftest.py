@@ -6,6 +6,7 @@ import gc
 import io
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,6 @@ settings.register_profile("nightly", deadline=None, max_examples=200)
 # Ray, wherever a test imports it, is not to install an environment of its own for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-try:
-    import torch
-except ModuleNotFoundError:  # a light installation, which tests/deploy/test_light.py makes
-    pass
-else:
-    # The tests' networks are so small that threads cost more than they bring.
-    torch.set_num_threads(1)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
@@ -37,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "quick")
+    if config.getoption("numprocesses", None) is None:  # else others run the tests
+        with suppress(ModuleNotFoundError):  # a light installation: tests/deploy/test_light.py
+            import torch
+
+            # The tests' networks are so small that threads cost more than they bring.
+            torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
