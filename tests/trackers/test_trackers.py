@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import resuming
+from processes import wait_for
 from resuming import resume, stopped
 from runs import config, history, run
 
@@ -81,6 +82,8 @@ def leveldb_log(data: bytes) -> Iterator[bytes]:
             place += block - place % block
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
+        if place + 7 + length > len(data):  # it is still being written
+            return
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -92,14 +95,18 @@ def wandb(folder: Path) -> tuple[Scalars, dict[str, Any], dict[str, Any]]:
     """Figures by round, config and summary, from the files that ``wandb sync`` would send."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    def records(path: Path) -> list[Any]:
+        return [Record.FromString(data) for data in leveldb_log(path.read_bytes())]
+
     scalars: Scalars = {}
     settings: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({path.name for path in paths}) == 1, "all sessions are of one run"
     for path in paths:
-        for data in leveldb_log(path.read_bytes()):
-            record = Record.FromString(data)
+        # Its service may still be writing when `finish` has returned.
+        wait_for(lambda path=path: any(r.HasField("exit") for r in records(path)), "W&B's last")
+        for record in records(path):
             for item in record.history.item:
                 key = item.key or "/".join(item.nested_key)
                 value = json.loads(item.value_json)
