@@ -1,11 +1,10 @@
 """Our engine on Ray: clients on worker processes, arrays in shared memory.
 
 Flower's own simulation engine pickles the whole model into and out of every message and
-looks for replies ten times a second. Here a record of
-arrays is put into Ray's object store once, however many messages carry it, and workers
-read it in place; the server reads what they send back in place, too. Only Ray's public
-interface and Flower's apps and messages are used. Where Ray runs, and what of, is said in
-`fairflower.engines.cluster`.
+looks for replies ten times a second. Here a record of arrays is put into Ray's object store
+once, however many messages carry it, and workers read it in place; the server reads what
+they send back in place, too. Only Ray's public interface and Flower's apps and messages are
+used. Where Ray runs, and what of, is said in `fairflower.engines.cluster`.
 """
 
 from __future__ import annotations
