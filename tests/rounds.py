@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fairflower.arrays import arrays_of as unpack
-from fairflower.arrays import record_of as record
 from fairflower.strategies import STRATEGIES
 from fairflower.testing.rounds import MODEL, Rounds, reply, still, updates
 
@@ -16,10 +14,8 @@ __all__ = [
     "Rounds",
     "failure",
     "good",
-    "record",
     "reply",
     "still",
-    "unpack",
     "updates",
     "weights_by",
 ]

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
-from rounds import MODEL, Rounds, every_strategy, failure, good, record, reply
+from rounds import MODEL, Rounds, every_strategy, failure, good, reply
 
+from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed
 from fairflower.flower import identify
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
@@ -182,7 +183,7 @@ def test_without_a_roster_a_client_is_known_by_the_id_that_it_sent():
     strategy = Telling()
     for expected in ({7: 3.5, 9: 4.5}, {7: 10.0, 9: 11.0}):
         messages = list(
-            strategy.configure_train(1, record(MODEL), ConfigRecord(), Nodes())  # type: ignore[arg-type]
+            strategy.configure_train(1, record_of(MODEL), ConfigRecord(), Nodes())  # type: ignore[arg-type]
         )
         told = dict(zip([m.metadata.dst_node_id for m in messages], secrets(messages), strict=True))
         assert told == expected
@@ -214,5 +215,5 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
 def test_so_many_clients_are_asked_to_test(share, asked):
     strategy = FedAvg(fraction_evaluate=share)
     Rounds(strategy, MODEL, range(10))
-    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))
     assert len({message.metadata.dst_node_id for message in messages}) == len(messages) == asked

@@ -31,8 +31,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import data, linear, trainer
 from products import thinned
-from rounds import MODEL, Rounds, every_strategy, record, updates
+from rounds import MODEL, Rounds, every_strategy, updates
 
+from fairflower.arrays import record_of
 from fairflower.classic.client import NumPyTrainer
 from fairflower.classic.packing import pack, split, unpack
 from fairflower.classic.strategy import LegacyStrategy
@@ -155,7 +156,7 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
     identify()
     modern = STRATEGIES[name](**nodes)
     app = make_client_app(lambda context, config: client(context))
-    expected = modern.start(InlineGrid(app, 3), record(start), num_rounds=2)
+    expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=2)
 
     legacy = LegacyStrategy(STRATEGIES[name](**nodes), start)
     components = ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=2))
@@ -199,7 +200,7 @@ def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, r
     identify()
     modern = strategy()
     app = make_client_app(lambda context, config: client(context))
-    expected = modern.start(InlineGrid(app, 3), record(start), num_rounds=3)
+    expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=3)
 
     legacy = LegacyStrategy(strategy(), start)
     components = ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))

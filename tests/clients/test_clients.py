@@ -17,11 +17,11 @@ from flwr.common import EvaluateIns, FitIns, ndarrays_to_parameters, parameters_
 from hypothesis import given
 from hypothesis import strategies as st
 from plain import SETTINGS, Arrays, Softmax, batch_normed, data, linear, one_round, split, trainer
-from rounds import record
 from torch import Tensor
 from toys import same
 
 from fairflower import models
+from fairflower.arrays import record_of
 from fairflower.classic.client import NumPyTrainer
 from fairflower.clients import (
     SGD,
@@ -330,7 +330,7 @@ def test_the_message_api_is_fit_and_evaluate_to_the_last_bit(context: Context) -
 
     app = make_client_app(trainer_fn)
     config = ConfigRecord({"server-round": 5, "seed": 0})
-    content = RecordDict({"arrays": record(start), "config": config})
+    content = RecordDict({"arrays": record_of(start), "config": config})
 
     classic = NumPyTrainer(trainer(), context)
     parameters, num_examples, metrics = classic.fit(list(start.values()), config)
@@ -375,7 +375,7 @@ def test_the_same_trainer_is_a_classic_client(context: Context) -> None:
 
 def test_a_message_without_arrays_is_explained(context: Context) -> None:
     app = make_client_app(lambda context, config: trainer())
-    content = RecordDict({"weights": record(trainer().send())})
+    content = RecordDict({"weights": record_of(trainer().send())})
     with pytest.raises(ValueError, match=r"train message has no ArrayRecord 'arrays'.*weights"):
         app(Message(content, 1, "train"), context)
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rounds import Rounds, unpack
+from rounds import Rounds
 from toys import SETTINGS, exchanges, federate, same, tiny, trainer
 
 from fairflower import models
 from fairflower.aggregation import clusters
+from fairflower.arrays import arrays_of
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.exchanges import Centres
@@ -166,7 +167,7 @@ def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
     assert rounds.strategy.diagnostics["num_clusters"] == 2
     messages = {m.metadata.dst_node_id - 1000: m.content for m in rounds.ask()}
     for k, mean in ((0, (0, 0.5)), (1, (0, 0.5)), (2, (9, 8.5)), (3, (9, 8.5))):
-        H = unpack(messages[k]["centres"])["H"]
+        H = arrays_of(messages[k]["centres"])["H"]
         np.testing.assert_allclose(H[messages[k]["config"]["cluster"]], mean)
     assert "cluster" not in messages[4]["config"]  # never seen
     step(rounds, [0, 3])

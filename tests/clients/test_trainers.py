@@ -13,22 +13,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from products import thinned
-from rounds import record
 from torch import nn
 from torch.nn import functional as F
-from toys import (
-    CLASSES,
-    SETTINGS,
-    bowl,
-    data,
-    exchanges,
-    federate,
-    images,
-    same,
-    tiny,
-    trainer,
-)
+from toys import CLASSES, SETTINGS, bowl, data, exchanges, federate, images, same, tiny, trainer
 
+from fairflower.arrays import record_of
 from fairflower.clients import ClientData, Trainer, make_client_app
 from fairflower.clients.ditto import Ditto
 from fairflower.clients.feddyn import FedDyn
@@ -564,7 +553,7 @@ def count(context: Context, server_round: int, run_id: str | None = "a") -> int:
     config = ConfigRecord({"server-round": server_round})
     if run_id is not None:
         config["run-id"] = run_id
-    content = RecordDict({"arrays": record(client.send()), "config": config})
+    content = RecordDict({"arrays": record_of(client.send()), "config": config})
     make_client_app(lambda context, config: client)(Message(content, 1, "train"), context)
     return int(client.state["rounds"]["n"])
 
@@ -592,7 +581,7 @@ def test_what_a_trainer_no_longer_keeps_is_gone(context):
     assert "fairflower/rounds" in context.state
     client = trainer("sgd")
     config = ConfigRecord({"server-round": 2, "run-id": "a"})
-    content = RecordDict({"arrays": record(client.send()), "config": config})
+    content = RecordDict({"arrays": record_of(client.send()), "config": config})
     app = make_client_app(lambda context, config: client)
     client.end = lambda server_round: client.state.clear()  # type: ignore[method-assign]
     app(Message(content, 1, "train"), context)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import vectors
 from click.testing import Result
-from command import invoke
+from command import call, invoke
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -157,14 +157,11 @@ def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None
 
 def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:
     out, key = tmp_path / "certificates", tmp_path / "keys" / "site"
-    made = invoke("deploy", "certificates", "localhost", f"--out={out}")
-    assert made.exit_code == 0
-    assert invoke("deploy", "key", key).exit_code == 0
+    call("deploy", "certificates", "localhost", f"--out={out}")
+    call("deploy", "key", key)
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"ca.crt", "server.pem", "server.key", "site", "site.pub"}
-    again = invoke("deploy", "key", key)
-    assert again.exit_code == 1
-    assert "File exists" in again.output
+    assert "File exists" in call("deploy", "key", key, expect=1)
 
 
 # --- folders of their own, on one machine ---------------------------------------------------

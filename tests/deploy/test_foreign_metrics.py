@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from rounds import record, unpack
 
+from fairflower.arrays import arrays_of, record_of
 from fairflower.flower import identify
 from fairflower.strategies import QFFL, STRATEGIES, FairStrategy
 
@@ -56,7 +56,7 @@ class Nodes:
 def run(strategy: FairStrategy) -> np.ndarray:
     """The model after some rounds of strategy and clients passing each other messages."""
     identify()
-    arrays = record(MODEL)
+    arrays = record_of(MODEL)
     contexts = {
         11 + k: Context(1, 11 + k, {"partition-id": k}, RecordDict(), {}) for k in range(CLIENTS)
     }
@@ -69,7 +69,7 @@ def run(strategy: FairStrategy) -> np.ndarray:
         merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None
         arrays = merged
-    return unpack(arrays)["w"]
+    return arrays_of(arrays)["w"]
 
 
 @pytest.mark.parametrize("name", NUMERIC)

@@ -17,8 +17,8 @@ from flwr.server import strategy as classic
 from flwr.serverapp import strategy as flower
 from plain import batch_normed, data, linear, trainer
 from products import thinned
-from rounds import record
 
+from fairflower.arrays import record_of
 from fairflower.classic.strategy import LegacyStrategy
 from fairflower.clients import make_client_app
 from fairflower.engines.inline import InlineGrid
@@ -74,7 +74,7 @@ def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> 
         return trainer(net(), data=data(train=10 + 4 * k, seed=k), client_id=k)
 
     app = make_client_app(client, mods=mods)
-    outcome = strategy.start(InlineGrid(app, CLIENTS), record(trainer(net()).send()), rounds)
+    outcome = strategy.start(InlineGrid(app, CLIENTS), record_of(trainer(net()).send()), rounds)
     return {name: array.numpy() for name, array in outcome.arrays.items()}
 
 

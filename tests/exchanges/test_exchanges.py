@@ -10,10 +10,11 @@ import torch
 from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounds import Rounds, record, reply, unpack
+from rounds import Rounds, reply
 from torch.nn import functional as F
 from toys import exchanges, federate, same, trainer
 
+from fairflower.arrays import arrays_of, record_of
 from fairflower.exchanges import (
     ControlVariates,
     DynamicRegulariser,
@@ -60,7 +61,7 @@ def test_c_is_the_mean_change_over_all_clients_whatever_the_weights():
     rounds.step({k: moved(0.0) for k in returned}, {1: 1, 4: 99}, measured=returned)
     assert all(np.all(array == 12 / 8) for array in exchange.c.values())
     (message, *_) = rounds.ask()
-    assert same(unpack(message.content["control"]), exchange.c)
+    assert same(arrays_of(message.content["control"]), exchange.c)
 
 
 # --- FedDyn's regulariser ------------------------------------------------------------------
@@ -120,7 +121,7 @@ def test_prototypes_are_means_over_all_images_and_stay_where_nobody_has_any():
     rounds.step({2: moved(0.0)}, measured={2: later})
     np.testing.assert_array_equal(exchange.mean, [[7, 7], [5, 5], [2, 4]])
     np.testing.assert_array_equal(exchange.count, [2, 1, 1])
-    shared = unpack(rounds.ask()[0].content["prototypes"])
+    shared = arrays_of(rounds.ask()[0].content["prototypes"])
     assert same(shared, {"mean": exchange.mean, "count": exchange.count})
 
 
@@ -305,10 +306,10 @@ def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
     resumed.load_state_dict(rule.state_dict())
     resumed.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
     config = ConfigRecord({"run-id": "toy"})
-    messages = list(resumed.configure_train(3, record(half), config, grid))
+    messages = list(resumed.configure_train(3, record_of(half), config, grid))
     merged, _ = resumed.aggregate_train(3, grid.send_and_receive(messages))
     assert merged is not None
-    assert same(unpack(merged), whole)
+    assert same(arrays_of(merged), whole)
 
 
 @with_exchange

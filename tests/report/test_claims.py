@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
-from command import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import (
@@ -574,9 +574,7 @@ def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_p
 
 
 def call(*arguments: str | Path, code: int = 0) -> str:
-    result = invoke("report", *arguments)
-    assert result.exit_code == code, result.output
-    return re.sub(r"\s+", " ", result.output)
+    return re.sub(r"\s+", " ", command.call("report", *arguments, expect=code))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -655,5 +653,5 @@ def test_a_study_keeps_its_report(tmp_path: Path) -> None:
 
 def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
-    result = invoke("report", tmp_path, "--format", "latex")
+    result = command.invoke("report", tmp_path, "--format", "latex")
     assert "% fedheal: seed 0, failed after round" in result.stdout

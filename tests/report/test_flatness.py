@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import invoke
+from command import call
 from rich.console import Console
 
 from fairflower import cli
@@ -64,20 +64,18 @@ def test_the_command_prints_groups_and_writes_every_client(
 ) -> None:
     monkeypatch.setattr(cli.console, "width", 160)
     out = tmp_path / "sharpness.csv"
-    result = invoke("sharpness", folder, "--out", out)
-    assert result.exit_code == 0, result.output
+    output = call("sharpness", folder, "--out", out)
     rows = list(csv.DictReader(out.open()))
     assert len(rows) == 8
     for domain in read_run(folder).domains:
         mean = np.mean([float(row["sharpness"]) for row in rows if row["domain"] == domain])
-        assert f"{mean:.4f}" in result.output
+        assert f"{mean:.4f}" in output
     (folder / "model.safetensors").rename(folder / "aside")
     try:
-        missing = invoke("sharpness", folder)
+        missing = call("sharpness", folder, expect=1)
     finally:
         (folder / "aside").rename(folder / "model.safetensors")
-    assert missing.exit_code == 1
-    assert "no model.safetensors" in missing.output
+    assert "no model.safetensors" in missing
 
 
 def test_a_long_name_stays_whole_on_a_narrow_terminal() -> None:

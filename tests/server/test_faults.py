@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from products import thinned
 from resuming import config, outcome, resume
 from rich.console import Console
-from rounds import MODEL, Rounds, good, record, reply
+from rounds import MODEL, Rounds, good, reply
 
 from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
@@ -92,7 +92,7 @@ def test_of_two_nodes_with_one_client_id_one_is_merged_and_the_other_named():
 
     strategy = FedAvg(fraction_evaluate=0.0)
     grid = InlineGrid(app, 3)
-    strategy.start(grid, record(MODEL), num_rounds=1)
+    strategy.start(grid, record_of(MODEL), num_rounds=1)
     assert strategy.client_ids == (0, 1)
     (stranger,) = strategy.dropped
     assert stranger == sorted(grid.get_node_ids())[1]
@@ -236,7 +236,7 @@ def test_a_test_that_cannot_be_is_refused(claim, reason):
     identify()
     strategy = FedAvg()
     strategy.enroll({k: 1000 + k for k in range(2)}, 0)
-    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), None))
+    messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))
     sound = {"accuracy": 0.5, "personal_accuracy": 0.5, "eval_loss": 1.0, "num-examples": 5}
     answers = [
         Message(RecordDict({"metrics": MetricRecord({**sound, **more})}), reply_to=message)
@@ -250,7 +250,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
     """Without a roster, by Flower's own round: sampling, ``aggregate_evaluate``."""
     grid = InlineGrid(client_app, 4)
     strategy = FedAvg()
-    messages = list(strategy.configure_evaluate(1, record(MODEL), ConfigRecord(), grid))
+    messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid))
     for number, message in enumerate(messages):
         set_message_id(message, f"m{number}")
     sent = sorted(messages, key=lambda m: m.metadata.dst_node_id)

@@ -7,8 +7,9 @@ import pytest
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds, record
+from rounds import Rounds
 
+from fairflower.arrays import record_of
 from fairflower.strategies import FedGA
 
 
@@ -61,7 +62,7 @@ def test_the_step_falls_to_nothing_over_the_rounds():
 
 def test_rounds_come_from_the_config_that_the_clients_get_or_the_step_stays():
     strategy = FedGA()
-    model = record({"x": np.zeros(1)})
+    model = record_of({"x": np.zeros(1)})
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(1))
     weights(rounds, (1.0,), (1.0,))
     assert strategy.rounds is None

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config as resumable
 from resuming import resume, session, stopped
-from rounds import Rounds, record, reply, unpack
+from rounds import Rounds, reply
 from toys import data, federate, trainer
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.arrays import arrays_of, record_of
 from fairflower.config import RunConfig, StrategyConfig, TrainConfig, read_toml
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
@@ -59,7 +60,7 @@ def test_flowers_own_strategy_does_the_same_without_batchnorm(q, lr):
     found = step(rounds, updates, losses)
 
     theirs = QFedAvg(client_learning_rate=lr, q=q)
-    theirs.current_arrays = record(model)
+    theirs.current_arrays = record_of(model)
     asked = rounds.ask()
     replies = [
         reply(
@@ -71,7 +72,7 @@ def test_flowers_own_strategy_does_the_same_without_batchnorm(q, lr):
     ]
     merged, _ = theirs.aggregate_train(1, replies)
     assert merged is not None
-    for name, array in unpack(merged).items():
+    for name, array in arrays_of(merged).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-8)
 
 
@@ -263,7 +264,7 @@ NO_L = [
 @pytest.mark.parametrize(("config", "problem"), NO_L)
 def test_what_gives_no_l_is_refused_before_anybody_trains(config, problem):
     with pytest.raises(ValueError, match=problem):
-        QFFL().configure_train(1, record({"x": W}), ConfigRecord(dict(config)), None)
+        QFFL().configure_train(1, record_of({"x": W}), ConfigRecord(dict(config)), None)
     for needs_none in (QFFL(q=0), QFFL(rule="weights")):
         rounds = Rounds(needs_none, {"x": W}, range(2))
         rounds.config = config

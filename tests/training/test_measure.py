@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from rounds import Rounds, record, unpack
+from rounds import Rounds
 from scipy.optimize import minimize
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 from fairflower import models, registry
+from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import (
     SGD,
     ClientData,
@@ -810,7 +811,7 @@ def ask(client: SGD, context: Context, measure: str | None) -> RecordDict:
     config = ConfigRecord({"server-round": 5})
     if measure is not None:
         config["measure"] = measure
-    content = RecordDict({"arrays": record(client.send()), "config": config})
+    content = RecordDict({"arrays": record_of(client.send()), "config": config})
     app = make_client_app(lambda context, config: client)
     return app(Message(content, 1, "train"), context).content
 
@@ -821,15 +822,15 @@ def test_what_was_asked_for_comes_with_the_reply(context: Context) -> None:
     assert content.array_records.keys() == {"arrays", "fisher", "gradient"}
     shapes = {name: p.shape for name, p in make("norms").named_parameters()}
     for name in ("fisher", "gradient"):
-        arrays = unpack(content.array_records[name])
+        arrays = arrays_of(content.array_records[name])
         assert {key: array.shape for key, array in arrays.items()} == shapes
         assert all(array.dtype == np.float32 for array in arrays.values())
         assert all(np.isfinite(array).all() for array in arrays.values())
-    assert all((a >= 0).all() for a in unpack(content.array_records["fisher"]).values())
+    assert all((a >= 0).all() for a in arrays_of(content.array_records["fisher"]).values())
     metrics = dict(content.metric_records["metrics"])
     assert metrics.pop("received_loss") > 0  # type: ignore[operator]
     assert metrics == dict(plain.metric_records["metrics"])
-    sent, expected = (unpack(reply.array_records["arrays"]) for reply in (content, plain))
+    sent, expected = (arrays_of(reply.array_records["arrays"]) for reply in (content, plain))
     assert all(np.array_equal(sent[key], expected[key]) for key in expected)
 
 
@@ -856,6 +857,6 @@ def test_a_client_with_one_image(context: Context) -> None:
     client.model = models.build("resnet10", CLASSES, (3, 8, 8), seed=0)
     content = ask(client, context, ALL)
     for name in ("gradient", "fisher"):
-        arrays = unpack(content.array_records[name])
+        arrays = arrays_of(content.array_records[name])
         assert all(np.isfinite(array).all() for array in arrays.values())
     assert dict(content.metric_records["metrics"])["received_accuracy"] in (0, 1)
