@@ -135,6 +135,11 @@ class TrainConfig:
     )
     lr_factor: float = setting(0.1, "What step multiplies the learning rate by.", above=0, max=1)
     lr_every: int = setting(10, "Rounds between two steps.", min=1)
+    lr_warmup: int = setting(
+        0,
+        "Rounds in which the learning rate first rises linearly, from lr / (lr-warmup + 1); "
+        "lr-schedule begins after them. 0 disables the warm-up.",
+    )
     momentum: float = setting(0.9, "Momentum of sgd; adam has its own.", max=1)
     weight_decay: float = setting(
         1e-5, "Weight decay: coupled L2 of sgd and adam, decoupled of adamw."
@@ -158,11 +163,19 @@ class TrainConfig:
     )
 
     def lr_in(self, server_round: int, num_rounds: int) -> float:
-        """The learning rate of a round by the schedule; the first round's is ``lr``.
+        """The learning rate of a round, counted from 1: that of the warm-up, then the schedule's.
+
+        With a warm-up of W rounds, round r <= W has ``lr r / (W + 1)``, and the schedule is that
+        of the rounds that are left: its first round, W + 1, has ``lr``.
 
         >>> [TrainConfig(lr=0.5, lr_schedule="linear").lr_in(r, 4) for r in (1, 2, 3, 4)]
         [0.5, 0.375, 0.25, 0.125]
+        >>> [TrainConfig(lr=0.75, lr_warmup=2).lr_in(r, 4) for r in (1, 2, 3, 4)]
+        [0.25, 0.5, 0.75, 0.75]
         """
+        if server_round <= self.lr_warmup:
+            return self.lr * server_round / (self.lr_warmup + 1)
+        server_round, num_rounds = server_round - self.lr_warmup, num_rounds - self.lr_warmup
         done = (server_round - 1) / num_rounds
         if self.lr_schedule == "step":
             return self.lr * self.lr_factor ** ((server_round - 1) // self.lr_every)

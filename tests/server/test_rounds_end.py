@@ -284,6 +284,36 @@ def test_learning_rates_are_torchs(name) -> None:
         schedule.step()
 
 
+@pytest.mark.parametrize("warmup", [1, 3])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warm_up_is_torchs_before_the_schedule_of_the_rounds_that_are_left(name, warmup) -> None:
+    settings = TrainConfig(
+        lr=0.2,
+        lr_schedule=name,
+        lr_final=0.1,
+        lr_factor=0.5,
+        lr_every=3,
+        lr_warmup=warmup,
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warmup + 1), 1.0, warmup)
+    parts = [rise, SCHEDULES[name](optimizer, 12 - warmup)]
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [warmup])
+    for server_round in range(1, 13):
+        expected = optimizer.param_groups[0]["lr"]
+        assert settings.lr_in(server_round, 12) == pytest.approx(expected)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_that_is_all_warm_up_has_rising_learning_rates(name) -> None:
+    settings = TrainConfig(lr=0.4, lr_schedule=name, lr_warmup=3)
+    assert [settings.lr_in(r, 2) for r in (1, 2)] == pytest.approx([0.1, 0.2])
+    assert [settings.lr_in(r, 3) for r in (1, 2, 3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert settings.lr_in(4, 4) == 0.4
+
+
 def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, monkeypatch) -> None:
     """SCAFFOLD's and q-FFL's steps are by it; a run that is resumed goes on by it."""
     from fairflower.clients.scaffold import SCAFFOLD
@@ -298,9 +328,9 @@ def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, mon
         QFFL, "merge", lambda self, cohort: merged.append(1 / self.L) or merge(self, cohort)
     )
     changes = {"client.name": "scaffold", "strategy.name": "qffl", "train.momentum": 0.0}
-    changes |= {"train.lr": 0.3, "train.lr-schedule": "linear"}
+    changes |= {"train.lr": 0.3, "train.lr-schedule": "linear", "train.lr-warmup": 1}
     whole = session(resuming.config(tmp_path / "whole", **changes)).run()
-    expected = [pytest.approx(lr) for lr in (0.3, 0.2, 0.1)]
+    expected = [pytest.approx(lr) for lr in (0.15, 0.3, 0.15)]
     assert [dict(trained)[r] for r in (1, 2, 3)] == expected
     assert merged == expected
     begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 2)
@@ -312,6 +342,7 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
     for key, value in (
         ("train.lr-schedule", "cosine"),
         ("train.lr-final", 0.5),
+        ("train.lr-warmup", 3),
         ("stop.patience", 3),
         ("stop.min-delta", 0.1),
     ):
@@ -324,6 +355,7 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
     [
         ("train.lr-schedule", "cosin", "one of constant, linear, cosine, step"),
         ("train.lr-every", 0, "at least 1"),
+        ("train.lr-warmup", -1, "at least 0"),
         ("train.lr-factor", 0.0, "more than 0"),
         ("stop.patience", -1, "at least 0"),
         ("track", "tensorbord", "one of none, tensorboard, mlflow, wandb"),
