@@ -25,7 +25,7 @@ from fairflower.errors import RunError
 from fairflower.numerics import metrics
 from fairflower.report.methods import Estimate
 from fairflower.report.reading import read_text
-from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, shares
+from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, seen, shares
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
 from fairflower.report.text import DASH, listed, number, p_value
 from fairflower.report.tuning import METRICS
@@ -167,12 +167,12 @@ class Board:
         trials = trials[trials["figures"] != ""]
         clients, rules = zip(*map(_parts, trials["method"]), strict=True)
         lr = np.log([_setting(text, "train.lr") for text in trials["settings"]])
-        epochs = [_setting(text, "train.local-epochs") for text in trials["settings"]]
+        epochs = [f"{_setting(text, 'train.local-epochs'):g}" for text in trials["settings"]]
         factors = {
             "aggregation": pd.Series(rules, dtype=str),
             "local training": pd.Series(clients, dtype=str),
             "learning rate": pd.DataFrame({"log": lr, "square": lr**2}),
-            "local epochs": pd.DataFrame({"epochs": epochs}),
+            "local epochs": pd.Series(epochs, dtype=str),
         }
         return shares(
             trials["figures"].map(_worst).tolist(),
@@ -331,9 +331,10 @@ def _variance(board: Board) -> Table:
         "Where the variance over trials comes from",
         "In % of the variance of the worst domain on validation images over trials, pruned ones "
         "with what they were pruned for: sums of squares of type II of a linear model, learning "
-        "rate by its logarithm and the square of that. Rest: a rule's own arguments, what factors "
-        "have in common, and noise. All methods try the same learning rates with the same epochs, "
-        "so that these two are told apart by as many pairs as a method has trials.",
+        "rate by its logarithm and the square of that, local epochs as categories. Rest: a rule's "
+        "own arguments, what factors have in common, and noise. All methods try the same learning "
+        "rates with the same epochs, so that these two are told apart by as many pairs as a method "
+        "has trials.",
         names,
         [Group("", rows)],
     )
@@ -361,6 +362,7 @@ def _better(board: Board) -> Iterator[str]:
             f"correction over {len(found)} methods: {listed(better) or 'none'}; worse: "
             f"{listed(worse) or 'none'}."
         )
+        yield f"{benchmark}: {seen(found)}"
     many = [f"{name} ({count})" for name, count in counts.items() if count > 2]
     if len(board.benchmarks) > 2:
         yield (

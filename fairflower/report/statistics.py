@@ -13,9 +13,8 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtrit
 
 from fairflower.report.methods import Estimate
-
-#: What a p-value is to be below.
-LEVEL = 0.05
+from fairflower.report.text import number
+from fairflower.statistics.power import LEVEL, detectable
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,17 @@ def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
         least = max(least, min(1.0, (len(tested) - place) * p))
         new[name] = replace(found[name], p=least)
     return new
+
+
+def seen(found: Mapping[str, Difference]) -> str:
+    """What a comparison of methods could have seen, at their median spread and by Bonferroni."""
+    n, std = np.median([(one.n, one.std) for one in found.values()], axis=0)
+    least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(found))
+    largest = max(one.mean for one in found.values())
+    return (
+        f"with {n:g} seeds and the median spread, {number(std)}, differences of {number(least, 1)} "
+        f"points are found with 80 % power; the largest gain is {number(largest, signed=True)}."
+    )
 
 
 class Ranks(NamedTuple):

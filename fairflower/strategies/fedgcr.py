@@ -53,9 +53,10 @@ class FedGCR(Clustered, FairStrategy):
     the same variant, average and worst domain were 77.5 and 65.9 % by the paper's text,
     82.5 and 70.2 % released, 81.9 and 70.6 % adapted (``fairflower run --config
     experiments/fedgcr-digit-five-cpu.toml --engine inline --set strategy.variant=V --set
-    client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread). How
-    well clusters are found is measured in `fairflower.numerics.clustering`. Everywhere a
-    cluster keeps its number from round to round.
+    client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread); on
+    another processor released and adapted swap places in the worst domain, so one run does not
+    tell these two apart. How well clusters are found is measured in
+    `fairflower.numerics.clustering`. Everywhere a cluster keeps its number from round to round.
 
     Clients have to send an ArrayRecord ``received_representation`` (the paper's variant:
     ``representation``) with one array ``h``, of one length for all (``fairflower.clients``
