@@ -23,13 +23,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Range:
         if self.high not in (None, math.inf):
             return f"a number in [{self.low}, {self.high}]"
         return f"a number from {self.low}" if self.low > -math.inf else "a finite number"
+
+
+#: As far as doubles go, which whole numbers do not end at.
+_FINITE = Range(-sys.float_info.max, sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Argument:
         """Refuse a value that is not allowed: ``ConfigError`` names it, its key and what is."""
         if (allowed := self._missed(value)) is not None:
             none = ", or None" if self.optional else ""
-            raise ConfigError(f"{key} = {value!r}: expected {allowed}{none}.")
+            raise ConfigError(f"{key} = {quoted(value)}: expected {allowed}{none}.")
 
     def _missed(self, value: Any) -> str | None:
         """What is allowed instead; None if the value is."""
@@ -151,7 +156,7 @@ class Argument:
         if self.range is not None:
             if value not in self.range:
                 return str(range_)
-            if self.range.high is None and math.isinf(value):
+            if self.range.high is None and value not in _FINITE:
                 return "a finite number"
         return "a whole number" if self.whole and not isinstance(value, Integral) else None
 

@@ -74,6 +74,27 @@ EXTRAS = {
 }
 
 
+def quoted(value: object, most: int = 120) -> str:
+    """A value as an error shows it: its ``repr``, shortened if that is long or cannot be made.
+
+    >>> quoted(0.1), quoted("x" * 200, most=9), quoted(16**5000)
+    ('0.1', "'xxx...xx'", 'a whole number of 20001 bits')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits, or lists in lists, than Python writes
+        if isinstance(value, int):
+            return f"a whole number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} in which others lie too deep"
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[: half + 1]}...{text[-half:]}"
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can write it, and it has no null byte: files and messages hold no other."""
+    return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
 def require(extra: str, what: str) -> None:
     """Raise ``NotInstalled`` if a library is missing without which there is no ``what``."""
     missing = [library for library in EXTRAS[extra] if not installed(library)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import damaged
 import pytest
 import tables
 from hypothesis import given
 from hypothesis import strategies as st
+from products import thinned
 from shipped import configs
 
 from fairflower import config
@@ -135,6 +137,63 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
 def test_bad_values_are_named_with_what_is_allowed(flat, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(flat)
+
+
+#: A key of each type that settings have, with and without bounds or choices, and of methods.
+KEYS = (
+    *("seed", "client-cpus", "fraction-train", "train.lr", "data.augment", "data.dir", "engine"),
+    *("run-name", "data.name", "model.name", "model.weights", "strategy.name", "client.name"),
+    *("strategy.tau", "strategy.variant"),
+)
+
+
+@pytest.mark.parametrize(
+    "key", thinned([(key,) for key in config.describe()], [(key,) for key in KEYS])
+)
+def test_no_value_is_worse_than_an_error(key):
+    told = []
+    for value in damaged.PYTHON.values():
+        try:
+            RunConfig.from_flat({key: value}).to_toml().encode()
+        except ConfigError as error:
+            told.append(str(error))
+    assert told
+    assert max(len(text.encode()) for text in told) < 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number, got str"),
+        (f"seed=0x{'f' * 5000}", "^seed = a whole number of 20000 bits: expected at most"),
+        (f"train.lr=1{'0' * 400}", "^train.lr = inf: expected a finite number"),
+        (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number, got str"),
+        ('data.dir="a\\u0000b"', r"data.dir = 'a\\x00b': expected a text that UTF-8 can hold"),
+        ("data.dir=caf\udce9", r"data.dir = 'caf\\udce9': expected a text that UTF-8 can hold"),
+        ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number, got str"),
+    ],
+)
+def test_no_text_is_worse_than_an_error(text, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat(config.parse_assignments([text]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"seed = {'9' * 5000}",
+        f"seed = {'[' * 2000}{']' * 2000}",
+        f"seed = {'{a = ' * 2000}1{'}' * 2000}",
+        f"{'.'.join('a' * 2000)} = 1",
+    ],
+)
+def test_config_files_that_python_cannot_hold(text, tmp_path):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
+        config.read_toml(tmp_path / "bad.toml")
+    for name in ("no\0file", "no\ud800file"):
+        with pytest.raises(ConfigError, match="Cannot read the config file"):
+            config.read_toml(tmp_path / name)
 
 
 def test_integers_are_numbers():

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a setting': (
-        'run --engine inline -s num-server-rounds=1 -s data.examples-per-client=20 -s',
+        'run --engine inline --config {small} -s',
         [
             ('seed=-1', 'seed = -1: expected at least 0.'),
             ('seed=1.5', 'seed = 1.5: expected a whole number, got float.'),
             ('seed=one', "seed = 'one': expected a whole number, got str."),
             ('seed=99999999999999999999', 'seed = 99999999999999999999: expected at most 9223372036854775807.'),
+            ('seed=1 -s seed=2', 'seed is given twice, as 1 and 2. Remove one.'),
             ('seed=true', 'seed = True: expected a whole number, got bool.'),
             ('num-server-rounds=-1', 'num-server-rounds = -1: expected at least 0.'),
             ('num-server-rounds=2.5', 'num-server-rounds = 2.5: expected a whole number, got float.'),
@@ -225,6 +226,8 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('tune --set seed=3', 'This command does not take --set seed: give --seed.'),
             ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests are to have fresh ones. Name others, or give the trials another with --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: 0 is the seed of the trials'),
+            ('tune --config {run}/config.toml --seeds 0', '--seeds: 0 is the seed of the trials'),
+            ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: choices are made on validation images. Raise it.'),
             ('tune --set evaluate.test=false', 'evaluate.test = false: what is chosen is tested. Remove it.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
             ('leaderboard {no-select}', "no-select: select: Unknown key \"['worst']\". Did you mean 'worst'? Valid: average, worst, worst-then-average."),
@@ -313,7 +316,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     'a folder of images': (
-        'data show images -s data.clients-per-domain=1 --data-dir',
+        'data show images --config {apart} --data-dir',
         [
             ('{empty}', 'empty has no folders. Expected <domain>/<class>/<image> in it.'),
             ('{latin-domain}', "'caf\\udce9': the name is not UTF-8. Rename it."),

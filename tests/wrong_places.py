@@ -84,6 +84,8 @@ PLACES: dict[str, Callable[[Path], None]] = {
     # configs
     "utf16": text("seed = 1".encode("utf-16")),
     "latin": text("run-name = 'caf\xe9'".encode("latin-1")),
+    "apart": text("[data]\nclients-per-domain = 1"),
+    "small": text("num-server-rounds = 1\n[data]\nexamples-per-client = 20"),
     "torn": text("[train\nlr = 0.1"),
     "no-select": text('[protocol]\nstrategies = "afl"\nselect = ["worst"]\n[benchmarks.a]'),
     "text-seed": text("seed = 'one'"),

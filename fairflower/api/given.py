@@ -55,7 +55,10 @@ def settings_of(given: Settings | None) -> dict[str, Any]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        flat = {kebab(key): _plain(value) for key, value in flatten(given).items()}
+        try:
+            flat = {kebab(key): _plain(value) for key, value in flatten(given).items()}
+        except RecursionError:
+            raise ConfigError("settings: expected keys, or tables of keys; found deeper.") from None
     else:
         flat = read_toml(str(given))
     for table in _REGISTRIES:

@@ -76,7 +76,7 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
             values = {OPTIONS[name][0]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
-            assigned = dict(run_config.parse_assignment(text) for text in set_ or [])
+            assigned = run_config.parse_assignments(set_ or [])
             command(given=Given(config, options, assigned), **params)
 
         parameters: list[inspect.Parameter] = []

@@ -113,9 +113,10 @@ def _with_validation(given: Given) -> Given:
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
     if not given.settings.get("evaluate.test", True):
         raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
-    share = given.settings.get(VALIDATION, SHARE)
-    if share == 0:
+    if given.assigned.get(VALIDATION, SHARE) == 0:
         raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
+    # A run's config.toml has all settings, this one mostly at its default, which is 0.
+    share = given.file.get(VALIDATION) or SHARE
     return replace(given, options={VALIDATION: share, **given.options})
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from fairflower.arguments import declared
 from fairflower.config.text import Scalar, argument, kebab, parse_assignments, unknown
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
 from fairflower.registry.named import Described, Methods, Named, look_here
 
@@ -124,7 +124,10 @@ class MethodChoice(Choice):
         that fairflower does not have, give way to keys.
         """
         table = f"{cls.TABLE}."
-        named = cls.read(str(flat.get(f"{table}name", cls.name)))
+        name = flat.get(f"{table}name", cls.name)
+        if not isinstance(name, str) or not is_text(name):
+            raise ConfigError(f"{table}name = {quoted(name)}: expected the name of a {table[:-1]}.")
+        named = cls.read(name)
         args = {
             argument(key.removeprefix(table)): None if value == "none" else value
             for key, value in flat.items()

@@ -34,7 +34,7 @@ from fairflower.config.settings import (
     setting,
 )
 from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN, PRETRAINED, TRACKERS
 
 
@@ -228,11 +228,14 @@ def _checked(key: str, value: Any, methods: Iterable[MethodChoice]) -> Any:
     """The value as the key's type, or one clear error."""
     check_key(key, methods)
     if key in _NAMES:
-        return str(value)
+        return value
     if key.startswith(("client.", "strategy.")):
-        if isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) <= MOST):
+        fits = is_text(value) if isinstance(value, str) else isinstance(value, bool | int | float)
+        if fits and not (isinstance(value, int) and abs(value) > MOST):
             return None if str(value).lower() == "none" else value
-        raise ConfigError(f"{key} = {value!r}: expected a number, a word, 'none' or 'default'.")
+        raise ConfigError(
+            f"{key} = {quoted(value)}: expected a number, a word, 'none' or 'default'."
+        )
     return checked(key, value, _schema()[key])
 
 
@@ -267,8 +270,8 @@ def _check(config: RunConfig) -> None:
         choice.check()
     if config.model.weights and config.model.name not in PRETRAINED:
         raise ConfigError(
-            f"model.weights = {config.model.weights!r}: {config.model.name} takes no pretrained "
-            f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
+            f"model.weights = {quoted(config.model.weights)}: {config.model.name} takes no "
+            f"pretrained weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
         )
     client = config.client.made_by
     _check_kind(config, DataChoice.read(config.data.name).kind)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import STARTED
 
 
@@ -270,10 +271,10 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
     """The value as the key's type, or one clear error."""
     kind = type(spec.default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not kind:
         raise ConfigError(
-            f"{key} = {value!r}: expected {_NAMES[kind]}, got {type(value).__name__}."
+            f"{key} = {quoted(value)}: expected {_NAMES[kind]}, got {type(value).__name__}."
         )
     low, high, above, choices = (spec.metadata[n] for n in ("min", "max", "above", "choices"))
     is_path = key == "run-name" and (Path(str(value)).name != value or value == "..")
@@ -285,10 +286,11 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
         (isinstance(value, int) and value > MOST, f"at most {MOST}"),
         (choices and value not in choices, f"one of {', '.join(choices or ())}"),
         (is_path, "a folder's name, not a path"),
+        (isinstance(value, str) and not is_text(value), "a text that UTF-8 can hold"),
     ]
     for broken, allowed in bounds:
         if broken:
-            raise ConfigError(f"{key} = {value!r}: expected {allowed}.")
+            raise ConfigError(f"{key} = {quoted(value)}: expected {allowed}.")
     return value
 
 

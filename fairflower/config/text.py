@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, is_text, quoted
 
 Scalar = bool | int | float | str
+
+#: What is said of a text that `is_text` refuses.
+NO_TEXT = "it has a null byte or a surrogate, which UTF-8 cannot hold"
 
 
 def kebab(name: str) -> str:
@@ -32,6 +35,8 @@ def argument(key: str) -> str:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file of run config tables into a flat mapping (not yet checked)."""
     path = Path(path).expanduser()
+    if not is_text(str(path)):
+        raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
         return flatten(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
@@ -41,7 +46,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             f"{path} is not text in UTF-8 (byte {error.start}). Save it as UTF-8; some editors and "
             "shells write UTF-16."
         ) from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -68,12 +73,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
-        raise ConfigError(f"Expected key=value, got {text!r}.")
+        raise ConfigError(f"Expected key=value, got {quoted(text)}.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return key.strip(), parsed
+        parsed = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    # More lines than one would set other keys.
+    return key.strip(), parsed["value"] if len(parsed) == 1 else value.strip()
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -81,7 +87,8 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in map(parse_assignment, texts):
         if key in found:
-            raise ConfigError(f"{key} is given twice, as {found[key]!r} and {value!r}. Remove one.")
+            values = f"{quoted(found[key])} and {quoted(value)}"
+            raise ConfigError(f"{key} is given twice, as {values}. Remove one.")
         found[key] = value
     return found
 
@@ -108,7 +115,7 @@ def unknown(
     valid = sorted(valid)
     table, _, leaf = name.rpartition(".")
     if within := [key for key in valid if key.startswith(f"{name}.")]:
-        return f"Unknown {kind} {name!r}, a table. Valid: {', '.join(within)}."
+        return f"Unknown {kind} {quoted(name)}, a table. Valid: {', '.join(within)}."
     if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
         # What both begin with would count as letters that are alike.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
@@ -125,7 +132,7 @@ def unknown(
     listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 else ""
     if not listing and not near:
         listing = " `fairflower list settings` shows all."
-    return f"Unknown {kind} {name!r}.{hint}{listing}"
+    return f"Unknown {kind} {quoted(name)}.{hint}{listing}"
 
 
 def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:

@@ -1,0 +1,58 @@
+"""Values that a field of a file, a config or a message may have where none should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def nested(depth: int, kind: type = list) -> Any:
+    """Lists in lists, or mappings in mappings."""
+    found: Any = kind()
+    for _ in range(depth):
+        found = [found] if kind is list else {"a": found}
+    return found
+
+
+#: By name, of every kind that JSON has, as Python writes and reads it.
+JSON: dict[str, Any] = {
+    "null": None,
+    "true": True,
+    "false": False,
+    "zero": 0,
+    "minus one": -1,
+    "a fraction": 0.5,
+    "a small number": 5e-324,
+    "a large number": 1e308,
+    "a large negative number": -1e308,
+    "past 64 bits": 2**64,
+    "past doubles": 10**400,
+    "past doubles, negative": -(10**400),
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "minus infinity": float("-inf"),
+    "an empty text": "",
+    "a text": "x.075",
+    "a number's text": "7",
+    "a null byte": "a\0b",
+    "a lone surrogate": "a\ud800b",
+    "a byte that is not UTF-8": "caf\udce9",
+    "a path": "../..",
+    "markup": "<script>[red]${a}\\",
+    "a long text": "x" * 100_000,
+    "an empty list": [],
+    "a list": [1, "x", None],
+    "a list of lists": [[1.0], [2.0, 3.0]],
+    "an empty object": {},
+    "an object": {"a": 1},
+}
+
+#: And what only Python, or TOML, has.
+PYTHON: dict[str, Any] = JSON | {
+    "more digits than Python writes": 16**5000,
+    "lists in lists": nested(2000),
+    "tables in tables": nested(2000, dict),
+    "bytes": b"x",
+    "a complex number": 1j,
+    "no class": "os:no_such",
+    "a module's name with a null byte": "json:dumps\0",
+}
