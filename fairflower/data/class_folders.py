@@ -20,8 +20,9 @@ from PIL import Image
 from fairflower.data import dicom
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import checked_labels, explained, load_hub, load_saved, stamp
-from fairflower.data.images import eight_bit, open_picture, resize
+from fairflower.data.files import checked_labels, load_hub, load_saved, stamp, undecoded
+from fairflower.data.images import eight_bit, picture_in, read_picture, resize
+from fairflower.data.opening import open_regular
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Domain:
     """One domain's images, not yet decoded, class after class.
 
     ``labels`` are int64 [N], ascending; ``where`` names the image at a place, for messages,
-    and ``picture`` decodes it.
+    and ``picture`` reads and decodes it.
     """
 
     labels: Ints
@@ -103,10 +104,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         pictures = np.empty((len(rows), side, side, 3), np.uint8)
         largest = 0
         for i, place in enumerate(self._places(domain, split)[rows].tolist()):
-            problem = f"{source.where(place)} cannot be read as an image"
-            with explained(problem, "Replace it by the original"):
-                picture = source.picture(place)
-                picture.load()
+            picture = source.picture(place)
             pixels = eight_bit(picture, source.where(place), self.bits)
             pictures[i] = resize(pixels[None], (side, side))[0]
             if picture.mode.startswith("I"):
@@ -181,7 +179,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
     def _from_files(self, folder: Path) -> Domain:
         found = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
         files = (
-            (label, _hash(path.read_bytes()) if self.by_content else path.name, path)
+            (label, _hash_of(path) if self.by_content else path.name, path)
             for class_folder, label in found.items()
             if label != OTHER
             for path in images_in(class_folder)
@@ -194,7 +192,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         paths = [path for _, _, path in found]
         labels = np.array([label for label, _, _ in found], np.int64)
         self._check_complete(str(folder), labels)
-        return Domain(labels, lambda i: str(paths[i]), lambda i: open_picture(paths[i]))
+        return Domain(labels, lambda i: str(paths[i]), lambda i: read_picture(paths[i]))
 
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False
@@ -224,12 +222,16 @@ class ClassFolders(DataSetOfFiles[Domain]):
             values = np.array([self._class_of(str(name), where) for name in values], np.int64)
         rows, values = rows[values != OTHER], values[values != OTHER]
         self._check_complete(where if alone else f"{where}: {domain}", values)
-        images = data.select_columns(["image"])
+        images, mode = undecoded(data.select_columns(["image"]))
         hashes = _hashes(images, rows) if self.by_content else [""] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: (values[i], hashes[i]))
         rows, values = rows[order], values[order]
+
+        def name(i: int) -> str:
+            return f"{where}: row {rows[i]}"
+
         return Domain(
-            values, lambda i: f"{where}: row {rows[i]}", lambda i: images[int(rows[i])]["image"]
+            values, name, lambda i: picture_in(images[int(rows[i])]["image"], name(i), mode)
         )
 
     def _class_of(self, name: str, where: str) -> int:
@@ -264,14 +266,22 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _hash_of(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _hashes(images: Dataset, rows: Ints) -> list[str]:
     """Of these rows' image files; empty where the column holds something else."""
-    from datasets import Image
-
-    if not isinstance(images.features["image"], Image):
-        return [""] * len(rows)
-    files = images.cast_column("image", Image(decode=False)).select(rows)
-    return [_hash(f["bytes"] or Path(f["path"]).read_bytes()) for f in (r["image"] for r in files)]
+    files = (row["image"] for row in images.select(rows))
+    return [
+        ""
+        if not isinstance(f, dict)
+        else _hash(f["bytes"])
+        if f["bytes"]
+        else _hash_of(Path(f["path"]))
+        for f in files
+    ]
 
 
 def is_saved(folder: Path) -> bool:

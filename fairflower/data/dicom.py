@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairflower.data.opening import open_regular
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:  # the latter two are not in every installation
@@ -17,6 +18,9 @@ if TYPE_CHECKING:  # the latter two are not in every installation
 #: What names of DICOM files end in.
 SUFFIXES = (".dcm", ".dicom")
 
+#: Of an image, from where on Pillow, too, suspects that it was made to fill the memory.
+MOST_PIXELS = 2**30 // 12
+
 
 def read_dicom(path: Path) -> Image.Image:
     """The image in a DICOM file, grey or RGB.
@@ -25,29 +29,50 @@ def read_dicom(path: Path) -> Image.Image:
     instance), cut to the first window that it has, or else put through its VOI LUT, and brought to
     0 to 255 from all that is possible then: the window, the table, or without either what
     ``BitsStored`` bits can hold. Where 0 is white (MONOCHROME1) they are inverted. ``DataError``
-    if pydicom is not installed, or the file has several frames, or colours by a palette.
+    if pydicom is not installed, or the file has several frames, colours by a palette, more than
+    `MOST_PIXELS`, or was deflated as a whole, so that its size is not known before it is inflated.
     """
     from PIL import Image
 
     try:
         from pydicom import dcmread
+        from pydicom.filereader import read_file_meta_info
         from pydicom.pixels import pixel_array
     except ImportError:
         raise DataError(
             f"{path} is a DICOM file, which pydicom reads: pip install 'fairflower[medical]'."
         ) from None
-    header = dcmread(path)
-    values, kind = pixel_array(header), str(header.PhotometricInterpretation)
+    with open_regular(path) as file:
+        syntax = read_file_meta_info(path).get("TransferSyntaxUID")
+        if syntax is not None and syntax.is_deflated:
+            raise DataError(f"{path} is a deflated DICOM file. Decompress it.")
+        header = dcmread(file)
+    kind = str(header.PhotometricInterpretation)
     grey = kind in ("MONOCHROME1", "MONOCHROME2")
-    if values.ndim != (2 if grey else 3) or values.shape[2:] not in ((), (3,)):
-        raise DataError(
-            f"{path}: found {kind} of shape {list(values.shape)}; expected one frame, grey or of "
-            "three colours. Export its frames as PNG files."
-        )
+    _check_shape(header, f"{path}: found {kind}", 1 if grey else 3)
+    values = pixel_array(header)
     shown = _windowed(values, header) if grey else values / (2.0**header.BitsStored - 1)
+    if not np.isfinite(shown).all():
+        raise DataError(f"{path}: its slope, intercept or window is no finite number. Mend it.")
     if kind == "MONOCHROME1":
         shown = 1 - shown
     return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
+
+
+def _check_shape(header: Dataset, found: str, colours: int) -> None:
+    """Refuse what is not one frame of the colours, or too large, before it is decoded."""
+    frames = int(header.get("NumberOfFrames") or 1)
+    sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
+    if frames != 1 or samples != colours:
+        shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
+        raise DataError(
+            f"{found} of shape {shape}; expected one frame, grey or of three colours. Export its "
+            "frames as PNG files."
+        )
+    if sides[0] * sides[1] > MOST_PIXELS:
+        raise DataError(
+            f"{found} of {sides[1]}x{sides[0]} pixels; expected at most {MOST_PIXELS:,}. Reduce it."
+        )
 
 
 def _windowed(values: NDArray[Any], header: Dataset) -> NDArray[np.float64]:

@@ -6,20 +6,28 @@ Two formats: ``<domain>.npz`` and a Hugging Face data set. Both give the same tw
 from __future__ import annotations
 
 import logging
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.images import eight_bit, resize
+from fairflower.data.images import eight_bit, picture_in, resize
+from fairflower.data.opening import (
+    check_regular,
+    explained,
+    free_memory,
+    gigabytes,
+    open_regular,
+)
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:  # not in every installation
@@ -36,12 +44,19 @@ NPZ_FORMAT = (
 MOST_CLASSES = 2**16
 
 
+class Header(NamedTuple):
+    """What an array says of itself before its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 @dataclass(frozen=True)
 class NpzFile:
     """A domain as one ``.npz`` file of ``x_train, y_train, x_test, y_test``.
 
-    Deflate, LZMA or no compression; nothing in it is unpickled. Labels must be below
-    ``num_classes``, if given.
+    Deflate, LZMA or no compression; nothing in it is unpickled, and nothing decompressed that
+    would not fit the memory by its header. Labels must be below ``num_classes``, if given.
     """
 
     path: Path
@@ -54,27 +69,50 @@ class NpzFile:
 
     def images(self, split: str, rows: Ints) -> Pixels:
         """The images of these rows; the whole array is checked."""
-        key, count = f"x_{split}", len(self._array(f"y_{split}"))
-        values = self._array(key)
-        picture = values.ndim == 3 or (values.ndim == 4 and values.shape[3] in (1, 3))
-        if values.dtype != np.uint8 or not picture or 0 in values.shape[1:]:
-            raise self._wrong(key, _found(values), "uint8 images [N, H, W] or [N, H, W, 3]")
-        if len(values) != count:
-            raise self._wrong(key, f"{len(values)} images", f"{count}, as y_{split} has labels")
-        return values[rows]
+        key, count = f"x_{split}", len(self.labels(split))
+        with self._member(key) as (header, member):
+            sizes = header.shape[1:]
+            picture = len(sizes) == 2 or (len(sizes) == 3 and sizes[2] in (1, 3))
+            if header.dtype != np.uint8 or not picture or 0 in sizes:
+                raise self._wrong(key, _found(header), "uint8 images [N, H, W] or [N, H, W, 3]")
+            if header.shape[0] != count:
+                found = f"{header.shape[0]} images"
+                raise self._wrong(key, found, f"{count}, as y_{split} has labels")
+            return np.lib.format.read_array(member)[rows]
 
     def _array(self, key: str) -> npt.NDArray[Any]:
-        if not self.path.is_file():
-            raise DataError(f"{self.path} is missing. Expected an .npz file with {NPZ_FORMAT}.")
-        if not zipfile.is_zipfile(self.path):
-            raise DataError(f"{self.path} is no .npz file. Expected one with {NPZ_FORMAT}.")
-        remedy = f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects"
-        problem = f"{self.path}: {key} cannot be read"
-        with explained(problem, remedy), np.load(self.path, allow_pickle=False) as arrays:
-            keys = list(arrays.files)
-            if key in keys:
-                return np.asarray(arrays[key])
-        raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
+        with self._member(key) as (_, member):
+            return np.lib.format.read_array(member)
+
+    @contextmanager
+    def _member(self, key: str) -> Iterator[tuple[Header, IO[bytes]]]:
+        """An array's header, checked, and the array to be read."""
+        with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
+            if not zipfile.is_zipfile(file):
+                raise DataError(f"{self.path} is no .npz file. Expected one with {NPZ_FORMAT}.")
+            remedy = f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects"
+            problem = f"{self.path}: {key} cannot be read"
+            with explained(problem, remedy), zipfile.ZipFile(file) as archive:
+                keys = [name.removesuffix(".npy") for name in archive.namelist()]
+                if key not in keys:
+                    raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
+                size = archive.getinfo(f"{key}.npy").file_size
+                with archive.open(f"{key}.npy") as member:
+                    header = _header(member)
+                    self._check_size(key, header, size - member.tell())
+                    member.seek(0)
+                    yield header, member
+
+    def _check_size(self, key: str, header: Header, size: int) -> None:
+        needed = math.prod(header.shape) * header.dtype.itemsize
+        if not header.dtype.hasobject and needed != size:
+            there = f"{_found(header)}, {needed} bytes, of which the file has {size}"
+            raise self._wrong(key, there, "all of them")
+        if needed > (free := free_memory()):
+            raise DataError(
+                f"{self.path}: {key}: found {_found(header)}, {gigabytes(needed)}; expected no "
+                f"more than the free memory, {gigabytes(free)}. Store fewer or smaller images."
+            )
 
     def _wrong(self, key: str, found: str, expected: str) -> DataError:
         return DataError(f"{self.path}: {key}: found {found}; expected {expected}.")
@@ -100,16 +138,11 @@ class HuggingFace:
 
     def images(self, split: str, rows: Ints) -> Pixels:
         """The images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
-        from PIL import Image
-
+        data, mode = undecoded(self._column(split, "image").select(rows))
         pictures = np.empty((len(rows), self.image_size, self.image_size, 3), np.uint8)
-        for i, row in enumerate(self._column(split, "image").select(rows)):
-            if not isinstance(row["image"], Image.Image):
-                raise DataError(
-                    f"{self.where}: {split}: image: found {type(row['image']).__name__}; "
-                    "expected a column of the feature type datasets.Image."
-                )
-            picture = eight_bit(row["image"], f"{self.where}: {split}: row {rows[i]}")
+        for i, row in enumerate(data):
+            where = f"{self.where}: {split}: row {rows[i]}"
+            picture = eight_bit(picture_in(row["image"], where, mode), where)
             pictures[i] = resize(picture[None], (self.image_size, self.image_size))[0]
         return pictures
 
@@ -154,20 +187,21 @@ def load_saved(folder: Path) -> Dataset | DatasetDict:
     """What was written with ``save_to_disk``."""
     from datasets import load_from_disk
 
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_dir():
+            check_regular(path)
     with explained(f"{folder} is not a Hugging Face data set written with save_to_disk"):
         return load_from_disk(str(folder))
 
 
-@contextmanager
-def explained(problem: str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever reading raises, which libraries leave open-ended, into a DataError."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        reason = f"{problem} ({type(error).__name__}: {error})."
-        raise DataError(f"{reason} {remedy}." if remedy else reason) from error
+def undecoded(data: Dataset) -> tuple[Dataset, str | None]:
+    """The same with its images as files, for `picture_in`, and the mode that they are to have."""
+    from datasets import Image
+
+    kind = data.features["image"]
+    if not isinstance(kind, Image):
+        return data, None
+    return data.cast_column("image", Image(decode=False)), kind.mode
 
 
 def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
@@ -190,5 +224,16 @@ def stamp(path: Path) -> list[Any]:
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
-def _found(values: npt.NDArray[Any]) -> str:
+def _header(member: IO[bytes]) -> Header:
+    """That of an array in NumPy's format; versions after 2.0 are of records, which are not read."""
+    version = np.lib.format.read_magic(member)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, _, dtype = read[version](member)
+    return Header(shape, dtype)
+
+
+def _found(values: npt.NDArray[Any] | Header) -> str:
     return f"{values.dtype} {list(values.shape)}"

@@ -2,24 +2,100 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from fairflower.data.dicom import SUFFIXES, read_dicom
+from fairflower.data.dicom import MOST_PIXELS, SUFFIXES, read_dicom
 from fairflower.data.federation import Pixels
+from fairflower.data.opening import explained, open_regular
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:  # not in every installation
     from PIL import Image
 
 
-def open_picture(path: Path) -> Image.Image:
-    """An image file, by Pillow, or by pydicom if its name is a DICOM file's."""
+#: Formats that are read, by Pillow's names. Its others are not even tried: for one it starts
+#: Ghostscript on the file's program.
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+
+
+def read_picture(path: Path) -> Image.Image:
+    """The picture in an image file, decoded: by pydicom if its name is a DICOM file's.
+
+    ``DataError`` if it is not a regular file, in none of the `FORMATS`, has several frames or more
+    than `MOST_PIXELS`, which its header tells before anything is decoded, or is damaged.
+    """
+    with explained(*_unreadable(str(path))):
+        if path.suffix.lower() in SUFFIXES:
+            return read_dicom(path)
+        with open_regular(path) as file:
+            return _decoded(file, str(path))
+
+
+def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
+    """The picture in a row of a Hugging Face data set's column whose files are not decoded.
+
+    ``value`` is a mapping with the file's "bytes" or its "path". As by ``datasets`` the picture is
+    turned upright, and brought to the column's ``mode`` if it has one. Errors as of `read_picture`.
+    """
+    from PIL import ImageOps
+
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{where}: image: found {type(value).__name__}; expected a column of the feature type "
+            "datasets.Image."
+        )
+    with explained(*_unreadable(where)):
+        content = value["bytes"]
+        opened = open_regular(Path(value["path"])) if content is None else io.BytesIO(content)
+        with opened as file:
+            picture = ImageOps.exif_transpose(_decoded(file, where))
+        return picture.convert(mode) if mode else picture
+
+
+def _unreadable(where: str) -> tuple[str, str]:
+    return f"{where} cannot be read as an image", "Replace it by the original"
+
+
+def _decoded(file: BinaryIO, where: str) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    with warnings.catch_warnings():  # Pillow's, of the size that is refused here
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            picture = Image.open(file, formats=FORMATS)
+        except UnidentifiedImageError as error:
+            raise DataError(
+                f"{where} cannot be read as an image: found {_format_of(file)}; expected "
+                f"{', '.join(FORMATS)} or DICOM. Replace it, or convert it to PNG."
+            ) from error
+    if not 0 < picture.width * picture.height <= MOST_PIXELS:
+        raise DataError(
+            f"{where} has {picture.width}x{picture.height} pixels; expected at most "
+            f"{MOST_PIXELS:,}. Reduce it."
+        )
+    # Of several photos in a JPEG file, which is MPO then, the first is the main one.
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":
+        raise DataError(
+            f"{where} has several frames; expected one. Export its frames as PNG files."
+        )
+    picture.load()
+    return picture
+
+
+def _format_of(file: BinaryIO) -> str:
+    """The name of what a file begins as, by Pillow's marks; none of its plugins reads on."""
     from PIL import Image
 
-    return read_dicom(path) if path.suffix.lower() in SUFFIXES else Image.open(path)
+    file.seek(0)
+    start = file.read(16)
+    marks = ((name, accept) for name, (_, accept) in Image.OPEN.items() if accept and start)
+    name = next((name for name, accept in marks if accept(start) is True), "")
+    return f"a damaged {name} file" if name in FORMATS else name or "no known format"
 
 
 def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:

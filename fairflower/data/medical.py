@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from fairflower.data.client_groups import some_of_each
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints
 from fairflower.data.files import stamp
+from fairflower.data.opening import explained, open_regular
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
@@ -159,7 +161,10 @@ class ImageTable(ClassFolders):
 
 def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[list[str]]:
     """Values of these columns of a CSV file, row by row; a DataError if any are missing."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with (
+        explained(f"{path} cannot be read as a table", "Replace it by the original"),
+        io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
+    ):
         reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
         if missing := [name for name in columns if name not in header]:

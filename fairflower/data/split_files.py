@@ -80,7 +80,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFace]):
     def _read(self, domain: str) -> NpzFile | HuggingFace:
         path = self._path(domain)
         num_classes = self.num_classes or len(self.classes) or None
-        if path and path.is_file():
+        if path and not path.is_dir():
             return NpzFile(path, num_classes)
         data = load_saved(path) if path else load_hub(*self.hub[domain], _REMEDY, self.hub_splits)
         if not isinstance(data, dict):

@@ -358,7 +358,8 @@ def test_only_chosen_images_are_decoded(tmp_path: Path) -> None:
     assert again.folder != good.folder
     assert_same(good, again)
     with pytest.raises(
-        DataError, match=r"\.png cannot be read as an image \(Unidentified.*Replace"
+        DataError,
+        match=r"\.png cannot be read as an image: found no known format; expected JPEG, .*Replace",
     ):
         prepare(replace(config, test_examples=0))
 
@@ -523,7 +524,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
             ),
             (
                 good.remove_columns("image").map(lambda row: {"image": row["label"]}),
-                r"row \d+ cannot be read as an image",
+                r"row \d+: image: found int; expected a column of the feature type datasets.Image",
             ),
         )
     ):

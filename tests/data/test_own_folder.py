@@ -16,7 +16,7 @@ from PIL import Image
 
 from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.images import eight_bit, open_picture
+from fairflower.data.images import eight_bit, read_picture
 from fairflower.errors import DataError
 
 
@@ -68,7 +68,7 @@ def test_images_of_any_depth_are_scaled_by_it(
     values: NDArray[Any], name: str, shown: NDArray[Any], tmp_path: Path
 ) -> None:
     Image.fromarray(values).save(tmp_path / name)
-    found = eight_bit(open_picture(tmp_path / name), name)
+    found = eight_bit(read_picture(tmp_path / name), name)
     assert (found.dtype, found.shape) == (np.uint8, (2, 3, 3))
     np.testing.assert_allclose(found[..., 0], shown, atol=0.51)
     assert (found == found[..., :1]).all()
@@ -204,20 +204,20 @@ def test_dicom_is_rescaled_and_windowed(
     header: dict[str, Any], shown: NDArray[Any], tmp_path: Path
 ) -> None:
     path = dicom(tmp_path / "a.dcm", STORED, **header)
-    found = eight_bit(open_picture(path), "a")
+    found = eight_bit(read_picture(path), "a")
     np.testing.assert_allclose(found[0, :, 1], shown, atol=0.51)
 
 
 def test_signed_and_colour_dicom(tmp_path: Path) -> None:
     signed = np.array([[-2048, 0, 2047]], np.int16)
     path = dicom(tmp_path / "a.dcm", signed, BitsStored=12)
-    assert np.asarray(open_picture(path)).tolist() == [[0, 128, 255]]
+    assert np.asarray(read_picture(path)).tolist() == [[0, 128, 255]]
     colour = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    np.testing.assert_array_equal(open_picture(dicom(tmp_path / "b.dcm", colour)), colour)
+    np.testing.assert_array_equal(read_picture(dicom(tmp_path / "b.dcm", colour)), colour)
     frames = np.zeros((4, 2, 2), np.uint16)
     path = dicom(tmp_path / "c.dcm", frames, NumberOfFrames=4, Rows=2, Columns=2)
     with pytest.raises(DataError, match=r"c\.dcm: found MONOCHROME2 of shape \[4, 2, 2\]"):
-        open_picture(path)
+        read_picture(path)
 
 
 def test_a_folder_of_dicom_files_is_a_data_set_and_without_pydicom_names_the_extra(

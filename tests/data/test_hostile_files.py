@@ -1,0 +1,484 @@
+"""Files made to do harm in a folder of data: each is refused by name, and none is waited for."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict, Features, Image, Value
+from PIL import EpsImagePlugin, ImageFile, PngImagePlugin
+from PIL import Image as Pictures
+
+from fairflower.config import DataConfig
+from fairflower.data import files, prepare
+from fairflower.data.dicom import MOST_PIXELS
+from fairflower.data.images import FORMATS, eight_bit, picture_in, read_picture
+from fairflower.data.medical import read_table
+from fairflower.errors import DataError
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (40, 30, 3), np.uint8)
+
+
+def encoded(name: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Pictures.fromarray(PIXELS).save(stream, name, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where an image is missing in a folder of two classes."""
+    for label in ("cat", "dog"):
+        (tmp_path / "a" / label).mkdir(parents=True)
+        for number in range(6):
+            Pictures.fromarray(PIXELS).save(tmp_path / "a" / label / f"{number}.png")
+    (tmp_path / "a" / "cat" / "1.png").unlink()
+    return tmp_path / "a" / "cat"
+
+
+def refused(place: Path, message: str, root: int = 1) -> None:
+    """Assert that the folder is refused, by the file's name and the message."""
+    config = DataConfig(
+        name="images", dir=str(place.parents[root]), image_size=4, clients_per_domain=1
+    )
+    with pytest.raises(DataError, match=message):
+        prepare(config)
+
+
+# --- images -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ghostscript(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a stand-in for Ghostscript, the only program there is, writes when it is started."""
+    place = tmp_path_factory.mktemp("bin")
+    (place / "gs").write_text(f"#!/bin/sh\necho started >> {place / 'started'}\n")
+    (place / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    return place / "started"
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_an_eps_file_named_png_starts_no_program(place: Path, ghostscript: Path) -> None:
+    (place / "1.png").write_bytes(EPS)
+    refused(place, r"1\.png cannot be read as an image: found EPS; expected JPEG, PNG, .*DICOM")
+    with pytest.raises(DataError, match=r"row 3 cannot be read as an image: found EPS"):
+        picture_in({"bytes": EPS, "path": None}, "row 3")
+    assert not ghostscript.exists()
+    with pytest.raises(OSError), Pictures.open(place / "1.png") as picture:  # noqa: PT011
+        picture.load()
+    assert ghostscript.exists()  # Pillow left alone does
+
+
+@pytest.mark.parametrize("name", ["ICO", "PCX", "TGA", "JPEG2000", "DDS", "SGI", "PDF"])
+def test_other_formats_are_refused_whatever_their_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(encoded(name))
+    with pytest.raises(DataError, match=r"a\.jpg cannot be read as an image: found .*; expected"):
+        read_picture(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_formats_that_are_named_are_read_whatever_the_file_is_called(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(name))
+    expected = np.asarray(Pictures.open(io.BytesIO(encoded(name))).convert("RGB"))
+    found = eight_bit(read_picture(tmp_path / "a.png"), "a")
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM"])
+def test_truncated_images_are_refused(name: str, part: float, tmp_path: Path) -> None:
+    content = encoded(name)
+    (tmp_path / "a.png").write_bytes(content[: int(part * len(content))])
+    with pytest.raises(DataError, match=r"a\.png cannot be read as an image.*(Replace|convert)"):
+        read_picture(tmp_path / "a.png")
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    checked = kind + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+def tiff(side: int) -> bytes:
+    tags = {256: side, 257: side, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: side, 279: side}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)
+
+
+def bmp(side: int) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    return struct.pack("<2sIHHI", b"BM", 54, 0, 0, 54) + header
+
+
+def jpeg(side: int) -> bytes:
+    at = (content := encoded("JPEG")).index(b"\xff\xc0") + 5
+    return content[:at] + struct.pack(">HH", side, side) + content[at + 4 :]
+
+
+def webp(side: int) -> bytes:
+    """A canvas of this side with a frame that has almost nothing in it."""
+    empty = Pictures.new("RGB", (side, side))
+    stream = io.BytesIO()
+    empty.save(stream, "WEBP", lossless=True, quality=0, method=0)
+    return stream.getvalue()
+
+
+LARGE: dict[str, Callable[[int], bytes]] = {
+    "PNG": lambda side: (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(bytes(10**6)))
+        + chunk(b"IEND", b"")
+    ),
+    "GIF": lambda side: b"GIF89a" + struct.pack("<HH", side, side) + encoded("GIF")[10:],
+    "PPM": lambda side: b"P6 %d %d 255\n" % (side, side),
+    "TIFF": tiff,
+    "BMP": bmp,
+    "JPEG": jpeg,
+}
+
+
+@pytest.mark.parametrize("side", [12_000, 60_000])
+@pytest.mark.parametrize("name", LARGE)
+def test_images_that_are_too_large_are_refused_by_their_headers(
+    name: str, side: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "1.png").write_bytes(LARGE[name](side))
+    decoded = []
+    load = ImageFile.ImageFile.load
+    monkeypatch.setattr(
+        ImageFile.ImageFile, "load", lambda self: decoded.append(self.size) or load(self)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refused(place, rf"1\.png (has {side}x{side} pixels|cannot be read .*DecompressionBomb)")
+    assert (side, side) not in decoded
+
+
+def test_a_webp_image_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.webp").write_bytes(webp(9_500))
+    with pytest.raises(
+        DataError, match=r"a\.webp has 9500x9500 pixels; expected at most 89,478,485"
+    ):
+        read_picture(tmp_path / "a.webp")
+
+
+def test_texts_in_an_image_are_not_inflated_without_end(tmp_path: Path) -> None:
+    bomb = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**27)))
+    at = (content := encoded("PNG")).index(b"IDAT") - 4
+    (tmp_path / "a.png").write_bytes(content[:at] + bomb + content[at:])
+    assert PngImagePlugin.MAX_TEXT_CHUNK == 2**20
+    with pytest.raises(DataError, match=r"a\.png cannot be read as an image .*too large"):
+        read_picture(tmp_path / "a.png")
+
+
+def test_a_file_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
+    for name in ("a.webp", "b.dcm"):
+        (tmp_path / name).write_bytes(encoded("WEBP"))
+        os.truncate(tmp_path / name, 2**40)  # sparse
+        with pytest.raises(DataError, match=rf"{name} has 1,099.5 GB; expected at most 1.1 GB"):
+            read_picture(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animated_images_are_refused(name: str, tmp_path: Path) -> None:
+    others = [Pictures.fromarray(255 - PIXELS)]
+    (tmp_path / "a.png").write_bytes(encoded(name, save_all=True, append_images=others))
+    with pytest.raises(DataError, match=r"a\.png has several frames; expected one. Export"):
+        read_picture(tmp_path / "a.png")
+
+
+def test_of_several_photos_in_a_jpeg_file_the_first_is_read(tmp_path: Path) -> None:
+    others = [Pictures.fromarray(255 - PIXELS)]
+    (tmp_path / "a.jpg").write_bytes(encoded("MPO", save_all=True, append_images=others))
+    found = read_picture(tmp_path / "a.jpg")
+    assert found.format == "MPO"
+    assert abs(np.asarray(found).astype(int) - PIXELS).mean() < 64
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        here = os.getcwd()
+        os.chdir(path.parent)  # a socket's whole path has a hundred bytes
+        try:
+            unix.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+ODD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "pipe": (pipe, "is a named pipe; only regular files are read. Remove or replace it"),
+    "socket": (listening, "is a socket; only regular"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device; only regular"),
+    "folder": (Path.mkdir, "is a folder; only regular"),
+    "loop": (lambda path: path.symlink_to(path), "cannot be read as an image .*symbolic links"),
+    "nothing": (lambda path: path.symlink_to("/nowhere"), "cannot be read as an image .*No such"),
+    "empty": (Path.touch, "cannot be read as an image: found no known format"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["png", "dcm"])
+@pytest.mark.parametrize("kind", ODD)
+def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Path) -> None:
+    make, message = ODD[kind]
+    make(place / f"1.{suffix}")
+    if (kind, suffix) == ("empty", "dcm"):
+        message = "cannot be read as an image"
+    refused(place, rf"1\.{suffix} {message}")
+
+
+def test_what_is_hashed_for_its_place_is_a_regular_file(tmp_path: Path) -> None:
+    from fairflower.data.objects import PACS
+
+    for label in PACS.classes:
+        (tmp_path / "photo" / label).mkdir(parents=True)
+        Pictures.fromarray(PIXELS).save(tmp_path / "photo" / label / "1.png")
+    pipe(tmp_path / "photo" / "dog" / "2.png")
+    with pytest.raises(DataError, match=r"dog/2\.png is a named pipe"):
+        prepare(DataConfig(name="pacs", domains="photo", dir=str(tmp_path)))
+
+
+def test_links_that_lead_back_are_not_followed(place: Path) -> None:
+    (place / "1.png").write_bytes(encoded("PNG"))
+    (place / "back").symlink_to(place.parents[1])
+    config = DataConfig(
+        name="images", dir=str(place.parents[1]), image_size=4, clients_per_domain=1
+    )
+    with pytest.raises(DataError, match=r"cat/back/a/.*png lies too deep"):
+        prepare(config)
+
+
+# --- data sets of Hugging Face ----------------------------------------------------------
+
+
+def saved(folder: Path, rows: list[Any]) -> DataConfig:
+    """Train and test of these rows, whose files are not looked at."""
+    features = Features({"image": Image(decode=False), "label": Value("int64")})
+    data = Dataset.from_dict({"image": rows, "label": [0] * len(rows)}, features=features)
+    data = data.cast_column("image", Image())
+    DatasetDict(train=data, test=data).save_to_disk(str(folder / "mnist"))
+    return config_of(folder)
+
+
+def config_of(folder: Path) -> DataConfig:
+    chosen = {"domains": "mnist", "clients_per_domain": 1, "examples_per_client": 4}
+    return DataConfig(name="digits", dir=str(folder), **chosen)  # type: ignore[arg-type]
+
+
+def of_path(path: Path) -> dict[str, Any]:
+    return {"bytes": None, "path": str(path)}
+
+
+def test_rows_of_saved_data_sets_go_through_the_same_reader(
+    tmp_path: Path, ghostscript: Path
+) -> None:
+    pipe(tmp_path / "pipe.png")
+    good = {"bytes": encoded("PNG"), "path": None}
+    for number, (row, message) in enumerate(
+        (
+            ({"bytes": EPS, "path": "a.png"}, "cannot be read as an image: found EPS"),
+            ({"bytes": LARGE["PNG"](12_000), "path": None}, "has 12000x12000 pixels"),
+            (None, "found NoneType; expected a column"),
+        )
+    ):
+        config = saved(tmp_path / str(number), [row] + 3 * [good])
+        with pytest.raises(DataError, match=rf"mnist: (train|test): row 0:? .*{message}"):
+            prepare(config)
+    with pytest.raises(DataError, match=r"row 3 cannot be read as an image .*No such file"):
+        picture_in(of_path(tmp_path / "nowhere.png"), "row 3")
+    with pytest.raises(DataError, match=r"pipe\.png is a named pipe"):
+        picture_in(of_path(tmp_path / "pipe.png"), "row 3")
+    pipe(tmp_path / "0" / "mnist" / "train" / "data-00001-of-00001.arrow")
+    with pytest.raises(DataError, match=r"data-00001-of-00001\.arrow is a named pipe"):
+        prepare(config_of(tmp_path / "0"))
+    assert not ghostscript.exists()
+
+
+@pytest.mark.parametrize("mode", [None, "L"])
+@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
+def test_rows_are_decoded_as_by_datasets(orientation: int | None, mode: str | None) -> None:
+    exif = Pictures.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    value = {"bytes": encoded("JPEG", exif=exif), "path": None}
+    expected = Image(mode=mode).decode_example(value)
+    found = picture_in(value, "row 0", mode)
+    assert found.mode == expected.mode
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+# --- npz --------------------------------------------------------------------------------
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    x = np.zeros((6, 4, 4), np.uint8)
+    y = np.arange(6) % 2
+    return {"x_train": x, "y_train": y, "x_test": x, "y_test": y, **changes}
+
+
+def npz(folder: Path) -> DataConfig:
+    return DataConfig(name="npz", dir=str(folder), clients_per_domain=1)
+
+
+def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
+    """An .npz file whose array ``key`` says that it has this shape, and has 96 bytes."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + bytes(96)
+    np.savez(path, **{name: a for name, a in arrays().items() if name != key})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+        archive.writestr(f"{key}.npy", content)
+
+
+@pytest.mark.parametrize("key", ["x_train", "y_train", "x_test", "y_test"])
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        (f"({10**6}, {10**6}, {10**6})", r"found uint8 \[1000000, .* 1000000000000000000 bytes"),
+        (f"({2**62}, 4, 4)", "bytes, of which the file has 96; expected all"),
+        (f"({2**63},)", "bytes, of which the file has 96; expected all|cannot be read"),
+        ("(-1, 4, 4)", "bytes, of which the file has 96|cannot be read"),
+        ("(6, 4, 5)", r"found uint8 \[6, 4, 5\], 120 bytes, of which the file has 96"),
+        ("'abc'", "cannot be read"),
+        ("(6, 4, 4" + " " * 20_000 + ")", "cannot be read"),
+    ],
+)
+def test_arrays_that_are_not_as_large_as_they_say_are_not_read(
+    key: str, shape: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claiming(tmp_path / "a.npz", key, shape)
+    with pytest.raises(DataError, match=rf"a\.npz: {key}:? .*({found})"):
+        prepare(npz(tmp_path))
+
+
+def test_what_unpacks_to_more_than_the_memory_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "a.npz", **arrays(x_train=np.zeros((6, 4000, 4000), np.uint8)))
+    assert (tmp_path / "a.npz").stat().st_size < 10**6
+    monkeypatch.setattr(files, "free_memory", lambda: 5 * 10**7)
+    with pytest.raises(
+        DataError, match=r"x_train: found uint8 \[6, 4000, 4000\], 0.1 GB; expected .* 0.1 GB\."
+    ):
+        prepare(npz(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x_train": np.zeros((7, 4, 4), np.uint8)},
+        {"x_train": np.zeros((6, 4, 4))},
+        {"x_train": np.zeros((6, 16), np.uint8)},
+    ],
+)
+def test_images_of_the_wrong_kind_are_refused_before_they_are_unpacked(
+    wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays(**wrong))
+    read, seen = np.lib.format.read_array, []
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(read(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(np.lib.format, "read_array", watched)
+    with pytest.raises(DataError, match="x_train: found"):
+        prepare(npz(tmp_path))
+    assert {array.ndim for array in seen} == {1}
+
+
+def test_members_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("y_train", b"bytes")
+    with pytest.raises(DataError, match=r"a\.npz: y_train cannot be read"):
+        prepare(npz(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("name", ["npz", "digits"])
+def test_only_regular_files_are_read_as_npz(name: str, kind: str, tmp_path: Path) -> None:
+    make, message = ODD[kind]
+    make(tmp_path / "mnist.npz")
+    with pytest.raises(DataError, match=rf"mnist\.npz {message}"):
+        prepare(DataConfig(name=name, domains="mnist", dir=str(tmp_path), clients_per_domain=1))
+
+
+# --- DICOM and tables -------------------------------------------------------------------
+
+
+def dicom(path: Path, **header: Any) -> Path:
+    from tests.data.test_own_folder import dicom
+
+    return dicom(path, np.full((4, 4), 7, np.uint16), **header)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"Rows": 60_000, "Columns": 60_000}, "found MONOCHROME2 of 60000x60000 pixels; expected"),
+        ({"NumberOfFrames": 10**9}, r"of shape \[1000000000, 4, 4\]; expected one frame"),
+        ({"Rows": 0}, "cannot be read as an image"),
+        ({"Rows": 400}, "cannot be read as an image"),
+        ({"BitsStored": 60_000}, "cannot be read as an image"),
+        ({"RescaleSlope": 1e308, "RescaleIntercept": 1e308}, "no finite number|cannot be read"),
+    ],
+)
+def test_dicom_files_that_lie_are_refused(
+    header: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.dcm"
+    dicom(path, **header)
+    with pytest.raises(DataError, match=rf"a\.dcm:? .*({message})"), np.errstate(all="ignore"):
+        read_picture(path)
+
+
+def test_dicom_files_that_are_deflated_are_refused(tmp_path: Path) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    made = pydicom.dcmread(dicom(tmp_path / "a.dcm"))
+    made.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    made.save_as(tmp_path / "b.dcm")
+    with pytest.raises(DataError, match=r"b\.dcm is a deflated DICOM file. Decompress it"):
+        read_picture(tmp_path / "b.dcm")
+
+
+def test_the_most_pixels_are_pillows() -> None:
+    assert MOST_PIXELS == Pictures.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
+        b"image,label\n" + b"a" * 200_000 + b",1\n",
+        b"image,label\n\xff\xfe,1\n",
+    ],
+)
+def test_tables_that_are_none_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.csv cannot be read as a table .*Replace"):
+        list(read_table(tmp_path / "a.csv", ("image", "label")))
+
+
+def test_a_table_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=r"a\.csv is a named pipe"):
+        list(read_table(tmp_path / "a.csv", ("image", "label")))
