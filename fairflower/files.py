@@ -56,17 +56,32 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            content = json.loads(header["sealed"])
-            arrays = {name: file.get_tensor(name) for name, _, _ in content["arrays"]}
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise DamagedFile(f"{path} cannot be read ({error}).") from error
+    with _opened(path) as (file, header, content):
+        arrays = {name: file.get_tensor(name) for name, _, _ in content["arrays"]}
     listing = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     if listing != content["arrays"] or header.get("sha256") != _digest(header["sealed"], arrays):
         raise DamagedFile(f"{path} is not what was written: its checksum is another.")
     return {name: np.require(a, requirements="W") for name, a in arrays.items()}, content["facts"]
+
+
+def sealed_facts(path: Path) -> dict[str, Any]:
+    """The facts alone; that they are what was written is not checked, as the arrays are not read.
+
+    ``DamagedFile`` if there is no such file, or another one.
+    """
+    with _opened(path) as (_, _, content):
+        return dict(content["facts"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
+    """The file, its header and what is sealed there; ``DamagedFile`` where reading them fails."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            yield file, header, json.loads(header["sealed"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise DamagedFile(f"{path} cannot be read ({error}).") from error
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 They lie in the run folder, ``checkpoints/round-000007.safetensors``: the global model and
 what strategy and exchanges carry from round to round, as arrays; in the file's header
-the round, the time it took and how far its histories had been written. Every random
+the round, the time it took, the run config and how far its histories had been written. Every random
 choice is derived from the seed and what it is about, so there is no generator to save.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairflower.config import RunConfig, check_key, execution, keys, methods_of, read_toml
-from fairflower.errors import ConfigError, logger
-from fairflower.files import Arrays, DamagedFile, read_arrays, write_arrays
+from fairflower.config.methods import DEFAULT
+from fairflower.errors import ConfigError, logger, quoted
+from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.server.folder import read_facts
 
 #: Settings that may be others when a run goes on: those of its execution, except where its
@@ -33,6 +34,7 @@ class Checkpoint:
     state: Arrays  # FairStrategy.state_dict()
     seconds: float  # wall time so far, in all sessions
     sizes: Mapping[str, int]  # bytes of those files of the run folder that grow
+    config: Mapping[str, Any] = field(default_factory=dict)  # {}: by an earlier version
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
@@ -43,6 +45,7 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
         "round": checkpoint.server_round,
         "seconds": checkpoint.seconds,
         "sizes": dict(checkpoint.sizes),
+        "config": dict(checkpoint.config),
     }
     path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
     write_arrays(path, arrays, facts)
@@ -68,6 +71,7 @@ def load(run: Path) -> Checkpoint | None:
             state=_part(arrays, "state/"),
             seconds=facts["seconds"],
             sizes=facts["sizes"],
+            config=facts.get("config", {}),
         )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
@@ -86,13 +90,15 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """The config by which a run folder's run goes on, with the keys that the user gave beside.
 
     ``ConfigError`` if the folder is none, its run is completed, its clients would get other
-    images, or a key is given that would make it another run.
+    images, or a key is given, or was changed in its ``config.toml``, that would make it another
+    run.
     """
     run = run.expanduser().absolute()
     facts = read_facts(run)
     # A run made before a setting existed ran with what is now its default.
     own = keys() | read_toml(run / "config.toml")
     check_images(run, facts, own)
+    _check_unchanged(run, own)
     methods = methods_of(own)
     for key, value in given.items():
         check_key(key, methods)
@@ -126,6 +132,29 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
             f"({config.client.name}) is deleted then. Start a run with more rounds."
         )
     return config
+
+
+def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
+    """Refuse settings that are not those by which the run's newest checkpoint was made."""
+    for path in _paths(run):
+        with suppress(DamagedFile):
+            begun = sealed_facts(path).get("config")
+            break
+    else:
+        return  # it begins anew
+    if not begun:  # an earlier version's
+        return
+    begun = keys() | begun
+    changed = [
+        f"{key} = {quoted(own.get(key, DEFAULT))}, begun with {quoted(begun.get(key, DEFAULT))}"
+        for key in dict.fromkeys([*begun, *own])
+        if key not in CHANGEABLE and own.get(key, DEFAULT) != begun.get(key, DEFAULT)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run / 'config.toml'} was changed since the run began: {'; '.join(changed)}. Change "
+            "it back, or start another run with this file as --config."
+        )
 
 
 def check_images(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:

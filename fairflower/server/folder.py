@@ -117,8 +117,9 @@ class RunFolder:
         """
         lock = hold(path)
         try:
-            folder = cls(path, lock, {**facts, **read_facts(path)}, seconds)
-            folder._compare(facts)
+            earlier = read_facts(path)
+            _compare(path, earlier, facts)
+            folder = cls(path, lock, {**facts, **earlier}, seconds)
             folder._rewind(sizes or {})
             folder.figures.read(path / "history.csv")
             _replace(path / "config.toml", config.to_toml().encode())
@@ -127,6 +128,8 @@ class RunFolder:
             raise
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
         folder._facts |= {**running, "rounds": server_round}
+        if not sizes:
+            folder._facts["label"] = config.label
         session = {"after_round": server_round, "at": _now(), **_here(config)}
         folder._facts.setdefault("resumed", []).append(session)
         folder._write_facts()
@@ -212,15 +215,6 @@ class RunFolder:
         finally:
             os.close(self._lock)
 
-    def _compare(self, facts: Mapping[str, Any]) -> None:
-        for name, value in json.loads(json.dumps(facts)).items():
-            if name != "run_id" and self._facts.get(name) != value:
-                raise ConfigError(
-                    f"{self.path} was begun with other data: its {name} are not what they were. "
-                    "Bring them back (data.dir, or the same sites and no others), or start "
-                    "another run."
-                )
-
     def _rewind(self, sizes: Mapping[str, int]) -> None:
         for name in GROWING:
             path, size = self.path / name, sizes.get(name, 0)
@@ -242,6 +236,19 @@ class RunFolder:
     def _write_facts(self) -> None:
         text = json.dumps(self._facts, indent=2) + "\n"
         _replace(self.path / "run.json", text.encode())
+
+
+def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data, or another model, than a run was begun with."""
+    # Where the data are tells them in runs of earlier versions alone.
+    passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
+    for name, value in json.loads(json.dumps(facts)).items():
+        if name not in passed and earlier.get(name, value) != value:
+            what = "examples" if name == "digest" else name
+            raise ConfigError(
+                f"{path} was begun with other data: its {what} are not what they were. Bring them "
+                "back (data.dir, or the same sites and no others), or start another run."
+            )
 
 
 def _here(config: RunConfig) -> dict[str, Any]:

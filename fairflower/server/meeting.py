@@ -72,6 +72,8 @@ class Meeting:
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.roll.known_by_node(),
         }
+        if self.config.evaluate.by != "clients":  # else only they have the data
+            facts["digest"] = federation.digest
         if self.roll.sites:  # which the run can go on without while some are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.roll.numbered}

@@ -125,6 +125,7 @@ class Rounds:
             state=self.strategy.state_dict(),
             seconds=self.folder.seconds,
             sizes=self.folder.sizes(),
+            config=self.config.to_flat(),
         )
         checkpoint.save(self.folder.path, now, self.config.checkpoint.keep)
 

@@ -128,6 +128,11 @@ class Session:
         saved = checkpoint.load(self.resume)
         if saved is None:
             return RunFolder.reopen(self.resume, self.config, facts), None
+        if not saved.config:
+            logger.warning(
+                "The checkpoint is of an earlier version, which did not keep the settings in it: "
+                "whether config.toml was changed since the run began is not known."
+            )
         try:
             meeting.strategy.load_state_dict(saved.state)
         except ValueError as error:

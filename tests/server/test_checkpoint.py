@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -294,6 +297,69 @@ def test_a_resumed_run_keeps_its_settings(tmp_path):
     assert (made.train.lr, made.workers, made.resume) == (0.01, 1, str(folder))
     with pytest.raises(ConfigError, match=r"not a run folder"):
         continued(tmp_path, {})
+
+
+def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
+    folder = stopped(config(tmp_path), 2)
+    file = folder / "config.toml"
+    text = file.read_text()
+
+    beta = re.search(r"\[strategy\][^\[]*\nbeta = .*", text)[0]
+
+    def change(before, after):
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+
+    edits = {
+        r"train\.lr = 0\.5, begun with 0\.05": ("\nlr = 0.05", "\nlr = 0.5"),
+        r"seed = 1, begun with 0": ("seed = 0\nnum", "seed = 1\nnum"),
+        r"train\.local-epochs = 2, begun with 1": ("local-epochs = 1", "local-epochs = 2"),
+        r"client\.name = 'sam', begun with 'sgd'": ('name = "sgd"', 'name = "sam"'),
+        r"strategy\.beta = 0\.9, begun with 'default'": (
+            beta,
+            beta.replace('\nbeta = "default"', "\nbeta = 0.9"),
+        ),
+    }
+    for named, (before, after) in edits.items():
+        change(before, after)
+        with pytest.raises(ConfigError, match=rf"toml was changed since the run began: {named}\."):
+            continued(folder, {})
+    newest = max((folder / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:100])  # the one before it says the same
+    with pytest.raises(ConfigError, match=r"strategy\.beta"):
+        continued(folder, {})
+    # Left out is as at its default; and what may be others may be changed in the file, too.
+    for same in (("lr = 0.05\n", ""), ("workers = 0", "workers = 1"), ("rounds = 3", "rounds = 4")):
+        change(*same)
+        continued(folder, {})
+
+
+def test_a_run_that_begins_anew_is_by_its_folders_settings(tmp_path):
+    folder = stopped(config(tmp_path), 1)
+    shutil.rmtree(folder / "checkpoints")
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace('name = "fedheal"', 'name = "afl"'))
+    run = read_run(resume(folder))
+    assert (run.label, run.config["strategy.name"]) == ("afl", "afl")
+
+
+def test_data_that_were_moved_are_known_by_what_they_are(tmp_path):
+    def images(place, shade):
+        for domain in "ab":
+            x, y = np.full((24, 8, 8), shade, np.uint8), np.arange(24) % 2
+            place.mkdir(exist_ok=True)
+            np.savez(place / f"{domain}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+    for place, shade in (("before", 7), ("after", 7), ("others", 8)):
+        images(tmp_path / place, shade)
+    made = config(tmp_path, **{"data.name": "npz", "data.dir": str(tmp_path / "before")})
+    made = replace(made, data=replace(made.data, examples_per_client=8, clients_per_domain=2))
+    folder = stopped(made, 2)
+    shutil.rmtree(tmp_path / "before")
+    with pytest.raises(ConfigError, match="its examples are not what they were"):
+        resume(folder, **{"data.dir": str(tmp_path / "others")})
+    run = read_run(resume(folder, **{"data.dir": str(tmp_path / "after")}))
+    assert run.status == "completed"
 
 
 def test_other_data_are_refused(tmp_path):
