@@ -7,12 +7,25 @@ from typing import Any
 
 from griffe import Extension, Object
 
+#: An example as doctest reads it, up to the next empty line.
+EXAMPLE = re.compile(r"^( *)>>> .*\n?(?:\1\S.*\n?)*", re.MULTILINE)
+#: The lines of a section "See Also".
+SEE_ALSO = re.compile(r"(?<=^See Also\n--------\n)(?:.+\n?)+", re.MULTILINE)
 #: Code, which stays, or the beginning of what Markdown would take for a tag: ``<F_i, F_j>``.
 CODE_OR_TAG = re.compile(r"(`+).+?\1|<(?=[A-Za-z/])")
 
 
 def as_markdown(docstring: str) -> str:
-    """Turn ``text::`` before a block into ``text:``, and keep ``<x, y>`` from being a tag."""
+    """Turn ``text::`` before a block into ``text:``, and keep ``<x, y>`` from being a tag.
+
+    Doctests become code blocks, and the lines of a section "See Also" a list.
+    """
+    docstring = SEE_ALSO.sub(
+        lambda lines: re.sub(r"^(\S+) : ", r"- `\1`: ", lines[0], flags=re.MULTILINE), docstring
+    )
+    docstring = EXAMPLE.sub(
+        lambda code: f"{code[1]}```pycon\n{code[0].rstrip()}\n{code[1]}```\n", docstring
+    )
     lines, outside = [], None
     for line in docstring.splitlines():
         indent = len(line) - len(line.lstrip())

@@ -154,6 +154,8 @@ def method_page(room: str, names: list[str], method: Any) -> str:
         elif section.kind is DocstringSectionKind.raises:
             raised = (f"`{one.annotation}`: {one.description}" for one in section.value)
             after += ["## Raises", *raised]
+        elif section.kind is DocstringSectionKind.examples:
+            after += ["## Examples", *(text for _, text in section.value)]
         else:
             after += [f"## {section.title}", section.value.contents]
     parts = [f"# {names[0]}", f"*{method.paper}*", *before]

@@ -51,7 +51,7 @@ def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
 ) -> None:
     text = made["methods/strategies/term.md"]
     assert "\n    1/t log( 1/N sum_k n_k exp(t F_k) )\n" in text
-    assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favour small" in text
+    assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favor small" in text
     assert "](../../experiments/fedgcr-digit-five-cpu.md)" in text
     assert "experiments/precision.md" not in text
 
@@ -85,6 +85,15 @@ def test_tables_of_methods_lead_to_their_pages_and_programs_lose_their_names() -
 def test_docstrings_become_markdown_but_for_their_code() -> None:
     docstring = "Let <a, b> be ``<c>``::\n\n    <d, e>::\n\nA sum::\n\n    f"
     markdown = "Let &lt;a, b> be ``<c>``:\n\n    <d, e>::\n\nA sum:\n\n    f"
+    assert docstrings.as_markdown(docstring) == markdown
+
+
+def test_examples_and_see_also_of_a_docstring_become_code_and_a_list() -> None:
+    docstring = "See Also\n--------\nA : B\n    of b.\n\nExamples\n--------\n>>> 1\n1\n\nText"
+    markdown = (
+        "See Also\n--------\n- `A`: B\n    of b.\n\n"
+        "Examples\n--------\n```pycon\n>>> 1\n1\n```\n\nText"
+    )
     assert docstrings.as_markdown(docstring) == markdown
 
 

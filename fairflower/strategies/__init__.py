@@ -1,8 +1,20 @@
-"""Aggregation rules: how the server merges what came back. One file per paper.
+"""Strategies: how the server merges the clients' models. Each file implements a paper.
 
-Every rule is a ``flwr.serverapp.strategy.FedAvg`` with that class's keyword
-arguments and its paper's own, and works in any Flower app without the rest of
+Every strategy is a ``flwr.serverapp.strategy.FedAvg``. It accepts the keyword arguments of that
+class and the hyper-parameters of its paper, and works in any Flower app without the rest of
 fairflower. Importing this package does not import torch.
+
+Examples
+--------
+A strategy in the ServerApp of a Flower app:
+
+>>> from flwr.serverapp import ServerApp
+>>> from fairflower.strategies import AFL
+>>> app = ServerApp()
+>>> @app.main()
+... def main(grid, context):
+...     strategy = AFL(lr=0.1, fraction_train=0.5, min_available_nodes=4)
+...     strategy.start(grid, initial_arrays, num_rounds=30)
 """
 
 from fairflower.aggregation.cohort import Cohort

@@ -15,32 +15,47 @@ from fairflower.numerics.simplex import project
 
 
 class AFL(FairStrategy):
-    """Minimise the loss of the worst mixture of clients: min over theta, max over lambda.
+    """Minimize the loss of the worst mixture of clients: min over theta, max over lambda.
 
-    With F_k the received model's loss on client k's data, one step for each side from
-    where both stand (the paper's Stochastic-AFL)::
+    With F_k the received model's loss on client k's data, each round takes a step for the model
+    and a step for the mixture, both from the current point (the paper's Stochastic-AFL)::
 
         theta  <- sum_k lambda_k theta_k
         lambda <- project(lambda + lr F)       onto the simplex, from 1/K
 
-    The clients have to report ``received_loss``: a mean over their own data, so the
-    number of their examples does not enter. BatchNorm statistics are averaged by lambda.
-    The next round starts from the newest model, not from the mean of all so far, which
-    is what the paper returns. Clients that are present take the step among themselves.
-
-    In known implementations lambda starts anew in every round, so that it is never more
-    than one step from 1/K; or does not weigh the model at all; or leaves the simplex,
-    because a sum in the projection lacks its last term.
-
-    The baseline "AFL" of FedISM's experiments is another rule: no lambda is carried, the
-    client with the largest loss gets all the weight. That is `QFFL` with
-    ``rule = "weights"`` and an infinite q: ``qffl:rule=weights:q=inf``.
+    Every client reports ``received_loss``, a mean over its data, so the number of examples does
+    not enter. BatchNorm statistics are averaged with lambda. With partial participation, the
+    present clients take the step among themselves.
 
     Parameters
     ----------
     lr : float >= 0
-        Step of lambda, gamma_lambda; 0 gives equal weights. Default 0.01 (the value
-        reported for the paper's Fashion-MNIST).
+        Step size of lambda, the paper's gamma_lambda; 0 gives equal weights. Default 0.01 (the
+        value reported for the paper's Fashion-MNIST).
+
+    See Also
+    --------
+    QFFL : ``QFFL(q=inf, rule="weights")`` is the "AFL" of FedISM's experiments: all weight goes to
+        the largest loss, and no lambda is carried.
+    TERM : A smooth maximum of the losses.
+    Superquantile : The mean loss of the worst share of the data.
+
+    Notes
+    -----
+    The next round starts from the newest model. The paper returns the mean of all models instead.
+
+    Known implementations differ: lambda starts anew in every round and never moves more than a
+    step from 1/K; or lambda does not weight the model; or lambda leaves the simplex, because a sum
+    in the projection lacks its last term.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import AFL
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = AFL(lr=0.1)
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 3.0])
+    >>> [strategy.weigh(cohort).round(3).tolist() for _ in range(3)]
+    [[0.5, 0.5], [0.4, 0.6], [0.3, 0.7]]
     """
 
     paper: ClassVar[str] = "Mohri, Sivek, Suresh, ICML 2019"

@@ -14,35 +14,54 @@ from fairflower.arguments import Range, Search
 
 
 class FairFed(FairStrategy):
-    """Give weight to the clients on which the model does as it does on everybody.
+    """Give weight to clients whose metric is close to the global metric.
 
-    With m_k the received model's metric on client k's data, and the sample-weighted
-    mean of them as the global one::
+    With m_k the received model's metric on client k's data, and the mean over all examples as the
+    global metric::
 
         Delta_k = | m_k - sum_j n_j m_j / sum_j n_j |
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
         theta  <- sum_k w_k theta_k
 
-    The gap has no sign: a client far below the others loses weight, as does one far
-    above. It was made for metrics of group fairness that are computed on each client,
-    which any client may report; here it is accuracy by default. The number of examples
-    enters twice, as above. The paper does not say what a negative weight is; here it
-    is 0, and the others are normalised. BatchNorm statistics are averaged by w.
-
-    Clients that are present share out among themselves what they hold together, and a
-    client's weight follows its number of examples: with beta = 0 it is FedAvg.
-
-    The code released with FedISM lost the sum over j in its mean: its gap is
-    m_k (1 - n_k / sum_j n_j), so a client loses weight by being good.
+    The gap has no sign: a client far below the others loses weight, as does a client far above.
+    The paper uses group fairness metrics computed on each client; any scalar metric that clients
+    report will do, and the default is accuracy. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     beta : float >= 0
-        Step of the weights, 0 gives FedAvg. Default 0.1 (FedISM tries 0.1, 0.5 and 1;
-        gaps are large beside weights of 1/K).
+        Step size of the weights; 0 gives FedAvg. Default 0.1 (FedISM tries 0.1, 0.5 and 1; gaps
+        are large compared with weights of 1/K).
     metric : str
-        Name of the scalar m_k, which the clients have to report. Those of fairflower
-        also measure ``received_balanced_accuracy`` (FedISM's experiments).
+        Name of the scalar m_k, which every client reports. Clients of fairflower also measure
+        ``received_balanced_accuracy`` (FedISM's experiments).
+
+    Raises
+    ------
+    ValueError
+        If ``metric`` is empty or names a vector.
+
+    See Also
+    --------
+    FedGA : Weights by the generalization gap.
+    FedCE : Weights by the clients' contributions.
+
+    Notes
+    -----
+    The paper does not say what a negative weight means; here it becomes 0 and the others are
+    normalized. With partial participation, the present clients share the weight that they hold
+    together, and a client's weight follows its number of examples.
+
+    The code released with FedISM lost the sum over j in the mean: its gap is
+    m_k (1 - n_k / sum_j n_j), so a client with a good metric loses weight.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FairFed
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [2.0], [5.0]], received_accuracy=[0.9, 0.8, 0.4])
+    >>> FairFed(beta=1.0).weigh(cohort).round(3).tolist()
+    [0.333, 0.433, 0.233]
     """
 
     paper: ClassVar[str] = "Ezzeldin et al., AAAI 2023"
@@ -56,7 +75,10 @@ class FairFed(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         if not metric or metric in self.VECTORS:
-            raise ValueError(f"metric = {metric!r}: expected the name of a scalar metric.")
+            raise ValueError(
+                f"metric = {metric!r}: expected the name of a scalar metric, for example "
+                "'received_accuracy'."
+            )
         super().__init__(**options)
         self.beta, self.metric = beta, metric
         self.needs = (metric,)
@@ -67,7 +89,7 @@ class FairFed(FairStrategy):
         m = cohort.metrics[self.metric]
         gap = np.abs(m - cohort.sample_weights @ m)
         w = np.maximum(shares(self.w, clients, n) - self.beta * (gap - gap.mean()), 0)
-        w = np.asarray(w / w.sum())  # at least 1: what some lose, others win
+        w = np.asarray(w / w.sum())  # the sum is at least 1: the steps sum to 0
         hold(self.w, clients, n, w)
         self.diagnostics["gap"] = gap
         return w

@@ -12,10 +12,23 @@ from fairflower.aggregation.strategy import FairStrategy
 
 
 class FedAvg(FairStrategy):
-    """Weights by sample count: w_k = n_k / sum_j n_j.
+    """Weight clients by their number of examples: w_k = n_k / sum_j n_j.
 
-    BatchNorm statistics are averaged like parameters; step counters become the
-    mean cut to a whole number.
+    BatchNorm statistics are averaged with the same weights as parameters. Step counters become
+    the weighted mean, truncated to an integer.
+
+    See Also
+    --------
+    Uniform : Equal weights.
+    FedNova : Weights that do not depend on the number of local steps.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedAvg
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], num_examples=[100, 300])
+    >>> FedAvg().weigh(cohort).tolist()
+    [0.25, 0.75]
     """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
@@ -25,10 +38,21 @@ class FedAvg(FairStrategy):
 
 
 class Uniform(FairStrategy):
-    """Equal weights: w_k = 1 / K.
+    """Weight all clients equally: w_k = 1 / K.
 
-    The baseline that fair methods must beat: most of their published gain over
-    FedAvg is already there with equal weights.
+    The baseline for fair methods: equal weights already bring most of the gain over FedAvg that
+    their papers report.
+
+    See Also
+    --------
+    FedAvg : Weights by number of examples.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import Uniform
+    >>> from fairflower.testing import make_cohort
+    >>> Uniform().weigh(make_cohort(updates=[[1.0], [5.0]], num_examples=[100, 300])).tolist()
+    [0.5, 0.5]
     """
 
     paper: ClassVar[str] = "plain averaging, the honest baseline"

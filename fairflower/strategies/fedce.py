@@ -10,44 +10,67 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 
-#: The least that a contribution counts (NVFlare): else the products of rounding errors do.
+#: Lower bound of a contribution (NVFlare), so that products of rounding errors do not decide.
 FLOOR = 1e-6
 
 Vector = NDArray[np.float64]
 
 
 class FedCE(FairStrategy):
-    """Give weight to what a client contributes: another direction, other data.
+    """Give weight to clients that contribute a different direction and different data.
 
-    With c the clients' coefficients, and the means over the rounds so far::
+    With c the clients' coefficients, and means over all rounds so far::
 
-        A_k = 1 - mean cos(Delta_k, sum_{j != k} c_j Delta_j),         normalised
+        A_k = 1 - mean cos(Delta_k, sum_{j != k} c_j Delta_j),         normalized
         B_k = 1 - mean accuracy on client k's data of the model without k,
-              theta_-k = (theta - c_k theta_k) / (1 - c_k),            normalised
-        c   = mean of A B (or of A + B), normalised
+              theta_-k = (theta - c_k theta_k) / (1 - c_k),            normalized
+        c   = mean of A B (or of A + B), normalized
         theta <- sum_k c_k theta_k
 
-    theta_-k is made of the received model and the one that the client trained for it,
-    which only the client has both of: it is told its coefficient (``tell``), keeps its
-    trained model from one round to the next, and reports ``minus_accuracy``. To a client
-    that has no part in the received model, which was not merged in the round before,
-    nothing is told, and theta_-k is the received model, exactly.
+    theta_-k combines the received model and the client's last trained model, and the client alone
+    has both. The server sends each client its coefficient (``tell``); the client keeps its trained
+    model until the next round and reports ``minus_accuracy``. A client that was not merged in the
+    previous round gets no coefficient, and its theta_-k is the received model.
 
-    The number of examples does not enter, as in the authors' code; c starts equal.
-    BatchNorm statistics are averaged by c and enter no cosine. Means are over a
-    client's own rounds; of its coefficient, as a multiple of the cohort's mean.
-
-    The code released with FedISM enters an accuracy of 0 into the mean for the first
-    round. NVFlare's present code takes the last coefficients instead of their mean, and
-    NVFlare's and FedISM's assume that all clients take part in every round.
+    The number of examples does not enter, as in the authors' code; c starts equal. BatchNorm
+    statistics are averaged with c and do not enter the cosines.
 
     Parameters
     ----------
     mode : {"times", "plus"}
-        Default ``"times"`` (FedISM's experiments; NVFlare: ``"plus"``).
+        Combination of A and B. Default ``"times"`` (FedISM's experiments; NVFlare: ``"plus"``).
     metric : str
-        Name of the scalar that measures theta_-k, 0 to 1. The clients of fairflower also
-        measure ``minus_balanced_accuracy`` (FedISM's experiments).
+        Name of the scalar in [0, 1] that rates theta_-k. Clients of fairflower also measure
+        ``minus_balanced_accuracy`` (FedISM's experiments).
+
+    Raises
+    ------
+    ValueError
+        If ``metric`` is empty or names a vector.
+
+    See Also
+    --------
+    FedGA : Weights by the generalization gap.
+    FedISM : Weights by sharpness.
+
+    Notes
+    -----
+    Means are over the rounds in which a client took part; its coefficient is averaged as a
+    multiple of the cohort's mean.
+
+    The code released with FedISM includes an accuracy of 0 for the first round in the mean.
+    NVFlare's present code uses the last coefficients instead of their mean. Both assume that all
+    clients take part in every round.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedCE
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(
+    ...     updates=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], minus_accuracy=[0.8, 0.8, 0.5]
+    ... )
+    >>> FedCE().weigh(cohort).round(3).tolist()
+    [0.112, 0.077, 0.811]
     """
 
     paper: ClassVar[str] = "Jiang et al., CVPR 2023"
@@ -61,7 +84,10 @@ class FedCE(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         if not metric or metric in self.VECTORS:
-            raise ValueError(f"metric = {metric!r}: expected the name of a scalar metric.")
+            raise ValueError(
+                f"metric = {metric!r}: expected the name of a scalar metric, for example "
+                "'minus_accuracy'."
+            )
         super().__init__(**options)
         self.mode, self.metric = mode, metric
         self.needs = (metric,)
@@ -72,7 +98,7 @@ class FedCE(FairStrategy):
         self.part: dict[int, float] = {}  # client -> coefficient in the newest model
 
     def tell(self, client_id: int) -> dict[str, float]:
-        """The client's coefficient in the model that it receives, if it has any."""
+        """Return the client's coefficient in the model that it receives; empty if it has none."""
         return {"coefficient": self.part[client_id]} if client_id in self.part else {}
 
     def weigh(self, cohort: Cohort) -> Vector:
@@ -91,7 +117,7 @@ class FedCE(FairStrategy):
         return c
 
     def _mean(self, means: dict[int, float], clients: tuple[int, ...], values: Vector) -> Vector:
-        """The clients' means with this round's values, shape (K,), remembered in ``means``."""
+        """Update the running ``means`` with this round's values; return the clients' means (K,)."""
         for client, value in zip(clients, values.tolist(), strict=True):
             before = means.get(client, 0.0)
             means[client] = before + (value - before) / self.rounds[client]
@@ -99,9 +125,9 @@ class FedCE(FairStrategy):
 
 
 def _cosines_to_the_rest(gram: Vector, c: Vector) -> Vector:
-    """cos(Delta_k, sum_{j != k} c_j Delta_j) from the updates' Gram matrix, shape (K,).
+    """Return cos(Delta_k, sum_{j != k} c_j Delta_j) from the updates' Gram matrix, shape (K,).
 
-    0 where one of the two does not move.
+    The cosine is 0 where a vector is zero.
     """
     cosine = np.zeros(len(c))
     for k in range(len(c)):

@@ -15,52 +15,71 @@ from fairflower.arguments import Range, Search
 
 
 class FedEBAPlus(FairStrategy):
-    """Weights of the largest entropy for their mean loss, and a share of one common step.
+    """Weight clients by the exponential of their loss, and align the model with a common step.
 
     With F_k the received model's loss on client k's data (Eq. 3)::
 
         w_k   = exp(F_k / tau) / sum_j exp(F_j / tau)
 
-    and, while losses are no more unequal than an angle theta between them and (1, ..., 1), the
-    model is aligned with the step that everybody together would take (Eq. 7, 8)::
+    While the angle between the losses and (1, ..., 1) is at most theta, the model also moves along
+    a gradient step on the data of all clients (Eq. 7, 8)::
 
         theta <- theta + (1 - alpha) sum_k w_k Delta_k + alpha Delta,
-        Delta  = -lr mean_k grad F_k(theta),     one plain step on the whole data
+        Delta  = -lr mean_k grad F_k(theta)
 
-    The weights are TERM's (`TERM`) with t = 1 / tau, but for the number of examples, which does
-    not enter here. The clients have to report ``received_loss`` and, unless alpha is 0, to
-    send their ``gradient``. BatchNorm statistics are averaged by w. A single step is short
-    beside a round of them, so alignment is, for the most part, 1 - alpha times the step; no
-    client's is taken for longer than its update.
-
-    **Reconstructed**: of the paper's versions the abstracts and others' accounts were at hand,
-    which give the equations by number, but not all of their values. **Half of it**: where
-    losses are more unequal than theta, the paper's clients align each of their steps with the
-    mean gradient weighted by w, which takes two messages a round. That is not in it; there it
-    is the weights alone. Do not report its figures as FedEBA+'s.
+    Every client reports ``received_loss`` and, unless alpha is 0, sends its ``gradient``.
+    BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     tau : float > 0
-        Temperature: infinity would be equal weights. Default 0.5 (ours).
+        Temperature; equal weights in the limit of infinity. Default 0.5 (this project's choice).
     alpha : float in [0, 1]
-        Share of the common step. Default 0.5 (ours; the paper tries several). 0 is the
-        paper's ablation with the weights alone; nothing but losses is measured then.
+        Share of the common step. Default 0.5 (this project's choice; the paper tries several). 0
+        is the paper's ablation with the weights alone; clients then measure losses only.
     theta : float in [0, 90]
-        In degrees. Default 45 (ours).
+        Largest angle, in degrees, at which the common step is taken. Default 45 (this project's
+        choice).
     lr : float > 0, optional
-        The step's length. By default ``train.lr`` of the config that goes to the clients in
-        that round, as in fairflower's own app.
+        Length of the common step. Default: ``train.lr`` of the config sent to the clients in the
+        same round, as in fairflower's app.
 
     Raises
     ------
     ValueError
-        Before a round, if alpha > 0 and neither gives a learning rate above 0.
+        Before a round, if alpha > 0 and neither ``lr`` nor ``train.lr`` is above 0.
+
+    See Also
+    --------
+    TERM : The same weights with t = 1 / tau, multiplied by the number of examples.
+
+    Notes
+    -----
+    The common step is short compared with a round of local steps, so alignment mostly shortens the
+    round's step to 1 - alpha of its length. A client's gradient step is never longer than its
+    update.
+
+    **Reconstructed** from the abstracts of the paper's versions and second-hand accounts, which
+    give the equations with their numbers, but not all values. **Incomplete**: where the angle is
+    above theta, the paper's clients align every local step with the mean gradient weighted by w,
+    which takes two messages per round. Here only the weights are used in this case. Do not report
+    results of this class as FedEBA+'s.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedEBAPlus
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedEBAPlus(alpha=0.0)
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 2.0])
+    >>> strategy.merge(cohort)["w"].round(3).tolist()
+    [4.523]
+    >>> strategy.diagnostics["weights"].round(3).tolist()
+    [0.119, 0.881]
     """
 
     paper: ClassVar[str] = "after Wang et al., ICML 2026 (reconstructed)"
-    extrapolates = True  # by the step on gradients, which no client took
-    keeps_agreement = False  # likewise
+    extrapolates = True  # by the common step, which no client took
+    keeps_agreement = False  # for the same reason
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
 
     def __init__(
@@ -80,9 +99,8 @@ class FedEBAPlus(FairStrategy):
         super().read_config(config)
         if self.alpha > 0 and not (self.lr or 0) > 0:
             raise ValueError(
-                f"lr = {self.lr}: FedEBA+ needs a learning rate above 0 for its common step, "
-                "which train.lr in the clients' config, or FedEBAPlus(lr=...), gives. "
-                "alpha = 0 needs none."
+                f"lr = {self.lr}: FedEBA+ needs a learning rate above 0 for its common step. Set "
+                "train.lr in the clients' config, FedEBAPlus(lr=...), or alpha = 0."
             )
 
     def merge(self, cohort: Cohort) -> Arrays:
@@ -99,11 +117,11 @@ class FedEBAPlus(FairStrategy):
         return both.move(coefficients, np.append(weights, np.zeros(K)))
 
     def _one_step(self, cohort: Cohort) -> list[Arrays]:
-        """The clients' models after one step from the received one, on all of their data.
+        """Return the clients' models after a gradient step from the received model on their data.
 
-        It is no longer than all that the client did, so that bounds on updates hold for it, too.
+        The step is no longer than the client's update, so that bounds on updates hold for it, too.
         """
-        assert self.lr is not None  # read before the round
+        assert self.lr is not None  # read_config has set it
         moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()
         longest = np.sqrt(np.divide(moved, steep, out=np.zeros(len(cohort)), where=steep > 0))
         trained, received = cohort.parameters, cohort.received

@@ -14,7 +14,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedEquilibria(FairStrategy):
-    """Reconcile what clients are sensitive to, and favour those that moved far.
+    """Combine weights that balance Fisher information with weights by update length.
 
     With F_k the diagonal of client k's Fisher information (Eq. 1-3)::
 
@@ -22,35 +22,46 @@ class FedEquilibria(FairStrategy):
         w_dist = ||Delta_k|| / sum_j ||Delta_j||
         w      = t w_moo + (1 - t) w_dist,        theta <- sum_k w_k theta_k
 
-    Clients have to send an ArrayRecord ``fisher``: for every parameter, under its
-    name, the mean over their samples of the squared gradient of the loss, at the
-    trained model (``fairflower.clients`` do when asked).
-
-    BatchNorm statistics are averaged with w and enter neither F nor the distance.
+    Every client sends an ArrayRecord ``fisher``: for each parameter, under its name, the mean over
+    its samples of the squared gradient of the loss at the trained model (``fairflower.clients``
+    send it on request). BatchNorm statistics are averaged with w and enter neither F nor the
+    distance.
 
     Parameters
     ----------
     t : float in [0, 1]
-        1: conflict alone (the paper's MOO_F); 0: distance alone (DIST), nothing
-        is measured then. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
+        Share of w_moo. 1: conflict alone (the paper's MOO_F). 0: distance alone (DIST), for which
+        clients measure nothing. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
-        How F_k enter the QP: at unit length, or as measured (Eq. 1 as printed; None,
-        which a run config's "none" stands for, means the same).
-        As printed, nearly all weight goes to the clients with the smallest
-        Fisher, which are those that fit best already: F_k >= 0, so a client with
-        <F_i, F_j> >= ||F_i||^2 for all j takes it all. At unit length weight goes
-        to the clients that resemble the others least, noisy ones included. On
-        Digits unit length was the fairer of the two, and t = 0 fairer than both
+        How F_k enters the QP: scaled to unit length, or as measured (Eq. 1 as printed; None means
+        the same as "none"). As printed, nearly all weight goes to the clients with the smallest
+        Fisher information, which already fit best: since F_k >= 0, a client i with
+        <F_i, F_j> >= ||F_i||^2 for all j takes all weight. At unit length, weight goes to the
+        clients that resemble the others least, including noisy clients. On Digits, unit length
+        was fairer than "none", and t = 0 fairer than both
         (experiments/fedequilibria-digits-cpu.md).
     space : {"fisher", "gradient"}
-        ``"gradient"`` solves the QP over gradients at the received model, asked
-        for as ArrayRecord ``gradient`` (the paper's MOO_G).
+        Vectors of the QP. ``"gradient"`` uses gradients at the received model, sent as ArrayRecord
+        ``gradient`` (the paper's MOO_G).
+
+    See Also
+    --------
+    FedMGDAPlus : The same QP over unit-length updates.
 
     Notes
     -----
-    The paper defines Delta_k with one sign in the text and with the other in
-    Algorithm 1; only theta <- sum_k w_k theta_k agrees with its Eq. 4. No code was
-    released, so there is no other variant.
+    The paper defines Delta_k with different signs in the text and in Algorithm 1; only
+    theta <- sum_k w_k theta_k agrees with its Eq. 4. No code was released.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedEquilibria
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(
+    ...     updates=[[1.0, 0.0], [0.0, 3.0]], measured={"fisher": [[1.0, 0.0], [0.0, 1.0]]}
+    ... )
+    >>> FedEquilibria(t=0.5).weigh(cohort).round(3).tolist()
+    [0.375, 0.625]
     """
 
     paper: ClassVar[str] = "FedEquilibria, anonymous, 2025"

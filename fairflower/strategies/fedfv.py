@@ -19,11 +19,11 @@ Matrix = NDArray[np.float64]
 
 
 class FedFV(FairStrategy):
-    """Take from each client's gradient what conflicts with the others' (Alg. 1-3).
+    """Project conflicting gradients onto each other's normal plane before averaging (Alg. 1-3).
 
     With g_k = -Delta_k and the clients in ascending order of their loss::
 
-        for each client i but the alpha share with the largest losses:
+        for each client i except the alpha share with the largest losses:
             for j in order:  if <g_j, ghat_i> < 0:
                 ghat_i <- ghat_i - g_j <g_j, ghat_i> / ||g_j||^2
         g <- mean_k ghat_k
@@ -32,33 +32,49 @@ class FedFV(FairStrategy):
             if <g, c> < 0:  g <- g - c <g, c> / ||c||^2
         g <- g ||mean_k g_k|| / ||g||,       theta <- theta - g
 
-    The loop over k is for conflicts with clients that sit out: where all take part in
-    every round it does nothing, and any tau gives the same. Its ages tau ... 1 are
-    those of the code that was released with the paper (easyFL, May to August 2021),
-    whose script for the tables compares tau = 0, 1, 3 and 10; the text of Alg. 3 was
-    not at hand. Since easyFL's rewrite of 25 August 2021, and so in FLGo and FedLF, the
-    ages are tau-1 ... 0: clients seen tau rounds ago are forgotten, and g is taken off
-    this round's own gradients once more.
+    The loop over k handles conflicts with absent clients. With full participation it does nothing.
 
-    The clients have to report ``received_loss``: the received model's loss on
-    their training data. Everything stays in the span of the gradients, so the
-    rule works on their Gram matrix; the model is touched once, at the end.
-
-    Inner products run over trainable parameters alone. Over whole state dicts, as
-    in the authors' code, BatchNorm's step counters swamp all conflicts and leave
-    plain averaging. BatchNorm statistics are averaged with equal weights.
+    Every client reports ``received_loss``, the received model's loss on its training data.
+    BatchNorm statistics are averaged with equal weights.
 
     Parameters
     ----------
     alpha : float in [0, 1]
-        Share of clients whose gradients stay as they are. Default 0.1 (paper).
+        Share of clients whose gradients are not changed. Default 0.1 (paper).
     tau : int >= 0
-        Rounds of memory of clients that sat out. From 1 on the server keeps one more
-        copy of every client's gradient; 0 remembers nobody. Default 1 (the authors'
-        code since 2022).
+        Rounds for which absent clients are remembered; 0 disables the memory. Otherwise the server
+        keeps a copy of every client's gradient. Default 1 (the authors' code since 2022).
     variant : {"paper", "released"}
-        ``"released"`` runs over ages tau-1 ... 0, from round tau on, as the authors'
-        code does today; tau = 1 then remembers nobody.
+        ``"released"`` runs over ages tau-1 ... 0, from round tau on, as the authors' code does
+        today; tau = 1 then remembers no client.
+
+    See Also
+    --------
+    FedMGDAPlus : A common descent direction of all clients.
+    FedMDFG : A common descent direction with a fairness guidance vector.
+
+    Notes
+    -----
+    All vectors are in the span of the gradients, so the computation uses their Gram matrix and
+    touches the model once, at the end.
+
+    The ages tau ... 1 are those of the code released with the paper (easyFL, May to August 2021),
+    whose script for the tables compares tau = 0, 1, 3 and 10; the text of Alg. 3 was not
+    available. Since easyFL's rewrite of 25 August 2021, and so in FLGo and FedLF, the ages are
+    tau-1 ... 0: clients seen tau rounds ago are forgotten, and g is projected once more off the
+    present round's gradients.
+
+    Inner products are over trainable parameters alone. Over whole state dicts, as in the authors'
+    code, BatchNorm's step counters outweigh all conflicts, which leaves plain averaging.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedFV
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedFV(alpha=0.0)
+    >>> cohort = make_cohort(updates=[[3.0, 1.0], [-1.0, 1.0]], received_loss=[1.0, 3.0])
+    >>> strategy.merge(cohort)["w"].round(3).tolist()  # the mean update is [1, 1]
+    [0.632, 1.265]
     """
 
     paper: ClassVar[str] = "Wang et al., IJCAI 2021"
@@ -76,9 +92,9 @@ class FedFV(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.alpha, self.tau, self.variant = alpha, tau, variant
-        self.oldest = tau if variant == "paper" else tau - 1  # age that is still remembered
-        self.seen: dict[int, int] = {}  # client -> the round in which it was remembered
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta then
+        self.oldest = tau if variant == "paper" else tau - 1  # largest age in the memory
+        self.seen: dict[int, int] = {}  # client -> round of its update in the memory
+        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
 
     def merge(self, cohort: Cohort) -> Arrays:
         now = cohort.server_round
@@ -101,7 +117,7 @@ class FedFV(FairStrategy):
         return everyone.move(c, equal)
 
     def _mitigate(self, gram: Matrix, losses: Vector) -> Vector:
-        """mean_k ghat_k as coefficients over the gradients, shape (M,)."""
+        """Return mean_k ghat_k as coefficients over the gradients, shape (M,)."""
         order = np.argsort(losses, kind="stable")
         first_kept = ceil((len(losses) - 1) * (1 - self.alpha)) if self.alpha else len(losses)
         kept = set(order[first_kept:].tolist())
@@ -117,9 +133,9 @@ class FedFV(FairStrategy):
         return total / len(losses)
 
 
-def _reconcile(c: Vector, gram: Matrix, some: NDArray[np.bool_]) -> Vector:
-    """Project g off the sum of those among some gradients that conflict with it."""
-    conflicting = (some & (gram @ c < 0)).astype(np.float64)
+def _reconcile(c: Vector, gram: Matrix, selected: NDArray[np.bool_]) -> Vector:
+    """Project g off the sum of the selected gradients that conflict with it."""
+    conflicting = (selected & (gram @ c < 0)).astype(np.float64)
     inner = conflicting @ gram @ c
     if inner < 0:
         c = c - conflicting * inner / (conflicting @ gram @ conflicting)

@@ -15,35 +15,51 @@ from fairflower.arguments import Range, Search
 
 
 class FedGA(FairStrategy):
-    """Give weight to the clients that lose most when the models are averaged.
+    """Give weight to clients whose loss rises most when the models are averaged.
 
-    In round t of R, with client k's own model theta_k of the round before and L_k the
+    In round t of R, with theta_k the model that client k trained in its previous round and L_k the
     loss on its data::
 
-        G_k = L_k(theta) - L_k(theta_k),   less their mean
+        G_k = L_k(theta) - L_k(theta_k),   minus its mean over clients
         d   = step (1 - (t - 1) / R)
-        w_k <- w_k + d/K G_k / max_j |G_j|,   cut at 0, normalised;   w_k = 1/K at first
+        w_k <- w_k + d/K G_k / max_j |G_j|,   clipped at 0, normalized;   w_k = 1/K at first
         theta <- sum_k w_k theta_k
 
-    The clients have to report ``received_loss``, L_k(theta), and ``trained_loss``,
-    L_k(theta_k) after training, both in eval mode on the same data. The number of
-    examples does not enter, and BatchNorm statistics are averaged by w. A client that
-    sat out is compared with its own last model, one never seen before has the mean gap;
-    clients that are present share out among themselves what they hold together.
-
-    Known implementations take the gap with the opposite sign, which gives weight to the
-    clients that averaging serves best; measure its two losses on different data; divide
-    by zero where all gaps are 0; or are written for three clients.
+    Every client reports ``received_loss``, L_k(theta), and ``trained_loss``, L_k(theta_k) after
+    training, both in eval mode on the same data. The number of examples does not enter.
+    BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     step : float >= 0
-        Default 0.05 (FedISM's experiments; the authors' code: 0.2). 0 gives equal
-        weights.
+        Step size of the weights; 0 gives equal weights. Default 0.05 (FedISM's experiments; the
+        authors' code: 0.2).
     rounds : int, optional
-        R, over which the step falls to nothing. By default ``num-server-rounds`` of the
-        config that goes to the clients, as in fairflower's own app; without it, in other
-        apps, the step stays as it is.
+        R, the number of rounds over which the step decays to 0. Default: ``num-server-rounds`` of
+        the config sent to the clients, as in fairflower's app. Without R the step is constant.
+
+    See Also
+    --------
+    FairFed : Weights by the distance from the global metric.
+    EAGLE : Weights by the gap to training alone.
+
+    Notes
+    -----
+    A client that was absent is compared with its last trained model; a new client has the mean
+    gap. The present clients share the weight that they hold together.
+
+    Known implementations take the gap with the opposite sign, which gives weight to the clients
+    that averaging serves best; or measure its two losses on different data; or divide by zero
+    where all gaps are 0; or are written for three clients.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedGA
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedGA(step=0.2)
+    >>> cohort = make_cohort([[1.0], [5.0]], received_loss=[1.0, 2.0], trained_loss=[0.9, 0.5])
+    >>> [strategy.weigh(cohort).round(3).tolist() for _ in range(2)]
+    [[0.5, 0.5], [0.4, 0.6]]
     """
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
@@ -61,7 +77,7 @@ class FedGA(FairStrategy):
         super().__init__(**options)
         self.step, self.rounds = step, rounds
         self.w: dict[int, float] = {}  # client -> multiple of 1/K
-        self.trained: dict[int, float] = {}  # client -> loss of its own last model
+        self.trained: dict[int, float] = {}  # client -> loss of the model that it trained last
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
@@ -76,9 +92,9 @@ class FedGA(FairStrategy):
         return w
 
     def _gaps(self, cohort: Cohort) -> NDArray[np.float64]:
-        """G less its mean, shape (K,); 0 for a client that has no model of its own yet."""
-        own = np.array([self.trained.get(client, np.nan) for client in cohort.client_ids])
-        gap = cohort.metrics["received_loss"] - own
+        """Return G, shape (K,), with mean 0; 0 for a new client."""
+        trained = np.array([self.trained.get(client, np.nan) for client in cohort.client_ids])
+        gap = cohort.metrics["received_loss"] - trained
         known = np.isfinite(gap)
         return np.where(known, gap - gap[known].mean() if known.any() else 0.0, 0.0)
 

@@ -19,52 +19,72 @@ Counts = dict[str, NDArray[np.unsignedinteger]]
 
 
 class FedHEAL(FairStrategy):
-    """Keep what a client pushes consistently; weigh clients by how far they move.
+    """Merge only consistent coordinates of each update, and weight clients by their distance.
 
-    **FPHL** keeps coordinate i of client m if the share of its earlier rounds
-    with the same sign of the update is at least tau (Eq. 5-9)::
+    **FPHL** keeps coordinate i of client m if the share of the client's earlier rounds with the
+    same sign of the update is at least tau (Eq. 5-9)::
 
         l = share of earlier rounds with Delta >= 0
         c = l        if Delta >= 0,    1 - l  otherwise
         W_i <- W_i + sum_m q_mi Delta_mi,    q_mi ~ [c_mi >= tau] p_m
 
-    **FAEL** adds each client's share of the kept distance, with momentum, to its
-    weight (Eq. 11-12)::
+    **FAEL** adds each client's share of the kept distance, with momentum, to its weight
+    (Eq. 11-12)::
 
         d_m   = || [c >= tau] * Delta_m ||^2
         dp_m <- (1 - beta) dp_m + beta d_m / sum_j d_j
-        p_m  <- p_m + dp_m,  normalised
+        p_m  <- p_m + dp_m,  normalized
 
-    The paper gives two orders. Eq. 5 has l from the rounds before this one, as the
-    authors' code does, and so does this class by default. Algorithm 1 puts this round
-    into l by Eq. 6 first and takes c from that, so every update agrees with itself: in
-    a client's second round c is 1 or 1/2, not 1 or 0, and tau <= 1/2 drops nothing.
-    (Eq. 6 divides by t, and is read with rounds counted from 1.)
-
-    Needs nothing from the clients but weights and ``num-examples``. Signs are
-    counted per client over its own participations, as integers, so shares are
-    exact under partial participation; a client's first round keeps everything.
-    With ``tau=0`` and ``beta=0`` the paper's variant is FedAvg.
+    Clients send nothing besides their model and ``num-examples``. With ``tau=0`` and ``beta=0``
+    the paper's variant is FedAvg.
 
     Parameters
     ----------
     tau : float in [0, 1], or None
-        Consistency threshold; None switches FPHL off. Default 0.3 (paper §4.2,
-        Digits; Office-Caltech: 0.4).
+        Consistency threshold; None disables FPHL. Default 0.3 (paper §4.2, Digits; Office-Caltech:
+        0.4).
     beta : float in [0, 1], or None
-        Momentum of the weights; None switches FAEL off and leaves weights by
-        sample count. Default 0.4 (paper §4.2).
+        Momentum of the weights; None disables FAEL and leaves weights by number of examples.
+        Default 0.4 (paper §4.2).
     variant : {"paper", "algorithm1", "released"}
-        ``"algorithm1"`` is ``"paper"`` but for l, which this round is part of.
-        ``"released"`` follows the authors' code where it differs from the text:
-        c > tau; d_m is the sum over tensors of unsquared norms; weights start
-        equal and are carried on un-normalised; the shares d_m / sum_j d_j count
-        absent clients with their last distance; BatchNorm statistics are masked
-        like parameters (``"paper"``: averaged by p, never masked).
+        ``"algorithm1"`` differs from ``"paper"`` in l, which includes the present round.
+        ``"released"`` follows the authors' code where it differs from the text: c > tau; d_m is
+        the sum over tensors of norms that are not squared; weights start equal and are carried on
+        without normalization; the shares d_m / sum_j d_j include absent clients with their last
+        distance; BatchNorm statistics are masked like parameters (``"paper"``: averaged with p,
+        never masked).
+
+    See Also
+    --------
+    FedEquilibria : Weights by the length of the updates, combined with Fisher information.
+    FedCE : Weights by the direction of the updates.
+
+    Notes
+    -----
+    The paper gives two orders. In Eq. 5, l is over the rounds before the present round, as in the
+    authors' code and in this class by default. Algorithm 1 first adds the present round to l by
+    Eq. 6 and then computes c, so every update agrees with itself: in a client's second round c is
+    1 or 1/2, not 1 or 0, and tau <= 1/2 drops nothing. (Eq. 6 divides by t; rounds are taken to be
+    counted from 1.)
+
+    Signs are counted as integers over the rounds in which a client took part, so shares are exact
+    with partial participation. A client's first round keeps all coordinates.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedHEAL
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedHEAL(tau=0.3, beta=0.4)
+    >>> strategy.merge(make_cohort([[1.0, 1.0], [3.0, 3.0]]))["w"].round(3).tolist()
+    [2.229, 2.229]
+    >>> strategy.merge(make_cohort([[1.0, 1.0], [3.0, -3.0]]))["w"].round(3).tolist()
+    [2.412, 1.0]
+    >>> strategy.diagnostics["weights"].round(3).tolist()
+    [0.294, 0.706]
     """
 
     paper: ClassVar[str] = "Chen, Huang, Ye, CVPR 2024"
-    keeps_agreement = False  # a coordinate without a steady sign stands still
+    keeps_agreement = False  # a coordinate that changes its sign is not merged
     STATE: ClassVar[tuple[str, ...]] = ("rounds", "rises", "p", "dp", "examples", "distance")
 
     def __init__(
@@ -77,8 +97,8 @@ class FedHEAL(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.tau, self.beta, self.variant = tau, beta, variant
-        self.rounds: dict[int, int] = {}  # client -> rounds that it took part in
-        self.rises: dict[int, Counts] = {}  # client -> in how many of them Delta >= 0
+        self.rounds: dict[int, int] = {}  # client -> rounds in which it took part
+        self.rises: dict[int, Counts] = {}  # client -> number of these rounds with Delta >= 0
         self.p: dict[int, float] = {}
         self.dp: dict[int, float] = {}
         self.examples: dict[int, float] = {}
@@ -95,7 +115,7 @@ class FedHEAL(FairStrategy):
         return cohort.average(weights, lambda block, k: _at(kept[k], block))
 
     def _harmonize(self, cohort: Cohort) -> tuple[list[Masks], NDArray[np.float64]]:
-        """FPHL: the masks [c >= tau] of the K clients, and their distances d, shape (K,)."""
+        """FPHL: return the masks [c >= tau] of the K clients, and their distances d, shape (K,)."""
         names = cohort.floats if self.variant == "released" else cohort.parameters
         kept: list[Masks] = [{} for _ in cohort.client_ids]
         needed = [0] * len(cohort)
@@ -129,31 +149,31 @@ class FedHEAL(FairStrategy):
         return kept, d.sum(axis=0)
 
     def _needed(self, client: int, tau: float) -> int:
-        """In how many of its earlier rounds a sign must have been the same to be kept."""
+        """Return the number of earlier rounds with the same sign that keeps a coordinate."""
         t = self.rounds.get(client, 0)
-        # tau as it is written, 3/10 and not its nearest double: ties are then exact.
+        # The decimal value of tau, 3/10 and not its nearest double, so that ties are exact.
         share = Fraction(str(float(tau)))
         if self.variant == "released":
             return floor(share * t) + 1 if t else 0  # c > tau
         if self.variant == "algorithm1":
-            return max(ceil(share * (t + 1)) - 1, 0)  # one of the t + 1 is this round itself
+            return max(ceil(share * (t + 1)) - 1, 0)  # the t + 1 rounds include this round
         return ceil(share * t)  # c >= tau
 
     def _keep(self, client: int, block: Block, update: Floats, needed: int, out: Mask) -> None:
-        """Write [c >= tau] against the earlier rounds; then this round enters the table."""
+        """Write [c >= tau] of the earlier rounds to ``out``; then add this round to the counts."""
         t = self.rounds.get(client, 0)
-        # The released code groups zeros with the decreases.
+        # The released code counts zeros as decreases.
         compare = np.greater if self.variant == "released" else np.greater_equal
         rising = compare(update, 0, out=out).view(np.uint8)
         rises = self.rises[client][block.name][block.part]
-        # A rise is kept if rises >= needed, a fall if rises <= t - needed. Integers without a
-        # sign are beyond t where a difference is negative, so one comparison does for both.
+        # A rise is kept if rises >= needed, a fall if rises <= t - needed. A negative difference
+        # of unsigned integers wraps around to above t, so a single comparison covers both.
         left = rises - rising * rises.dtype.type(needed)
         rises += rising
         np.less_equal(left, t - needed, out=out)
 
     def _open_table(self, client: int, cohort: Cohort, names: list[str]) -> None:
-        """Make room for one more round in the client's table of sign counts."""
+        """Create or widen the client's sign counts so that they can hold another round."""
         if client not in self.rises:
             self.rises[client] = {n: np.zeros(cohort.received[n].size, np.uint8) for n in names}
         smallest = np.min_scalar_type(self.rounds.get(client, 0) + 1)
@@ -164,7 +184,7 @@ class FedHEAL(FairStrategy):
     def _equalize(
         self, cohort: Cohort, distances: NDArray[np.float64], beta: float
     ) -> NDArray[np.float64]:
-        """FAEL: the clients' weights p, shape (K,) (Eq. 12)."""
+        """FAEL: return the clients' weights p, shape (K,) (Eq. 12)."""
         clients = cohort.client_ids
         self._welcome(cohort)
         p = np.array([self.p[client] for client in clients])
@@ -177,7 +197,7 @@ class FedHEAL(FairStrategy):
         if released:
             p = p + dp
         else:
-            # Eq. 12 within the cohort, which keeps its mass: absent clients keep theirs.
+            # Eq. 12 within the cohort. The cohort keeps its mass, so absent clients keep theirs.
             p = p / mass + dp
             p = p / p.sum() * mass
         self.p.update(zip(clients, p.tolist(), strict=True))
@@ -185,11 +205,11 @@ class FedHEAL(FairStrategy):
         return np.asarray(p / p.sum())
 
     def _welcome(self, cohort: Cohort) -> None:
-        """Give clients seen for the first time their first weight.
+        """Set the first weight of new clients.
 
-        In the paper's variant as much per example as the known clients hold on
-        average, and a known client's weight follows its number of examples: so
-        beta = 0 stays FedAvg whoever takes part with however much data.
+        In the paper's variant a new client gets the mean weight per example of the known clients,
+        and a known client's weight follows its number of examples. So beta = 0 remains FedAvg
+        when participation or numbers of examples change.
         """
         per_example = 1 / float(cohort.num_examples.sum())
         if self.examples:
@@ -206,6 +226,6 @@ class FedHEAL(FairStrategy):
 
 
 def _at(masks: Masks, block: Block) -> Mask | None:
-    """The mask's view of a block; None for an array that is not masked."""
+    """Return the mask's view of a block; None for an array without a mask."""
     mask = masks.get(block.name)
     return None if mask is None else mask[block.part]

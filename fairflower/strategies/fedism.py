@@ -11,15 +11,15 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: The least sharpness that counts (released code): a step uphill may, rarely, lead down.
+#: Lower bound of a sharpness (released code), which is negative in rare cases.
 FLOOR = 1e-10
 
-#: A share of the weights that is smaller cannot be divided by.
+#: Smallest sum of weights by which others can be divided.
 SMALLEST = np.finfo(np.float64).tiny
 
 
 class FedISM(FairStrategy):
-    """Give weight to the clients on whose data the model lies in a sharp minimum (SAGA).
+    """Give weight to clients on whose data the model lies in a sharp minimum (SAGA).
 
     With S_k the sharpness of the received model on client k's data (Eq. 8)::
 
@@ -28,26 +28,42 @@ class FedISM(FairStrategy):
         w   <- beta wt + (1 - beta) w,   w = wt in the first round      (Eq. 14)
         theta <- sum_k w_k theta_k
 
-    The clients have to report ``sharpness``; those of fairflower measure it on their
-    images as they are (the authors': augmented anew for each of the three passes). The
-    number of examples does not enter; BatchNorm statistics are averaged by w. This is
-    the server's half: the paper's clients also train with GSAM.
-
-    Where some clients are absent, Eq. 14 holds among those that are present, who keep
-    together what they held together; a client's first weight is its wt. So while
-    sharpness stays the same, so does w: S^q, normalised over whoever takes part. (Where
-    all present are new, each holds on average what those seen before hold on average.)
+    This is the server's half of FedISM; the paper's clients also train with GSAM. Every client
+    reports ``sharpness``. The number of examples does not enter; BatchNorm statistics are averaged
+    with w.
 
     Parameters
     ----------
     q : float >= 0
-        0 gives equal weights, infinity all to the sharpest. Default 2 (paper §4.1).
+        Power of the sharpness. 0 gives equal weights, infinity all weight to the sharpest client.
+        Default 2 (paper §4.1).
     beta : float in [0, 1]
-        Share of the present round; 1 switches the moving average off. Default 0.5
-        (paper §4.1).
+        Share of the present round; 1 disables the moving average. Default 0.5 (paper §4.1).
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code, which normalises S and adds 1e-10
-        to it before the power is taken.
+        ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 to it before
+        the power is taken.
+
+    See Also
+    --------
+    QFFL : Weights by a power of the loss.
+
+    Notes
+    -----
+    Clients of fairflower measure sharpness on images without augmentation; the authors augment
+    anew for each of the three passes.
+
+    With partial participation, Eq. 14 applies among the present clients, and they keep the total
+    weight that they had; a client's first weight is its wt. So constant sharpness gives constant
+    w: S^q, normalized over the present clients. Where all present clients are new, their average
+    weight is the average weight of the clients seen before.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedISM
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], sharpness=[0.1, 0.2])
+    >>> FedISM(q=2.0).weigh(cohort).round(3).tolist()
+    [0.2, 0.8]
     """
 
     paper: ClassVar[str] = "Wu et al., IJCAI 2024"
@@ -73,18 +89,18 @@ class FedISM(FairStrategy):
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
         mass, share = held.sum(), wt[known].sum()
-        # unit: what a weight of 1 in this cohort is among all clients seen so far.
+        # unit: the weight among all clients seen so far that equals 1 in this cohort.
         w, unit = wt, len(cohort) / max(len(self.w), 1)
         if min(mass, share) > SMALLEST:
             w = self.beta * wt + (1 - self.beta) * np.where(known, held / mass * share, wt)
             unit = mass / share
         self.w.update(zip(cohort.client_ids, (w * unit).tolist(), strict=True))
-        total = sum(self.w.values())  # grows with every client never seen before
+        total = sum(self.w.values())  # grows with every new client
         self.w = {client: held / total for client, held in self.w.items()}
         return np.asarray(w / w.sum())
 
     def _match(self, S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Eq. 13, shape (K,); the largest S is taken out first, so no power overflows."""
+        """Return Eq. 13, shape (K,); S is divided by its maximum, so that no power overflows."""
         if self.variant == "released":
             S = S / S.sum() + FLOOR
         power = (S / S.max()) ** self.q

@@ -14,7 +14,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMGDAPlus(FairStrategy):
-    """A common descent direction of unit-length updates, near the sample weights.
+    """Take a common descent direction of unit-length updates, near the sample weights.
 
     With u_k = Delta_k / ||Delta_k|| and p_k = n_k / sum_j n_j::
 
@@ -22,28 +22,48 @@ class FedMGDAPlus(FairStrategy):
                  on the simplex, |lambda_k - p_k| <= epsilon
         theta <- theta + eta sum_k lambda_k u_k
 
-    The step's length is at most eta, whatever the clients' learning rate. A
-    client that did not move has u_k = 0: it takes part in the QP as the vector
-    that is in conflict with nobody. BatchNorm statistics are averaged by lambda.
-
-    Known implementations drop the box around p (and become plain MGDA), centre it
-    at 1/K, or divide by zero for a client that did not move.
+    The step's length is at most eta, for any learning rate of the clients. An update of zero has
+    u_k = 0 and enters the QP as a vector without conflicts. BatchNorm statistics are averaged with
+    lambda.
 
     Parameters
     ----------
     epsilon : float in [0, 1]
-        Half the side of the box; 0 gives p, 1 plain MGDA. Default 0.1 (FLGo's, and that of
-        FedLF's platform). The authors' own code has 1, and u_k = Delta_k unless it is
-        told to normalise; that of PropFair, two of whose authors are among them,
-        normalises, has 1 as well, or 0.2 from its command line, and centres the box at 1/K.
+        Half the side of the box around p. 0 gives p, 1 plain MGDA. Default 0.1 (FLGo, FedLF's
+        platform).
     eta : float > 0
-        Server learning rate. Default 1 (all of these but FedLF's, which has the clients' lr).
+        Server learning rate. Default 1.
+
+    See Also
+    --------
+    FedMDFG : A common descent direction with a fairness guidance vector.
+    FedLF : A common descent direction per layer.
+    AdaFed : A descent in proportion to the losses.
+
+    Notes
+    -----
+    The authors' code has epsilon = 1, and u_k = Delta_k unless normalization is switched on. The
+    code of PropFair, which shares two authors, normalizes, has epsilon = 1 (0.2 from its command
+    line), and centers the box at 1/K. Other implementations drop the box and become plain MGDA, or
+    divide by zero for an update of zero. All have eta = 1 except FedLF's, which uses the clients'
+    learning rate.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedMGDAPlus
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedMGDAPlus(epsilon=1.0)
+    >>> cohort = make_cohort(updates=[[1.0, 0.0], [1.0, 0.1], [0.0, 9.0]])
+    >>> strategy.merge(cohort)["w"].round(2).tolist()
+    [0.5, 0.5]
+    >>> strategy.diagnostics["weights"].round(2).tolist()
+    [0.5, 0.0, 0.5]
     """
 
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
     extra = "solvers"
     extrapolates = True  # where updates are shorter than eta
-    keeps_agreement = False  # its step has a length of its own
+    keeps_agreement = False  # the step's length is not that of the updates
 
     def __init__(
         self,

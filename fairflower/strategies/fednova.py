@@ -13,43 +13,62 @@ from fairflower.arguments import Range
 
 
 class FedNova(FairStrategy):
-    """Average the clients' updates per local step, so that more steps are not more weight.
+    """Average the clients' updates per local step, so that more steps do not mean more weight.
 
-    With tau_k the client's number of steps, p_k = n_k / sum_j n_j, and a_k the sum of what its
-    gradients count in its update, which with momentum m is more than their number::
+    With tau_k the client's number of steps, p_k = n_k / sum_j n_j, and a_k the sum of the factors
+    with which the client's gradients enter its update, for momentum m::
 
         a_k   = tau_k                                        for m = 0
         a_k   = (tau_k - m (1 - m^tau_k) / (1 - m)) / (1 - m)
         theta <- theta + (sum_k p_k a_k) sum_k p_k Delta_k / a_k
 
-    Where all a_k are equal it is FedAvg. Clients of one batch size and number of epochs take
-    steps in proportion to their examples: then it is equal weights, and as long a step as
-    FedAvg's. The clients have to report ``steps``, which counts as 1 at least.
+    Equal a_k give FedAvg. Clients with equal batch sizes and epochs take steps in proportion to
+    their number of examples; FedNova then gives equal weights, with FedAvg's step length.
 
-    BatchNorm statistics are averaged by p_k / a_k, normalised, which is what the parameters'
-    updates count. The step may leave the clients' hull, as the coefficients sum to 1 or more.
-
-    a_k is that of SGD. A proximal term makes the paper's smaller (`FedProx`'s clients are
-    taken as if they had none), and Adam's steps have none. There is no momentum at the server,
-    which is an option of the paper's. a_k is what the authors' code sums up, in closed form;
-    the paper's text was not at hand.
+    Every client reports ``steps``, which counts as at least 1. BatchNorm statistics are averaged
+    with p_k / a_k, normalized.
 
     Parameters
     ----------
     momentum : float in [0, 1), optional
-        m of the clients. By default ``train.momentum`` of the config that goes to them, as in
-        fairflower's own app; 0 where that has none.
+        m, the clients' momentum. Default: ``train.momentum`` of the config sent to the clients, as
+        in fairflower's app, or 0 without it.
 
     Raises
     ------
     ValueError
-        Before a round, if the config that goes to the clients has a ``train.optimizer`` other
-        than ``sgd``, or a momentum that is not in [0, 1).
+        Before a round, if the config sent to the clients has a ``train.optimizer`` other than
+        ``sgd``, or a momentum outside [0, 1).
+
+    See Also
+    --------
+    FedAvg : Weights by number of examples.
+
+    Notes
+    -----
+    The model may leave the convex hull of the clients' models, because the coefficients may sum
+    to more than 1.
+
+    a_k is derived for SGD. A proximal term makes the paper's a_k smaller, but `FedProx` clients
+    are treated as if they had none; Adam's steps have no a_k. The paper's option of momentum at
+    the server is not implemented. a_k is the closed form of the sum in the authors' code; the
+    paper's text was not available.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedNova
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedNova()
+    >>> cohort = make_cohort(updates=[[1.0], [4.0]], steps=[1, 4])
+    >>> strategy.merge(cohort)["w"].round(3).tolist()
+    [2.5]
+    >>> strategy.diagnostics["weights"].round(3).tolist()
+    [0.8, 0.2]
     """
 
     paper: ClassVar[str] = "Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020"
     extrapolates = True  # where clients take different numbers of steps
-    keeps_agreement = False  # likewise
+    keeps_agreement = False  # for the same reason
     needs = ("steps",)
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
 
@@ -64,13 +83,13 @@ class FedNova(FairStrategy):
         optimizer = config.get("train.optimizer", "sgd")
         if optimizer != "sgd":
             raise ValueError(
-                f"train.optimizer = {optimizer!r}: FedNova divides a client's update by what its "
-                "gradients count in it, which only those of 'sgd' do. Set it, or another strategy."
+                f"train.optimizer = {optimizer!r}: FedNova is defined for clients that train with "
+                "'sgd'. Set train.optimizer = 'sgd', or choose another strategy."
             )
         if not 0 <= (self.momentum or 0.0) < 1:
             raise ValueError(
-                f"momentum = {self.momentum}: FedNova needs one in [0, 1), which "
-                "train.momentum in the clients' config, or FedNova(momentum=...), gives."
+                f"momentum = {self.momentum}: FedNova needs a momentum in [0, 1). Set "
+                "train.momentum in the clients' config, or FedNova(momentum=...)."
             )
 
     def merge(self, cohort: Cohort) -> Arrays:
@@ -78,7 +97,7 @@ class FedNova(FairStrategy):
         a = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m)
         p = cohort.sample_weights
         weights = cohort.cap(p / a / (p / a).sum())
-        # sum_k p_k a_k, of which no client's part is above the cap, either.
+        # sum_k p_k a_k, with every client's share capped, too.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
         self.diagnostics |= {"weights": weights, "steps": a}
         return cohort.move(taken * (p / a).sum() * weights, weights)

@@ -1,4 +1,4 @@
-"""PA3Fed: period-aware adaptive aggregation (Huang & Liu, AAAI 2025), as far as it is known."""
+"""PA3Fed: period-aware adaptive aggregation (Huang & Liu, AAAI 2025), reconstructed."""
 
 from __future__ import annotations
 
@@ -12,39 +12,55 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: Of a loss, as a multiple of what it was; sums of larger ones could overflow.
+#: Upper bound of a relative change of the loss, so that sums do not overflow.
 LARGEST_CHANGE = 1e12
 
 
 class PA3Fed(FairStrategy):
-    """In critical periods of training, more weight for clients whose loss changes more.
+    """Give more weight, in critical periods of training, to clients whose loss changes more.
 
-    With L_k the received model's loss on client k's training data, L_k' what it was
-    when the client last took part, and p_k = n_k / sum_j n_j::
+    With L_k the received model's loss on client k's training data, L_k' its value when the client
+    last took part, and p_k = n_k / sum_j n_j::
 
         d_k = |L_k - L_k'| / L_k'
         critical  iff  sum_k p_k d_k >= delta
         w_k = (1 - beta) p_k + beta d_k / sum_j d_j     while critical, else p_k
 
-    This is a reconstruction, not the authors' rule: their code is not public, and of the
-    paper only the abstract and others' accounts were at hand. Known from these: critical
-    periods, those of the highest information content, are found; in them aggregation
-    follows each client's own change of performance during training; FedEquilibria ran
-    it with a delta and a beta. Inferred: all the rest. Performance is taken to be the
-    loss; a relative change of 0.01 is how related work finds critical periods (Yan et
-    al., KDD 2023), and one of delta's values; beta is taken to be the share of the
-    adaptive weights. Do not report its figures as PA3Fed's.
-
-    A client without earlier loss counts with the mean d of the others; in the first
-    round nothing is known and w = p. BatchNorm statistics are averaged with w. Clients
-    have to report ``received_loss``.
+    Every client reports ``received_loss``. A client without an earlier loss gets the mean d of the
+    others; in the first round w = p. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     delta : float >= 0
-        Default 0.001 (FedEquilibria, Table 5, Digits; Office-Caltech and PACS 0.01).
+        Smallest mean relative change of the loss in a critical period. Default 0.001
+        (FedEquilibria, Table 5, Digits; Office-Caltech and PACS 0.01).
     beta : float in [0, 1]
-        0 is FedAvg. Default 0.3 (the same table).
+        Share of the adaptive weights; 0 gives FedAvg. Default 0.3 (the same table).
+
+    See Also
+    --------
+    FedAvg : Weights by number of examples.
+    FedGA : Weights by the change of the loss through averaging.
+
+    Notes
+    -----
+    A reconstruction from the paper's abstract and second-hand accounts; the authors' code is not
+    public. Known: critical periods, which have the highest information content, are detected; in
+    them aggregation follows each client's change of performance during training; FedEquilibria ran
+    the method with a delta and a beta. Inferred: everything else. Performance is taken to be the
+    loss; related work detects critical periods by a relative change of 0.01 (Yan et al., KDD
+    2023), which is among the values of delta; beta is taken to be the share of the adaptive
+    weights. Do not report results of this class as PA3Fed's.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import PA3Fed
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = PA3Fed(beta=0.5)
+    >>> strategy.weigh(make_cohort([[1.0], [5.0]], received_loss=[2.0, 2.0])).tolist()
+    [0.5, 0.5]
+    >>> strategy.weigh(make_cohort([[1.0], [5.0]], received_loss=[1.8, 1.4])).tolist()
+    [0.375, 0.625]
     """
 
     paper: ClassVar[str] = "after Huang & Liu, AAAI 2025 (reconstructed)"
@@ -60,7 +76,7 @@ class PA3Fed(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.delta, self.beta = delta, beta
-        self.losses: dict[int, float] = {}  # client -> L_k when it last took part
+        self.losses: dict[int, float] = {}  # client -> L_k of the last round with this client
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         p, losses = cohort.sample_weights, cohort.metrics["received_loss"]

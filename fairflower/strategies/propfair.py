@@ -13,32 +13,47 @@ from fairflower.arguments import Range, Search
 
 
 class PropFair(FairStrategy):
-    """Maximise the product of what the clients gain over a worst loss M.
+    """Maximize the product of the clients' gains over a worst-case loss M.
 
-    With F_k the received model's loss on client k's data, and p_k = n_k / sum_j n_j, the
-    paper's objective is -sum_k p_k log(1 - F_k / M). Its gradient is a sum of the clients'
-    gradients, and so is the step, here a mean::
+    With F_k the received model's loss on client k's data, and p_k = n_k / sum_j n_j, the paper's
+    objective is -sum_k p_k log(1 - F_k / M). Its gradient is a weighted sum of the clients'
+    gradients, so the step is a weighted mean of their models::
 
         w_k   ~ n_k / max(M - F_k, epsilon)
         theta <- sum_k w_k theta_k
 
-    The bound by epsilon is the objective continued by its tangent from F_k = M - epsilon on.
-    The clients have to report ``received_loss``; BatchNorm statistics are averaged by w.
-
-    The paper's algorithm has no part at the server but FedAvg: its clients minimise
-    -log(1 - l / M) of each batch's loss l. That is the client ``propfair``, to be used with
-    ``fedavg``. This rule is the same objective for clients that train plainly, as ``term`` is
-    TERM's; the two together would count the losses twice. Reconstructed from the objective as
-    the authors' code has it: of the paper's text the abstract was at hand.
+    From F_k = M - epsilon on, the objective continues along its tangent. Every client reports
+    ``received_loss``; BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     M : float > 0
-        The loss at which a client has nothing. Default 5 (of 2 to 5 that the paper is said to
-        try; its text was not at hand. The authors' command line has 2, but a network that
-        guesses among ten classes loses 2.3).
+        Loss at which a client's gain is 0. Default 5 (the largest of the values 2 to 5 that the
+        paper is said to try; the authors' command line has 2, but guessing among ten classes has a
+        loss of 2.3).
     epsilon : float > 0
-        Default 0.2 (the authors' code).
+        Smallest M - F_k before the tangent. Default 0.2 (the authors' code).
+
+    See Also
+    --------
+    TERM : Weights by the exponential of the loss.
+    fairflower.clients.propfair.PropFair : The paper's algorithm, in which clients minimize this
+        objective.
+
+    Notes
+    -----
+    In the paper's algorithm the server is FedAvg, and clients minimize -log(1 - l / M) of each
+    batch's loss l: ``--strategy fedavg --client propfair``. This strategy has the same objective
+    for clients that train without it; using both would count the losses twice. Reconstructed from
+    the objective in the authors' code and the paper's abstract.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import PropFair
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 3.0])
+    >>> PropFair(M=5.0).weigh(cohort).round(3).tolist()
+    [0.333, 0.667]
     """
 
     paper: ClassVar[str] = "Zhang, Malekmohammadi, Chen, Yu, TMLR 2023 (objective)"

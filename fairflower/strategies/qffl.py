@@ -12,60 +12,79 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: Added to losses (the authors' code): F^(q-1) stays finite.
+#: Added to losses (the authors' code), so that F^(q-1) stays finite.
 TINY = 1e-10
 
 
 class QFFL(FairStrategy):
-    """Minimise the sum of the clients' losses to the power q + 1.
+    """Minimize the sum of the clients' losses to the power q + 1.
 
-    With F_k the received model's loss on client k's data, q-FedAvg (Alg. 2) takes a
-    step as long as an estimate of the objective's curvature allows::
+    With F_k the received model's loss on client k's data, q-FedAvg (Alg. 2) takes the largest step
+    that an estimate of the objective's curvature allows::
 
         h_k   = q F_k^(q-1) ||L Delta_k||^2 + L F_k^q
         theta <- theta + L sum_k F_k^q Delta_k / sum_k h_k
 
-    The clients have to report ``received_loss``, the loss before training: a mean over
-    their own data, as the number of examples enters in the paper only by the choice of
-    who takes part. With q = 0 it is the plain mean of the models. The Delta_k's
-    coefficients sum to at most 1, and BatchNorm statistics move by them, too.
-
-    L Delta_k is to be a gradient, the sum of those of the local steps, hence L = 1/lr in
-    the paper, which has plain SGD. With momentum m every gradient is added to all later
-    steps, m times less to each, and moves the model by up to lr / (1 - m), its limit for
-    many steps: L = (1 - m) / lr. (For S steps it is their length that `SCAFFOLD` divides
-    by, over S; but L is one for all clients, and what S is each client's own affair.)
-    Adam's steps are no sum of gradients, and no L makes them one.
-
-    Flower's ``QFedAvg`` treats statistics and step counters as parameters, and takes the
-    loss from ``train_loss``, Flower's name for the mean over training. Another known
-    implementation counts them in the step but not in the model that it writes it to,
-    so every tensor behind the first BatchNorm gets another one's step.
+    Every client reports ``received_loss``, the mean loss over its data before training. The number
+    of examples does not enter; in the paper it decides which clients take part. With q = 0 the
+    model is the plain mean of the clients' models. BatchNorm statistics move with the same
+    coefficients, which sum to at most 1.
 
     Parameters
     ----------
     q : float >= 0
-        How much larger losses count. Default 1 (the paper's Synthetic and Sent140;
-        Vehicle 5, Shakespeare 0.001). Infinite, with ``rule = "weights"`` alone, it gives
-        all weight to the largest loss, equal ones sharing it: FedISM's experiments call
-        that AFL.
+        Power of the loss: the larger, the more weight for large losses. Default 1 (the paper's
+        Synthetic and Sent140; Vehicle 5, Shakespeare 0.001). With ``rule = "weights"`` q may be
+        infinite: all weight goes to the largest loss, shared in case of a tie (FedISM's
+        experiments call this AFL).
     lr : float > 0, optional
-        1/L: the clients' learning rate, with momentum m divided by 1 - m. By default
-        ``train.lr / (1 - train.momentum)`` of the config that goes to the clients, as in
-        fairflower's own app; other apps have to send or give it.
+        1/L: the clients' learning rate, divided by 1 - m for momentum m. Default:
+        ``train.lr / (1 - train.momentum)`` of the config sent to the clients, as in fairflower's
+        app. Other apps send these keys or set ``lr``.
     rule : {"qfedavg", "weights"}
-        ``"weights"``: the mean of the models by F^q, normalised, as FedISM's
-        experiments have it. It needs no L, so any optimiser will do.
+        ``"weights"`` averages the models with weights F^q, normalized, as in FedISM's experiments.
+        It needs no L, so clients may use any optimizer.
 
     Raises
     ------
     ValueError
-        Before a round, if q > 0, the rule is ``"qfedavg"``, and the config that goes to the
-        clients has a ``train.optimizer`` other than ``sgd``, or gives no L.
+        If q is infinite and the rule is ``"qfedavg"``. Before a round, if q > 0, the rule is
+        ``"qfedavg"``, and the config sent to the clients has a ``train.optimizer`` other than
+        ``sgd``, or does not determine L.
+
+    See Also
+    --------
+    TERM : Weights by the exponential of the loss.
+    AFL : The worst mixture of the losses.
+    PropFair : Proportional fairness.
+
+    Notes
+    -----
+    L Delta_k must be the sum of the gradients of the local steps, hence L = 1/lr in the paper,
+    which uses plain SGD. With momentum m, a gradient enters all later steps and moves the model by
+    up to lr / (1 - m) in total, which is the limit for many steps: L = (1 - m) / lr. (`SCAFFOLD`
+    uses the exact length for a client's number of steps; L is common to all clients.) Adam's steps
+    are no sum of gradients, so no L exists for them.
+
+    Flower's ``QFedAvg`` treats statistics and step counters as parameters, and uses ``train_loss``,
+    in Flower the mean loss during training. Another known implementation includes them in the step
+    but not in the model to which the step is applied, so every tensor after the first BatchNorm
+    gets the step of another tensor.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import QFFL
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 3.0])
+    >>> strategy = QFFL(q=1.0, rule="weights")
+    >>> strategy.merge(cohort)["w"].round(3).tolist()
+    [4.0]
+    >>> strategy.diagnostics["weights"].round(3).tolist()
+    [0.25, 0.75]
     """
 
     paper: ClassVar[str] = "Li, Sanjabi, Beirami, Smith, ICLR 2020"
-    keeps_agreement = False  # its step has a length of its own
+    keeps_agreement = False  # the step's length is not that of the updates
     needs = ("received_loss",)
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
 
@@ -79,7 +98,7 @@ class QFFL(FairStrategy):
     ) -> None:
         if q == np.inf and rule == "qfedavg":
             raise ValueError(
-                f"q = {q}: q-FedAvg's step would be none at all. Give a finite q, or set "
+                f"q = {q}: with rule = 'qfedavg', q must be finite. Set a finite q, or "
                 "rule = 'weights'."
             )
         super().__init__(**options)
@@ -92,8 +111,8 @@ class QFFL(FairStrategy):
         optimizer = config.get("train.optimizer", "sgd")
         if optimizer != "sgd":
             raise ValueError(
-                f"train.optimizer = {optimizer!r}: q-FedAvg takes the sum of a client's steps for "
-                "gradients, which those of 'sgd' alone are. Set it, or strategy.rule = 'weights' "
+                f"train.optimizer = {optimizer!r}: q-FedAvg is defined for clients that train with "
+                "'sgd'. Set train.optimizer = 'sgd', or strategy.rule = 'weights' "
                 "(QFFL(rule='weights'))."
             )
         lr, momentum = config.get("train.lr"), config.get("train.momentum", 0.0)
@@ -104,8 +123,8 @@ class QFFL(FairStrategy):
         else:
             raise ValueError(
                 f"train.lr = {lr}, train.momentum = {momentum} in the clients' config: QFFL needs "
-                "a learning rate above 0 and a momentum below 1. Send them, or give "
-                "QFFL(lr=...), or take QFFL(rule='weights'), which needs none."
+                "a learning rate above 0 and a momentum in [0, 1). Set both keys, QFFL(lr=...), "
+                "or QFFL(rule='weights')."
             )
 
     def merge(self, cohort: Cohort) -> Arrays:
@@ -115,8 +134,8 @@ class QFFL(FairStrategy):
         self.diagnostics["weights"] = weights
         if self.rule == "weights" or self.q == 0:
             return cohort.average(weights)
-        assert self.L is not None  # read before the round
-        # F^q and h, both over L sum_j F_j^q, so that neither overflows.
+        assert self.L is not None  # read_config has set it
+        # F^q and h, both divided by L sum_j F_j^q, so that neither overflows.
         h = weights * (1 + self.q * self.L * cohort.squared_norms() / F)
         step = weights / h.sum()
         self.diagnostics["coefficients"] = step

@@ -13,30 +13,48 @@ from fairflower.arguments import Range, Search
 
 
 class TERM(FairStrategy):
-    """Minimise a smooth maximum of the clients' losses.
+    """Minimize a smooth maximum of the clients' losses.
 
-    With F_k the received model's loss on client k's data, the gradient of the paper's
-    objective over groups of samples, here the clients'::
+    With F_k the received model's loss on client k's data, the gradient of the paper's objective
+    over groups of samples, here the clients::
 
         1/t log( 1/N sum_k n_k exp(t F_k) )
 
-    is a mean of the clients' gradients, and so is the step::
+    is a weighted mean of the clients' gradients, so the step is a weighted mean of their models::
 
         w_k   = n_k exp(t F_k) / sum_j n_j exp(t F_j)
         theta <- sum_k w_k theta_k
 
-    The clients have to report ``received_loss``. The number of examples enters as above
-    (the authors' federated code leaves it out), so t = 0 is FedAvg; t to infinity is
-    all weight on the largest loss. BatchNorm statistics are averaged by w.
-
-    The authors' code estimates the denominator by a moving average that starts at 0, and
-    then averages updates that are weighted already: its step is about 1/K of this one.
+    Every client reports ``received_loss``. t = 0 gives FedAvg; t to infinity gives all weight to
+    the largest loss. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     t : float
-        Tilt; negative values favour small losses instead. Default 0.1 (the authors'
-        federated experiments).
+        Tilt; negative values favor small losses. Default 0.1 (the authors' federated experiments).
+
+    See Also
+    --------
+    FedEBAPlus : The same weights without the number of examples, and a common step.
+    QFFL : Weights by a power of the loss.
+    AFL : The maximum without smoothing.
+
+    Notes
+    -----
+    The authors' federated code leaves out n_k. It estimates the denominator by a moving average
+    that starts at 0, and then averages updates that are already weighted, so its step is about 1/K
+    of the step here.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import TERM
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 3.0])
+    >>> for t in (0.0, 0.5, 5.0):
+    ...     print(t, TERM(t=t).weigh(cohort).round(3))
+    0.0 [0.5 0.5]
+    0.5 [0.269 0.731]
+    5.0 [0. 1.]
     """
 
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
@@ -53,8 +71,8 @@ class TERM(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         F = cohort.metrics["received_loss"]
-        favoured = F.max() if self.t > 0 else F.min()
-        with np.errstate(over="ignore"):  # down to minus infinity, whose exp is 0
-            tilt = np.exp(self.t * (F - favoured))
+        favored = F.max() if self.t > 0 else F.min()
+        with np.errstate(over="ignore"):  # minus infinity, and exp(-inf) = 0
+            tilt = np.exp(self.t * (F - favored))
         weights = cohort.num_examples * tilt
         return np.asarray(weights / weights.sum())

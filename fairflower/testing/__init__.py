@@ -13,13 +13,21 @@ from typing import Any
 
 _PLACES = {
     "check_strategy": "strategies",
+    "make_cohort": "rounds",
     "Rounds": "rounds",
     "check_trainer": "trainers",
     "check_model": "models",
     "check_data": "data",
 }
 
-__all__ = ["Rounds", "check_data", "check_model", "check_strategy", "check_trainer"]
+__all__ = [
+    "Rounds",
+    "check_data",
+    "check_model",
+    "check_strategy",
+    "check_trainer",
+    "make_cohort",
+]
 
 
 def __getattr__(name: str) -> Any:

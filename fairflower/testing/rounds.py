@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
 from fairflower.flower import identify, set_message_id
@@ -24,6 +25,55 @@ MODEL: Arrays = {
 }
 
 _FIRST_NODE = 1000
+
+
+def make_cohort(
+    updates: ArrayLike,
+    num_examples: ArrayLike | None = None,
+    *,
+    server_round: int = 1,
+    measured: Mapping[str, ArrayLike] | None = None,
+    **metrics: ArrayLike,
+) -> Cohort:
+    """Make a cohort of K clients by hand, for examples and for tests of a strategy.
+
+    Parameters
+    ----------
+    updates : array of shape (K, d)
+        What each client adds to a model ``w`` of d zeros.
+    num_examples : array of shape (K,), optional
+        Training examples. Default 100 per client.
+    server_round : int
+        The round, counted from 1.
+    measured : mapping of str -> array of shape (K, d), optional
+        Vectors that the clients measured, for example ``fisher``.
+    **metrics : array of shape (K,)
+        Numbers that the clients report, for example ``received_loss``.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedAvg
+    >>> FedAvg().merge(make_cohort([[1.0], [5.0]], num_examples=[100, 300]))
+    {'w': array([4.])}
+    """
+    returned = tuple({"w": update} for update in np.asarray(updates, np.float64))
+    K = len(returned)
+    vectors = {
+        name: tuple(
+            {"h" if name in FairStrategy.REPRESENTATIONS else "w": row}
+            for row in np.asarray(rows, np.float64)
+        )
+        for name, rows in (measured or {}).items()
+    }
+    return Cohort(
+        server_round,
+        tuple(range(K)),
+        np.full(K, 100.0) if num_examples is None else np.asarray(num_examples, np.float64),
+        {"w": np.zeros_like(returned[0]["w"])},
+        returned,
+        {name: np.asarray(values, np.float64) for name, values in metrics.items()},
+        measured=vectors,
+    )
 
 
 class Rounds:
