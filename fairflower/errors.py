@@ -69,7 +69,7 @@ EXTRAS = {
     "solvers": ("cvxpy", "scipy", "sklearn"),
     "sim": (
         *("torch", "torchvision", "ray", "flwr_datasets", "datasets", "PIL", "pandas"),
-        *("cvxpy", "scipy", "sklearn", "optuna", "matplotlib", "jinja2"),
+        *("cvxpy", "scipy", "sklearn", "optuna", "statsmodels", "matplotlib", "jinja2"),
     ),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,16 @@ LEVEL, POWER = 0.05, 0.8
 #: Replicates beyond which no design is sought.
 MOST = 10_000
 
+#: Nodes of a Gauss-Legendre rule on probabilities from 0 to 1, and its weights.
+_CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
 
-@cache
+
+@lru_cache(256)
 def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Nodes and weights [400] for means over s / sigma, s**2 being a variance on ``df`` degrees."""
-    nodes, weights = np.polynomial.legendre.leggauss(400)
     if math.isinf(df):
         return np.ones(1), np.ones(1)
-    return np.sqrt(2 * gammaincinv(df / 2, (nodes + 1) / 2) / df), weights / 2
+    return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
 
 
 def critical(df: float, level: float = LEVEL) -> float:

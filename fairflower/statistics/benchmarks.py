@@ -1,0 +1,111 @@
+"""Methods over several benchmarks: the mean over these benchmarks, and over others like them.
+
+Two questions. Of *these* benchmarks: the mean of a method's differences, whose error comes from
+federations alone (`pooled`). Of benchmarks *like* these: a mixed model in which a method may be
+better on one benchmark and worse on another by chance (`mixed`), whose error comes from how much
+methods' differences vary between benchmarks; with four benchmarks that is a wide interval, and
+rightly so.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fairflower.statistics.differences import Difference, Estimate, concluded, dunnett, together
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def pooled(found: Sequence[Difference]) -> Difference:
+    """The mean of a method's differences on several benchmarks, of which each has an error.
+
+    Its degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` the fewest pairs
+    of one, and the margin that of the first. Of several methods `together` makes a family.
+
+    Raises
+    ------
+    ValueError
+        Without any difference, or with one of which no error is known.
+    """
+    if not found or any(math.isnan(one.error) for one in found):
+        raise ValueError("Pooled differences need an error on every benchmark.")
+    count = len(found)
+    mean = sum(one.mean for one in found) / count
+    std = math.sqrt(sum((one.mean - mean) ** 2 for one in found) / max(1, count - 1))
+    squares = [one.error**2 for one in found]
+    error = math.sqrt(sum(squares)) / count
+    parts = sum(s**2 / one.df for s, one in zip(squares, found, strict=True) if s)
+    df = sum(squares) ** 2 / parts if parts else math.inf
+    own = Estimate(mean, std, min(one.n for one in found))
+    return concluded(own, error, df, found[0].margin)
+
+
+def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
+    """Differences to one method over benchmarks like these, with Dunnett's simultaneous intervals.
+
+    The mixed model value = method (fixed) + benchmark + federation within benchmark + method x
+    benchmark + rest (all random), fitted by REML (statsmodels). Every method is on every
+    federation that counts (others are left out), so that federations' effects cancel, and the
+    model of the means by method and benchmark, with a random benchmark, has the same estimates
+    and errors: method x benchmark and rest over federations are its residual, on
+    (benchmarks - 1) (methods - 1) degrees of freedom. p-values are of single tests against a
+    Student distribution with these degrees, not the normal one that statsmodels reports, and then
+    Holm's.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Columns ``benchmark``, ``federation``, ``method``, ``value``, a row for each run.
+    reference : str
+        The method that all others are compared with.
+    margin : float
+        Within which methods count as equivalent.
+
+    Returns
+    -------
+    dict
+        Method -> `Difference`; ``n`` is the number of benchmarks, ``std`` over them.
+
+    Raises
+    ------
+    ValueError
+        Where the table lacks the reference, another method or a second benchmark that all
+        methods share.
+    """
+    from statsmodels.regression.mixed_linear_model import MixedLM  # late: takes a second
+
+    means = _means(table)
+    others = [str(name) for name in means.columns if name != reference]
+    if reference not in means.columns or not others or len(means) < 2:
+        raise ValueError(
+            f"A mixed model needs {reference}, another method and two benchmarks with federations "
+            "that all methods share."
+        )
+    long = means[[reference, *others]].melt(ignore_index=False, var_name="method").reset_index()
+    design = (long["method"].to_numpy()[:, None] == [reference, *others]).astype(float)
+    design[:, 0] = 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a variance at its bound of 0 is an answer
+        fit = MixedLM(long["value"].to_numpy(), design, long["benchmark"].to_numpy()).fit(reml=True)
+    df = (len(means) - 1) * len(others)
+    found = {}
+    for place, name in enumerate(others, 1):
+        gains = means[name] - means[reference]
+        own = Estimate(float(fit.params[place]), float(gains.std(ddof=1)), len(means))
+        found[name] = concluded(own, float(fit.bse[place]), df, margin)
+    bound = dunnett(len(others), df)
+    return {
+        name: replace(one, low=one.mean - bound * one.error, high=one.mean + bound * one.error)
+        for name, one in together(found).items()
+    }
+
+
+def _means(table: pd.DataFrame) -> pd.DataFrame:
+    """Means [benchmarks, methods] over the federations that all methods share."""
+    wide = table.pivot_table(index=["benchmark", "federation"], columns="method", values="value")
+    return wide.dropna().groupby(level="benchmark").mean()

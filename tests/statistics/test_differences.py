@@ -1,0 +1,188 @@
+"""Differences judged together: limma's and SciPy's numbers, closed forms, and drawn data."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize, special, stats
+
+from fairflower.statistics.differences import (
+    FEWEST,
+    differences,
+    dunnett,
+    holm,
+    squeezed,
+    together,
+)
+
+SAMPLES = st.lists(st.integers(-50, 50), min_size=3, max_size=9).filter(lambda v: np.ptp(v) > 0)
+
+
+@given(SAMPLES, st.floats(0.5, 20))
+def test_alone_a_difference_is_students_and_equivalence_is_two_one_sided_tests(
+    values: list[int], margin: float
+) -> None:
+    one = differences({"a": values}, margin)["a"]
+    wanted = stats.ttest_1samp(values, 0)
+    interval = wanted.confidence_interval(0.95)
+    assert one.p == pytest.approx(wanted.pvalue)
+    assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
+    below = stats.ttest_1samp(values, margin, alternative="less").pvalue
+    above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
+    assert one.p_same == pytest.approx(max(below, above))
+
+
+def test_moderated_variances_are_the_most_likely_of_limmas_model() -> None:
+    """Where the fitted prior has to reproduce the mean and the variance of log variances."""
+    s2, df = [1.0, 2.0, 0.3, 9.0, 4.0, 0.9, 1.7], [4, 4, 4, 5, 4, 4, 3]
+    d = np.array(df, float)
+    logs = np.log(s2) - special.digamma(d / 2) + np.log(d / 2)
+    excess = np.var(logs, ddof=1) - special.polygamma(1, d / 2).mean()
+    half = optimize.brentq(lambda x: special.polygamma(1, x) - excess, 1e-3, 1e6)
+    prior = math.exp(logs.mean() + special.digamma(half) - math.log(half))
+    for (variance, whole), s, own in zip(squeezed(s2, df), s2, df, strict=True):
+        assert variance == pytest.approx((2 * half * prior + own * s) / (2 * half + own))
+        assert own <= whole <= 2 * half + own + 1e-9
+
+
+def test_variances_that_differ_by_chance_alone_become_one() -> None:
+    found = squeezed([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
+    assert {round(variance, 12) for variance, _ in found} == {1.0125}
+    # Not 36 degrees: the differences have the other method's noise in common.
+    assert all(9 < df < 36 for _, df in found)
+
+
+def test_fewer_than_three_variances_stay_as_they_are() -> None:
+    assert squeezed([1.0, 4.0], [4, 4]) == [(1.0, 4.0), (4.0, 4.0)]
+    assert squeezed([], []) == []
+    assert squeezed([0.0, 0.0, 1.0, 0.0], [2, 2, 2, 2])[0] == (0.0, 2.0)
+
+
+def test_a_lucky_spread_does_not_decide() -> None:
+    """Four tenths on every seed, beside methods that vary by two points and lose five."""
+    rng = np.random.default_rng(0)
+    values = {f"m{i}": list(rng.normal(-5 * (i < 3), 2.0, 5)) for i in range(12)}
+    values["lucky"] = [-0.4, -0.41, -0.39, -0.4, -0.4]
+    assert differences({"lucky": values["lucky"]})["lucky"].sign == -1
+    assert together(differences(values))["lucky"].sign == 0
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_fewer_than_five_pairs_have_intervals_and_no_verdict(n: int) -> None:
+    values = [5.0, 5.01, 4.99, 5.0][:n]
+    one = together(differences({"a": values}, 50.0))["a"]
+    assert one.low < 5 < one.high
+    assert (one.sign, one.same) == (0, False)
+
+
+def test_of_equal_numbers_nothing_is_known() -> None:
+    one = together(differences({"a": [2.0] * 6}, 3.0))["a"]
+    assert all(map(math.isnan, (one.p, one.p_same, one.low, one.high, one.least)))
+    assert (one.sign, one.same, one.n) == (0, False, 6)
+    one = differences({"a": [2.0]})["a"]
+    assert math.isnan(one.p)
+
+
+def test_methods_that_always_agree_are_the_same() -> None:
+    found = together(differences({"a": [1e-13, 0.0, -1e-13, 0, 0], "b": [1, 2, 3, 1, 2]}, 2.0))
+    one = found["a"]
+    assert (one.low, one.high, one.p, one.least) == (0, 0, 1, 0)
+    assert one.same
+    assert not one.sign
+
+
+def test_a_spread_below_one_example_is_taken_for_that_of_the_test_set() -> None:
+    values = [2.0, 2.0, 2.1, 2.0, 2.0, 2.0]
+    floored = differences({"a": values}, floors={"a": (0.3, 1.8)})["a"]
+    assert floored.error == pytest.approx(1.8 / math.sqrt(6))
+    assert floored.std == pytest.approx(np.std(values, ddof=1))
+    kept = differences({"a": [0.0, 4.0, 2.0]}, floors={"a": (0.3, 1.8)})["a"]
+    assert kept.error == pytest.approx(2.0 / math.sqrt(3))
+    assert differences({"a": [2.0] * 5}, floors={"a": (0.3, 1.8)})["a"].p > 0.01
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1), SAMPLES, min_size=1, max_size=6))
+def test_an_interval_without_zero_has_a_verdict_and_one_in_the_margin_is_equivalent(
+    values: dict[str, list[int]],
+) -> None:
+    for one in together(differences(values, 15.0)).values():
+        if one.n >= FEWEST and (one.low > 0 or one.high < 0):
+            assert one.sign == np.sign(one.mean)
+        if one.n >= FEWEST and one.low > -15 and one.high < 15 and not one.sign:
+            assert one.same
+        assert not (one.same and one.sign)
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_steps_down(p: dict[str, float]) -> None:
+    """Rejects from the smallest on, as long as p_(i) < level / (m - i + 1)."""
+    found = holm(p)
+    for level in (0.01, 0.05, 0.2):
+        rejected: set[str] = set()
+        for i, (name, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
+            if not value < level / (len(p) - i):
+                break
+            rejected.add(name)
+        close = any(
+            abs(value * (len(p) - i) - level) < 1e-12 for i in range(len(p)) for value in p.values()
+        )
+        assert close or {name for name, one in found.items() if one < level} == rejected
+
+
+def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
+    found = holm({"a": 0.02, "b": math.nan, "c": 0.5})
+    assert found["a"] == pytest.approx(0.04)
+    assert math.isnan(found["b"])
+
+
+@pytest.mark.parametrize("tests", [1, 3, 6])
+@pytest.mark.parametrize("n", [3, 10])
+def test_dunnetts_quantile_is_scipys(tests: int, n: int) -> None:
+    rng = np.random.default_rng(tests * n)
+    control, *samples = rng.normal(size=(tests + 1, n))
+    found = stats.dunnett(*samples, control=control, rng=rng).confidence_interval(0.95)
+    pooled = np.mean([np.var(x, ddof=1) for x in (control, *samples)])
+    width = (found.high - found.low)[0] / 2 / math.sqrt(2 * pooled / n)
+    assert dunnett(tests, (tests + 1) * (n - 1)) == pytest.approx(width, rel=5e-3)
+
+
+def test_dunnetts_table() -> None:
+    """Dunnett (1964), Table II, two-sided, 5 %: 20 degrees of freedom and none to spare."""
+    assert dunnett(4, 20) == pytest.approx(2.65, abs=0.005)
+    assert dunnett(9, 20) == pytest.approx(2.95, abs=0.01)
+    assert dunnett(5, math.inf) == pytest.approx(2.51, abs=0.01)
+
+
+def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
+    """Share of tables with a claim where there is nothing; ``shared``: SD that replicates lack."""
+    rng = np.random.default_rng(methods * 1000 + n)
+    tables = 0
+    for _ in range(sims):
+        spreads = np.exp(0.3 * rng.normal(size=(methods + 1, 1)))
+        values = rng.normal(size=(methods + 1, n)) * spreads
+        values += shared * rng.normal(size=(methods + 1, 1))
+        found = together(differences(dict(enumerate(values[1:] - values[0]))))
+        tables += any(one.sign for one in found.values())
+    return tables / sims
+
+
+@pytest.mark.parametrize(
+    ("methods", "n", "sims"),
+    [
+        (2, 10, 300),
+        (11, 5, 150),
+        *[
+            pytest.param(methods, n, 4000, marks=pytest.mark.nightly)
+            for methods, n in product((3, 11, 40), (5, 10, 24))
+        ],
+    ],
+)
+def test_of_tables_without_differences_few_have_a_claim(methods: int, n: int, sims: int) -> None:
+    """At most 6 %, and three standard errors of the simulation."""
+    bound = 0.06 + 3 * math.sqrt(0.05 * 0.95 / sims)
+    assert false_claims(methods, n, sims) <= bound
