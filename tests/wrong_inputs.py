@@ -230,7 +230,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: choices are made on validation images. Raise it.'),
             ('tune --set evaluate.test=false', 'evaluate.test = false: what is chosen is tested. Remove it.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
-            ('leaderboard {no-select}', "no-select: select: Unknown key \"['worst']\". Did you mean 'worst'? Valid: average, worst, worst-then-average."),
+            ('leaderboard {no-design}', "no-design: [protocol]: Unknown key 'strategies'."),
             ('landscape {run} {run} --out x', '--out x: several runs have one name. Leave it out.'),
             ('list strategy', "Unknown list 'strategy'. Did you mean 'strategies'?"),
             ('list everything', "Unknown list 'everything'. Did you mean 'settings'?"),

@@ -17,7 +17,7 @@ from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
 from fairflower.plans.plan import parse_seeds
-from fairflower.plans.protocol import SHARE, VALIDATION, Protocol
+from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, Protocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import Tuning
@@ -113,6 +113,8 @@ def _with_validation(given: Given) -> Given:
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
     if not given.settings.get("evaluate.test", True):
         raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
+    if given.settings.get(EXAMPLES):
+        return given
     if given.assigned.get(VALIDATION, SHARE) == 0:
         raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
     # A run's config.toml has all settings, this one mostly at its default, which is 0.

@@ -99,7 +99,7 @@ class RunConfig:
 
     def evaluates(self, split: str) -> bool:
         """Whether models are tested on ``"test"`` images, or on those for ``"validation"``."""
-        return self.evaluate.test if split == "test" else bool(self.data.validation_fraction)
+        return self.evaluate.test if split == "test" else self.data.validated
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
@@ -294,10 +294,15 @@ def _check(config: RunConfig) -> None:
         rule.read_config(config.concise())
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not (config.evaluate.test or config.data.validation_fraction):
+    if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
             "evaluate.test = false: there are no validation examples to test on instead. Set "
-            "data.validation-fraction, or remove it."
+            "data.validation-fraction or data.validation-examples, or remove it."
+        )
+    if config.data.validation_fraction and config.data.validation_examples:
+        raise ConfigError(
+            "data.validation-fraction and data.validation-examples are both set; set one of them "
+            "to 0."
         )
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError(

@@ -77,12 +77,22 @@ class DataConfig:
         "choose hyper-parameters by, drawn by data.seed; 0: none.",
         max=1,
     )
+    validation_examples: int = setting(
+        0,
+        "Validation examples per domain, drawn by data.seed from the training examples that no "
+        "client holds, instead of validation-fraction; as many as there are, if fewer; 0: none.",
+    )
     imbalance_factor: int = setting(
         1,
         "Clients of the first domain for one of the last, in a geometric series (FedGCR's DIF: "
         "1, 5, 10), instead of clients-per-domain; 1: equally many.",
         min=1,
     )
+
+    @property
+    def validated(self) -> bool:
+        """Whether examples are kept out of training for validation."""
+        return bool(self.validation_fraction or self.validation_examples)
 
 
 @dataclass(frozen=True)

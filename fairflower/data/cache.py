@@ -38,7 +38,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.partition import divide, draw
-from fairflower.data.validation import keep_out
+from fairflower.data.validation import keep_out, set_aside
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.paths import file_name, home
@@ -101,8 +101,9 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for elsewhere in ("augment", "dir"):  # not in the files; in the fingerprint
         del settings[elsewhere]
-    if not config.validation_fraction:  # which there was not in folders of earlier versions
-        del settings["validation_fraction"]
+    for since in ("validation_fraction", "validation_examples"):  # not in earlier folders
+        if not settings[since]:
+            del settings[since]
     return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]
 
 
@@ -195,6 +196,10 @@ def _rows(
     config = data_set.config
     train = _train_rows(data_set, parts, labels["train"])
     test = _test_rows(config, parts, labels["test"])
+    if count := config.validation_examples:
+        pools = {part.name: part.rows for part in parts}
+        unused = set_aside(pools, train, count, config.seed)
+        return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
     own_labels = {part.name: labels["train"][part.domain] for part in parts}

@@ -38,6 +38,30 @@ def keep_out(
     return divided
 
 
+def set_aside(
+    pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
+) -> dict[str, list[Ints]]:
+    """Draw validation rows from those that no client holds, for each client of each group.
+
+    ``pools`` has a group's rows, int64 [N], and ``rows`` those of each of its clients. ``count`` of
+    a group's other rows, or all if there are fewer, are drawn by ``seed`` and the group's name, and
+    dealt to its clients, as test examples are. ``DataError`` if there are fewer than clients.
+    """
+    found = {}
+    for name, clients in rows.items():
+        unused = np.setdiff1d(pools[name], np.concatenate(clients))
+        if len(unused) < len(clients):
+            raise DataError(
+                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} train "
+                f"on all but {len(unused)} of its {len(pools[name])} training examples. Lower "
+                "data.fraction or data.examples-per-client, or use data.validation-fraction."
+            )
+        rng = np.random.default_rng(derive_seed(seed, name, "validation"))
+        drawn = rng.permutation(unused)[: max(count, len(clients))]
+        found[name] = np.array_split(drawn, len(clients))
+    return found
+
+
 def _wanted(images: int, share: float) -> int:
     # A product like 0.29 * 100 = 28.999999999999996 means 29.
     return max(1, int(share * images + 1e-9))

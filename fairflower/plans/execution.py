@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from flwr.serverapp import Grid
 
     from fairflower.data import Federation
-    from fairflower.plans.tuning import Tuning
+    from fairflower.plans.parallel import Study
     from fairflower.server.telling import OnRound
 
 
@@ -114,7 +114,7 @@ def execute(
     folders: list[Path] | None = None,
     jobs: int | None = 1,
     on_round: OnRound | None = None,
-    study: Tuning | None = None,
+    study: Study | None = None,
 ) -> list[Path]:
     """Make the runs, if there are any; ``folders`` grows as they end, whatever happens to the rest.
 

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,8 +29,18 @@ from fairflower.report import read_run
 from fairflower.server.progress import counting_bar, round_line
 from fairflower.server.telling import OnRound
 
-if TYPE_CHECKING:  # Optuna is slow to import, and few plans are a study's
-    from fairflower.plans.tuning import Tuning
+
+class Study(Protocol):
+    """What adds runs to a plan as others end."""
+
+    #: Runs that are still to be made, as far as can be known.
+    total: int
+
+    def watch(self, config: RunConfig) -> OnRound | None:
+        """Make what is called after every round of a run that begins, if anything is."""
+
+    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
+        """Note how a run ended; give the runs to make now, and whether the error is excused."""
 
 
 def execute_side_by_side(
@@ -39,7 +49,7 @@ def execute_side_by_side(
     console: Console,
     stop: threading.Event,
     folders: list[Path],
-    study: Tuning | None = None,
+    study: Study | None = None,
 ) -> None:
     """Make a plan's runs, ``jobs`` at a time, on the inline engine.
 

@@ -21,6 +21,9 @@ STUDY = "study.db"
 #: The share of images for validation, and what it is where a study's settings have none.
 VALIDATION, SHARE = "data.validation-fraction", 0.2
 
+#: Images for validation of each domain, instead of a share.
+EXAMPLES = "data.validation-examples"
+
 
 @dataclass(frozen=True)
 class Protocol:

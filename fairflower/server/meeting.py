@@ -112,9 +112,9 @@ def _call(
     if roll.sites:
         _check_undivided(config.data)
     assert roll.federation is not None
-    if config.data.validation_fraction and not roll.federation.validation_sizes:
+    if config.data.validated and not roll.federation.validation_sizes:
         raise ConfigError(
-            f"data.validation-fraction = {config.data.validation_fraction:g}: not all clients keep "
+            "data.validation-fraction or data.validation-examples is set, and not all clients keep "
             "images out of training. Start their SuperNodes with this version of fairflower."
         )
     return roll.federation, roll

@@ -54,7 +54,10 @@ class ClientData:
     def to_validate(self) -> ClientData:
         """The same with the examples for validation in place of those to test on."""
         if self.validation is None:
-            raise ValueError("There are no examples for validation: data.validation-fraction is 0.")
+            raise ValueError(
+                "There are no examples for validation: data.validation-fraction and "
+                "data.validation-examples are 0."
+            )
         return replace(self, test=self.validation)
 
 

@@ -22,7 +22,7 @@ from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.partition import with_every_value
 from fairflower.data.sites import open_site, unite
-from fairflower.data.validation import keep_out
+from fairflower.data.validation import keep_out, set_aside
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
@@ -152,6 +152,50 @@ def test_without_a_share_nothing_is_other_than_before() -> None:
         assert list(arrays) == ["x_train", "y_train", "x_test", "y_test"]
     assert "validation_sizes" not in json.loads(federation.to_json())
     assert federation.validation_sizes == ()
+
+
+@given(st.integers(4, 60), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 80))
+def test_examples_of_no_client_are_dealt_to_all_or_it_is_refused(
+    available: int, sizes: list[int], count: int
+) -> None:
+    assume(sum(sizes) <= available)
+    pool = np.random.default_rng(0).permutation(1000)[:available]
+    rows = {"a": np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])}
+    left = available - sum(sizes)
+    if left < len(sizes):
+        with pytest.raises(DataError, match=f"'a' train on all but {left} of its {available}"):
+            set_aside({"a": pool}, rows, count, 0)
+        return
+    drawn = set_aside({"a": pool}, rows, count, 0)["a"]
+    together = np.concatenate(drawn).tolist()
+    assert len({*together}) == len(together) == min(max(count, len(sizes)), left)
+    assert {*together} <= {*pool} - {*pool[: sum(sizes)]}
+    assert all(len(own) for own in drawn)
+    assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
+
+
+def test_training_and_tests_stay_where_unused_examples_are_for_validation() -> None:
+    whole, validated = data(), data(validation_examples=50)
+    assert validated.validation_sizes == (50,) * len(whole.domains)
+    assert data(validation_examples=5000).validation_sizes == (520, 220, 120, 120)
+    for client in whole.clients:
+        kept = validated.train(client.client_id)
+        np.testing.assert_array_equal(kept.x, whole.train(client.client_id).x)
+        out = validated.client_test(client.client_id, "validation")
+        assert len(out.y) == 25
+        assert not {x.tobytes() for x in out.x} & {x.tobytes() for x in kept.x}
+        now, then = validated.client_test(client.client_id), whole.client_test(client.client_id)
+        np.testing.assert_array_equal(now.x, then.x)
+    assert whole.folder != validated.folder
+
+
+def test_a_share_and_a_number_for_validation_do_not_go_together() -> None:
+    both = {"data.validation-fraction": 0.2, "data.validation-examples": 50}
+    with pytest.raises(ConfigError, match="are both set"):
+        RunConfig.from_flat(both)
+    assert not RunConfig.from_flat({**dict([*both.items()][1:]), "evaluate.test": False}).evaluates(
+        "test"
+    )
 
 
 # --- runs ----------------------------------------------------------------------------------------

@@ -1,0 +1,258 @@
+"""The design of a leaderboard, written down before its runs: one TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig, read_toml, unknown
+from fairflower.errors import ConfigError
+from fairflower.plans.plan import combine, parse_seeds
+
+#: Keys of the file's tables.
+_PROTOCOL = (
+    *("results", "reference", "screened", "confirmed", "points", "again", "scrambling"),
+    *("tuned-on", "federations", "margin", "margin-average", "margin-std"),
+)
+_BENCHMARK = ("federations", "overlap", "confirmed")
+_SWEEP = ("of", "methods", "federations")
+_TABLES = ("protocol", "settings", "benchmarks", "sweeps")
+
+#: What a federation decides: who holds which examples, and the model's and batches' seeds.
+_OWN = ("seed", "data.seed", "evaluate.test")
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Differences in points below which two methods count as equivalent."""
+
+    worst: float = 2.0  # in the worst half of the domains, the worst, and each domain
+    average: float = 1.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """One data set with its settings, and how methods are confirmed there."""
+
+    name: str
+    settings: Mapping[str, Any]  # run config keys
+    confirmed: tuple[str, ...]  # methods
+    federations: tuple[int, ...]
+    #: Test examples per training example of a federation, where draws of federations overlap
+    #: (Nadeau and Bengio 2003); 0 where they hardly do, or the claim is of these examples alone.
+    overlap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings of a benchmark that are varied, with the methods' values from there."""
+
+    name: str
+    benchmark: Benchmark
+    methods: tuple[str, ...]
+    federations: tuple[int, ...]
+    places: tuple[Mapping[str, Any], ...]  # run config keys over the benchmark's
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is compared, how it is tuned, and on which federations.
+
+    A method is named as its row: ``fedheal``, or ``gsam+fedism``, local training first. Federation
+    i has ``seed`` and ``data.seed`` i: partition, clients' data, first model and batches together.
+    """
+
+    path: Path
+    reference: str
+    screened: tuple[str, ...]
+    benchmarks: tuple[Benchmark, ...]  # in the order of the file
+    sweeps: tuple[Sweep, ...]
+    points: int  # settings tried for each method, the first being the paper's
+    again: int  # the best of them that are tried on the other federations, too
+    scrambling: int  # seed of the points
+    tuned_on: tuple[int, ...]  # federations: all points on the first
+    margins: Margins
+    results: Path
+
+    @classmethod
+    def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
+        """Read a TOML file with tables ``protocol``, ``settings``, ``benchmarks`` and ``sweeps``.
+
+        ``settings`` are run config keys of all benchmarks, over which go those of
+        ``benchmarks.<name>``, and over these what is ``given``.
+
+        Raises
+        ------
+        ConfigError
+            If the file is no design, has an unknown key or method, or tunes and confirms on one
+            federation.
+        """
+        flat = read_toml(path)
+        _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
+        protocol, common, tables, sweeps = (_table(flat, name) for name in _TABLES)
+        _check(f"{path}: [protocol]", protocol, _PROTOCOL)
+        if missing := [key for key in _PROTOCOL[:9] if key not in protocol]:
+            raise ConfigError(
+                f"{path}: [protocol] lacks {', '.join(missing)}; experiments/leaderboard.toml has "
+                "all of them."
+            )
+        tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
+        found = []
+        for name, own in _nested(tables).items():
+            about = {key: own.pop(key) for key in _BENCHMARK if key in own}
+            federations = about.get("federations", protocol["federations"])
+            found.append(
+                Benchmark(
+                    name,
+                    {**common, **own, **(given or {})},
+                    _methods(path, about.get("confirmed", protocol["confirmed"])),
+                    _federations(path, name, federations),
+                    float(about.get("overlap", 0.0)),
+                )
+            )
+        design = cls(
+            path,
+            protocol["reference"],
+            _methods(path, protocol["screened"]),
+            tuple(found),
+            tuple(_sweep(path, name, own, found) for name, own in _nested(sweeps).items()),
+            protocol["points"],
+            protocol["again"],
+            protocol["scrambling"],
+            tuned_on,
+            Margins(
+                *(
+                    float(protocol.get(key, default))
+                    for key, default in (
+                        ("margin", Margins.worst),
+                        ("margin-average", Margins.average),
+                        ("margin-std", Margins.std),
+                    )
+                )
+            ),
+            path.parent / protocol["results"],
+        )
+        design._check()
+        return design
+
+    def config(
+        self, benchmark: Benchmark, method: str, federation: int, **settings: Any
+    ) -> RunConfig:
+        """The config of one run, without what is tried; ``settings`` are run config keys."""
+        client, rule = parse_method(method)
+        flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
+        (config,) = combine({**flat, **settings}, [rule], None, [client])
+        return config
+
+    def benchmark(self, name: str) -> Benchmark:
+        """The benchmark of this name."""
+        return next(one for one in self.benchmarks if one.name == name)
+
+    def _check(self) -> None:
+        if not self.benchmarks:
+            raise ConfigError(f"{self.path}: it takes a table [benchmarks.<name>] for each.")
+        for key, value, least in (("points", self.points, 1), ("again", self.again, 1)):
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"{self.path}: [protocol] {key} = {value!r}: expected a whole number, {least} "
+                    "or more."
+                )
+        tested = [(one.name, one.federations) for one in self.benchmarks]
+        for name, federations in [*tested, *((one.name, one.federations) for one in self.sweeps)]:
+            if both := sorted(set(federations) & set(self.tuned_on)):
+                raise ConfigError(
+                    f"{self.path}: {name}: federation {both[0]} is among those of tuned-on, "
+                    "and methods are tested on others than they are tuned on. Name others."
+                )
+        for one in self.benchmarks:
+            if self.reference not in one.confirmed:
+                raise ConfigError(
+                    f"{self.path}: {one.name} confirms nothing against the reference "
+                    f"{self.reference!r}. Add it to confirmed."
+                )
+            for key in _OWN:
+                if key in one.settings:
+                    raise ConfigError(
+                        f"{self.path}: {one.name} sets {key}, which a federation's number and its "
+                        "stage decide. Remove it."
+                    )
+            for method in dict.fromkeys((*one.confirmed, *self.screened)):
+                self.config(one, method, 0)
+        for sweep in self.sweeps:
+            for place in sweep.places:
+                for method in sweep.methods:
+                    self.config(sweep.benchmark, method, 0, **place)
+
+
+def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
+    """Local training and aggregation of a row's name.
+
+    >>> [choice.name for choice in parse_method("gsam+fedism:q=1.0")]
+    ['gsam', 'fedism']
+    >>> [choice.name for choice in parse_method("fedmgda+")]
+    ['sgd', 'fedmgda+']
+    """
+    client, plus, rule = text.partition("+")
+    if not (plus and rule and rule[0] != ":"):
+        client, rule = "sgd", text
+    return ClientConfig.read(client), StrategyConfig.read(rule)
+
+
+def _methods(path: Path, text: Any) -> tuple[str, ...]:
+    if not isinstance(text, str):
+        raise ConfigError(f"{path}: methods are one text, as 'uniform,gsam+fedism', not {text!r}.")
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{path}: method {twice[0]!r} is named twice; remove one.")
+    for name in names:
+        for choice in parse_method(name):
+            choice.check()
+    return names
+
+
+def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
+    try:
+        return tuple(parse_seeds(str(text)))
+    except ConfigError as error:
+        reason = str(error).removeprefix("--seeds ")
+        raise ConfigError(f"{path}: {name}: federations {reason}") from error
+
+
+def _sweep(path: Path, name: str, own: dict[str, Any], found: Iterable[Benchmark]) -> Sweep:
+    """A sweep: ``vary`` has run config keys, each with the values that it takes, one at a time.
+
+    ``settings`` are those of all its places, over the benchmark's.
+    """
+    vary, settings = _table(own, "vary"), _table(own, "settings")
+    rest = {k: v for k, v in own.items() if k.partition(".")[0] not in ("vary", "settings")}
+    _check(f"{path}: [sweeps.{name}]", rest, _SWEEP)
+    named = {one.name: one for one in found}
+    if rest.get("of") not in named or not vary:
+        raise ConfigError(
+            f"{path}: [sweeps.{name}] takes of = one of {', '.join(named)}, and "
+            f"[sweeps.{name}.vary] with run config keys and their values."
+        )
+    places = [{**settings, key: value} for key, values in vary.items() for value in values]
+    methods = _methods(path, rest.get("methods", ""))
+    federations = _federations(path, name, rest.get("federations", ""))
+    return Sweep(name, named[rest["of"]], methods, federations, tuple(places))
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By the first part of the keys, the rest of them."""
+    return {name: _table(flat, name) for name in dict.fromkeys(k.partition(".")[0] for k in flat)}
+
+
+def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The keys below a table of a flat mapping."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
+
+
+def _check(what: str, found: Iterable[str], known: Iterable[str]) -> None:
+    for key in map(str, found):
+        if key not in known:
+            raise ConfigError(f"{what}: {unknown('key', key, known)}")

@@ -1,0 +1,130 @@
+"""Every finished run of a leaderboard, a row of one CSV file that is kept with the design."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from fairflower.config import RunConfig, identity, keys, shown
+from fairflower.errors import RunError
+
+#: Completed, or lost: the run diverged, or a domain was not tested throughout.
+Outcome = Literal["completed", "lost"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One finished run. Accuracies are fractions, the mean over the last five tested rounds."""
+
+    stage: str
+    benchmark: str
+    method: str
+    federation: int
+    settings: str  # those that were tried or varied, "train.lr=0.1 strategy.tau=0.3"
+    domains: str  # their names, quoted as for a shell
+    validation: str  # accuracy by domain, in this order; empty if not measured
+    test: str  # likewise: a trial has none
+    outcome: Outcome
+    reason: str  # why it is lost
+    processor: str
+    seconds: float
+    data: str  # digest of what every client holds
+    key: str  # digest of the config
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """By domain, on test examples if there are such; empty of a run that is lost."""
+        return tuple(map(float, (self.test or self.validation).split()))
+
+    @property
+    def domain_names(self) -> list[str]:
+        """In the order of the accuracies."""
+        return shlex.split(self.domains)
+
+    @classmethod
+    def read(cls, cells: Mapping[str, str]) -> Self:
+        """Read one from the cells of a file, by column."""
+        own: dict[str, Any] = dict(cells)
+        return cls(
+            **{**own, "federation": int(own["federation"]), "seconds": float(own["seconds"])}
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def key_of(config: RunConfig) -> str:
+    """A digest of all that decides a run's result: seed, and settings that are no defaults.
+
+    Where and how a run is executed is no part of it, and neither is a setting that came later,
+    while it is at its default.
+    """
+    defaults = {key: shown(value) for key, value in keys().items()}
+    found = identity(config.to_flat()) | {("seed", str(config.seed))}
+    told = sorted(pair for pair in found if defaults.get(pair[0]) != pair[1])
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+class Ledger:
+    """The file's rows by `key_of`; a row is on disk when `add` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, if there is one; a last line that was cut off by a kill is dropped.
+
+        Raises
+        ------
+        RunError
+            If the file is no ledger, or a row of it cannot be read.
+        """
+        self.path = path
+        self.rows: dict[str, Row] = {}
+        if not path.exists():
+            return
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        reader = csv.DictReader(StringIO(whole), strict=True)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise RunError(f"{path} is no leaderboard's results: its columns are others.")
+        for number, cells in enumerate(reader, start=2):
+            try:
+                row = Row.read(cells)
+            except (TypeError, ValueError) as error:
+                raise RunError(f"{path}, row {number} cannot be read: {error!r}.") from error
+            self.rows[row.key] = row
+        if whole != text:
+            path.write_text(whole, encoding="utf-8")
+
+    def add(self, row: Row) -> None:
+        """Append a row.
+
+        Raises
+        ------
+        RunError
+            If clients had other data than in earlier runs of this federation.
+        """
+        for other in self.rows.values():
+            place = (row.stage, row.benchmark, row.federation)
+            same = (other.stage, other.benchmark, other.federation) == place
+            if same and row.stage != "sweep" and other.data != row.data:
+                raise RunError(
+                    f"{self.path}: clients of {row.benchmark}, federation {row.federation}, have "
+                    f"other data than in earlier runs ({row.data}, not {other.data}). Bring back "
+                    "the data, or delete that benchmark's rows."
+                )
+        new = not self.path.exists()
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if new:
+                writer.writerow(COLUMNS)
+            writer.writerow(astuple(row))
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows[row.key] = row

@@ -1,0 +1,122 @@
+"""Makes the runs that are left of a design, several at a time, each a row when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from fairflower.config import RunConfig
+from fairflower.data import prepare
+from fairflower.errors import Diverged, told
+from fairflower.leaderboard.ledger import Row
+from fairflower.leaderboard.stages import STAGES, Planned, Stages
+from fairflower.plans.plan import Plan
+from fairflower.report import Run, read_run
+
+
+class Making:
+    """Gives runs out as workers ask for them: a `fairflower.plans.parallel.Study`.
+
+    ``jobs`` are given out at a time, so that what the last run decides is made before what comes
+    later in the design. Run folders, in ``folder``, are removed when their rows are written; a run
+    that was killed begins anew.
+    """
+
+    def __init__(self, stages: Stages, folder: Path, jobs: int) -> None:
+        self.stages, self.folder, self.jobs = stages, folder, jobs
+        self.given: dict[str, Planned] = {}
+        self.out = 0
+        self.total = sum(line.left for line in progress(stages))
+        self.plan = Plan(self._more())
+
+    def watch(self, config: RunConfig) -> None:
+        """No run is watched: none is pruned."""
+
+    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
+        """Note how a run ended; give those that can be made now. One that diverged is lost."""
+        self.out -= 1
+        path = self.folder / config.run_name
+        if error is None or isinstance(error, Diverged):
+            planned = self.given[config.run_name]
+            self.stages.ledger.add(_row(planned, read_run(path) if error is None else None, error))
+            shutil.rmtree(path, ignore_errors=True)
+        return self._more(), isinstance(error, Diverged)
+
+    def _more(self) -> list[RunConfig]:
+        found: list[RunConfig] = []
+        for planned in self.stages.left():
+            if self.out >= self.jobs:
+                break
+            if planned.key not in self.given:
+                self.given[planned.key] = planned
+                self.out += 1
+                found.append(self._placed(planned))
+        return found
+
+    def _placed(self, planned: Planned) -> RunConfig:
+        """The run's config with its folder, from which what a kill has left is removed."""
+        shutil.rmtree(self.folder / planned.key, ignore_errors=True)
+        config = planned.config
+        return dataclasses.replace(
+            config,
+            output_dir=str(self.folder),
+            run_name=planned.key,
+            checkpoint=dataclasses.replace(config.checkpoint, every=0),
+        )
+
+
+def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
+    federation = prepare(planned.config.data)
+    accuracies, reason = "", told(error) if error else ""
+    if run and run.whole():
+        values = run.accuracy[run.last()].mean(axis=0).tolist()
+        accuracies = " ".join(f"{value:.6g}" for value in values)
+    elif run:
+        reason = "not every domain was tested throughout"
+    on_test = planned.config.evaluate.test
+    info = run.info if run else {}
+    return Row(
+        planned.stage,
+        planned.benchmark,
+        planned.method,
+        planned.federation,
+        planned.settings,
+        shlex.join(federation.domains),
+        "" if on_test else accuracies,
+        accuracies if on_test else "",
+        "completed" if accuracies else "lost",
+        " ".join(reason.split()),
+        str(info.get("machine", {}).get("processor", "")),
+        round(float(info.get("seconds") or 0.0), 1),
+        federation.digest,
+        planned.key,
+    )
+
+
+class Progress(NamedTuple):
+    """How far a stage of a benchmark is."""
+
+    stage: str
+    benchmark: str
+    runs: int
+    left: int
+    hours: float | None  # of one core, by the runs that were made; None without any
+
+
+def progress(stages: Stages) -> list[Progress]:
+    """How many runs are left of each stage and benchmark, and how long they will take."""
+    rows = stages.ledger.rows.values()
+    made = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
+    found = []
+    counts = sorted(stages.counts().items(), key=lambda item: STAGES.index(item[0][0]))
+    for (stage, benchmark), runs in counts:
+        seconds = [row.seconds for row in rows if row.benchmark == benchmark]
+        left = runs - made[stage, benchmark]
+        hours = left * median(seconds) / 3600 if seconds else None
+        found.append(Progress(stage, benchmark, runs, left, hours))
+    return found

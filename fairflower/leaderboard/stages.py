@@ -1,0 +1,199 @@
+"""Which runs a design takes, in which order, and which of them are left.
+
+Screening tries every point of a method on the first tuning federation, and finalists the best of
+them on the others, all on validation examples. Confirmation trains the chosen settings on the
+federations of the design and tests them; sweeps vary a benchmark's settings with these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from fairflower.config import RunConfig, shown
+from fairflower.leaderboard.design import Benchmark, Design, Sweep
+from fairflower.leaderboard.ledger import Ledger, Row, key_of
+from fairflower.leaderboard.points import points, ranges
+from fairflower.numerics.metrics import worst_fraction
+from fairflower.plans.protocol import EXAMPLES
+
+#: The stages, in their order.
+STAGES = ("screening", "finalists", "confirmation", "sweep")
+SCREENING, FINALISTS, CONFIRMATION, SWEEP = STAGES
+
+#: The primary measure is the mean of this share of the domains, the worst of them.
+HALF = 0.5
+
+
+def worst_half(accuracies: Sequence[float]) -> float:
+    """The primary measure: the mean accuracy of the worst half of the domains.
+
+    >>> worst_half([0.9, 0.5, 0.7, 0.6]), worst_half([0.9, 0.5, 0.7, 0.6, 0.8])
+    (0.55, 0.55)
+    """
+    return worst_fraction(accuracies, HALF)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the design."""
+
+    stage: str
+    benchmark: str  # or a place of a sweep
+    method: str
+    federation: int
+    settings: str  # as a row has them
+    config: RunConfig
+    key: str
+
+
+class Stages:
+    """The runs of a design beside those that a ledger has."""
+
+    def __init__(
+        self, design: Design, ledger: Ledger, benchmarks: Sequence[str] | None = None
+    ) -> None:
+        self.design, self.ledger = design, ledger
+        self.benchmarks = [b for b in design.benchmarks if not benchmarks or b.name in benchmarks]
+        self.sweeps = [s for s in design.sweeps if s.benchmark in self.benchmarks]
+        self.points = cache(self._points)
+        self._planned = cache(self._plan)
+
+    # --- what is tried and chosen ----------------------------------------------------------
+
+    def _points(self, benchmark: Benchmark, method: str) -> list[dict[str, float]]:
+        config = self.design.config(benchmark, method, self.design.tuned_on[0])
+        return points(ranges(config), self.design.points, self.design.scrambling)
+
+    def row(self, planned: Planned) -> Row | None:
+        """The row of a run, if the run was made."""
+        return self.ledger.rows.get(planned.key)
+
+    def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
+        """The trials of a point: on the first tuning federation, then on the others."""
+        return [
+            self.screened(benchmark, method, number),
+            *(
+                self._planned(FINALISTS, benchmark, method, one, number)
+                for one in self.design.tuned_on[1:]
+            ),
+        ]
+
+    def screened(self, benchmark: Benchmark, method: str, number: int) -> Planned:
+        """The first trial of a point."""
+        return self._planned(SCREENING, benchmark, method, self.design.tuned_on[0], number)
+
+    def finalists(self, benchmark: Benchmark, method: str) -> list[int] | None:
+        """The points that are tried again, best first; None while screening is unfinished."""
+        found = {}
+        for number in range(self.design.points):
+            row = self.row(self.screened(benchmark, method, number))
+            if row is None:
+                return None
+            if row.outcome == "completed":
+                found[number] = worst_half(row.accuracies)
+        return sorted(found, key=lambda number: -found[number])[: self.design.again]
+
+    def chosen(self, benchmark: Benchmark, method: str) -> int | None:
+        """The point whose mean over the tuning federations is highest; None if not known yet.
+
+        One that was lost on a federation is not chosen. -1 if all were.
+        """
+        finalists = self.finalists(benchmark, method)
+        if finalists is None:
+            return None
+        best, mean = -1, -math.inf
+        for number in finalists:
+            rows = [self.row(trial) for trial in self.trials(benchmark, method, number)]
+            if not all(rows):
+                return None
+            made = [row for row in rows if row and row.outcome == "completed"]
+            value = sum(worst_half(row.accuracies) for row in made) / len(rows)
+            if len(made) == len(rows) and value > mean:
+                best, mean = number, value
+        return best
+
+    # --- the runs of a stage ---------------------------------------------------------------
+
+    def screening(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
+        """Every point of the methods, method after method."""
+        for method in methods:
+            for number in range(len(self.points(benchmark, method))):
+                yield self.screened(benchmark, method, number)
+
+    def again(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
+        """The best points on the other tuning federations, as far as they are known."""
+        for method in methods:
+            for number in self.finalists(benchmark, method) or ():
+                yield from self.trials(benchmark, method, number)[1:]
+
+    def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
+        """The chosen settings, federation after federation, so that pairs are complete early."""
+        chosen = {method: self.chosen(benchmark, method) for method in benchmark.confirmed}
+        for federation in benchmark.federations:
+            for method, number in chosen.items():
+                if number is not None and number >= 0:
+                    yield self._planned(CONFIRMATION, benchmark, method, federation, number)
+
+    def swept(self, sweep: Sweep) -> Iterator[Planned]:
+        """All methods with their benchmark's settings, at every place."""
+        for place in sweep.places:
+            for federation in sweep.federations:
+                for method in sweep.methods:
+                    number = self.chosen(sweep.benchmark, method)
+                    if number is not None and number >= 0:
+                        yield self._planned(
+                            *(SWEEP, sweep.benchmark, method, federation, number),
+                            tuple(place.items()),
+                        )
+
+    def planned(self) -> Iterator[Planned]:
+        """All runs that can be planned by now, those first that claims are made from."""
+        for one in self.benchmarks:
+            yield from self.screening(one, one.confirmed)
+            yield from self.again(one, one.confirmed)
+            yield from self.confirmation(one)
+        for one in self.benchmarks:
+            others = [method for method in self.design.screened if method not in one.confirmed]
+            yield from self.screening(one, others)
+            yield from self.again(one, others)
+        yield from chain.from_iterable(map(self.swept, self.sweeps))
+
+    def left(self) -> Iterator[Planned]:
+        """Those of them without a row."""
+        return (planned for planned in self.planned() if self.row(planned) is None)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many runs each stage of each benchmark takes, by stage and benchmark."""
+        design, again = self.design, min(self.design.again, self.design.points)
+        found = {}
+        for one in self.benchmarks:
+            methods = len(dict.fromkeys((*one.confirmed, *design.screened)))
+            found[SCREENING, one.name] = methods * design.points
+            found[FINALISTS, one.name] = methods * again * (len(design.tuned_on) - 1)
+            found[CONFIRMATION, one.name] = len(one.confirmed) * len(one.federations)
+        for sweep in self.sweeps:
+            runs = len(sweep.places) * len(sweep.methods) * len(sweep.federations)
+            name = sweep.benchmark.name
+            found[SWEEP, name] = found.get((SWEEP, name), 0) + runs
+        return found
+
+    def _plan(
+        self,
+        stage: str,
+        benchmark: Benchmark,
+        method: str,
+        federation: int,
+        number: int,
+        varied: tuple[tuple[str, Any], ...] = (),
+    ) -> Planned:
+        settings: Mapping[str, Any] = {**self.points(benchmark, method)[number], **dict(varied)}
+        on_test = stage in (CONFIRMATION, SWEEP)
+        own = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
+        config = self.design.config(benchmark, method, federation, **own)
+        told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
+        return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))

@@ -1,0 +1,370 @@
+"""The leaderboard's design, its runs in their order, and the rows that stand for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import studies
+from command import call
+from shipped import LEADERBOARD
+
+from fairflower.config import RunConfig
+from fairflower.errors import ConfigError, Diverged, RunError
+from fairflower.leaderboard.design import Design, parse_method
+from fairflower.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
+from fairflower.leaderboard.making import Making, progress
+from fairflower.leaderboard.points import LR, points, ranges
+from fairflower.leaderboard.stages import (
+    CONFIRMATION,
+    FINALISTS,
+    SCREENING,
+    SWEEP,
+    Stages,
+    worst_half,
+)
+from fairflower.registry import STRATEGIES
+
+FILE = """
+[protocol]
+results = "rows.csv"
+reference = "uniform"
+screened = "fedavg,uniform,fedheal,afl"
+confirmed = "uniform,fedheal,gsam+fedism"
+points = 4
+again = 2
+scrambling = 31
+tuned-on = "100-101"
+federations = "0-1"
+margin = 3.0
+
+[settings]
+num-server-rounds = 4
+
+[settings.data]
+clients-per-domain = 1
+examples-per-client = 30
+test-examples = 10
+validation-examples = 20
+
+[benchmarks.plain.data]
+domains = "plain,rotated"
+
+[benchmarks.noisy]
+federations = "0-2"
+overlap = 0.5
+
+[benchmarks.noisy.data]
+domains = "plain,inverted"
+
+[sweeps.skew]
+of = "plain"
+methods = "uniform,fedheal"
+federations = "50-51"
+
+[sweeps.skew.settings]
+data.fraction = 0.0
+
+[sweeps.skew.vary]
+train.local-epochs = [1, 2]
+data.clients-per-domain = [2]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "board.toml"
+    path.write_text(FILE)
+    return path
+
+
+def stages_of(file: Path) -> Stages:
+    design = Design.read(file)
+    return Stages(design, Ledger(design.results))
+
+
+def quality(config: RunConfig) -> tuple[float, float]:
+    """Best with a learning rate near 0.05 and a tau near 0.5; other federations are others."""
+    tau = float(config.strategy.args.get("tau") or 0.3)
+    lr = abs(np.log(config.train.lr / 0.05)) / 10
+    return 0.6 - lr - abs(tau - 0.5) / 4 + 0.01 * (config.seed % 7), 0.9
+
+
+def make(file: Path, most: int = 9999, quality: studies.Quality = quality) -> list[RunConfig]:
+    """Make what is left, or as many runs as a session has time for, without training."""
+    making = Making(stages_of(file), file.parent / "at-work", jobs=2)
+    return studies.make(making, quality, most=most)  # type: ignore[arg-type]
+
+
+# --- the design ----------------------------------------------------------------------------------
+
+
+def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
+    design = Design.read(file, {"num-server-rounds": 2})
+    plain, noisy = design.benchmarks
+    assert (plain.federations, noisy.federations, noisy.overlap) == ((0, 1), (0, 1, 2), 0.5)
+    assert dataclasses.astuple(design.margins) == (3.0, 1.0, 1.0)
+    config = design.config(noisy, "gsam+fedism", 2, **{LR: 0.2})
+    assert (config.seed, config.data.seed, config.num_server_rounds) == (2, 2, 2)
+    assert (config.label, config.train.lr) == ("gsam+fedism", 0.2)
+    (sweep,) = design.sweeps
+    assert [{**place} for place in sweep.places] == [
+        {"data.fraction": 0.0, "train.local-epochs": 1},
+        {"data.fraction": 0.0, "train.local-epochs": 2},
+        {"data.fraction": 0.0, "data.clients-per-domain": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("points = 4", "poins = 4", "Unknown key 'poins'. Did you mean 'points'"),
+        ("points = 4", "points = 0", "points = 0: expected a whole number, 1 or more"),
+        ("again = 2\n", "", r"\[protocol\] lacks again"),
+        ("[settings]", "[setings]", "Did you mean 'settings'"),
+        ('screened = "fedavg,', 'screened = "fedagv,', "Did you mean 'fedavg'"),
+        ('screened = "fedavg,', 'screened = "uniform,', "'uniform' is named twice"),
+        (
+            'confirmed = "uniform,',
+            'confirmed = "fedavg,',
+            "nothing against the reference 'uniform'",
+        ),
+        ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
+        ('federations = "0-1"', 'federations = "0-100"', "plain: federation 100 is among those"),
+        ('federations = "50-51"', 'federations = "101"', "skew: federation 101 is among those"),
+        ('federations = "0-1"', 'federations = "1-0"', "plain: federations '1-0'"),
+        (
+            "[settings.data]",
+            "[settings.data]\nseed = 3",
+            "plain sets data.seed, which a federation",
+        ),
+        ('of = "plain"', 'of = "plane"', r"sweeps.skew\] takes of = one of plain, noisy"),
+        ("train.local-epochs = [1, 2]", "train.local-epoch = [1]", "local-epoch"),
+        ("validation-examples = 20", "validation-example = 20", "validation-examples"),
+    ],
+)
+def test_a_wrong_design_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
+    assert old in FILE
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        Design.read(file)
+
+
+def test_a_rows_name_is_local_training_and_rule() -> None:
+    for text, names in {
+        "fedavg": ("sgd", "fedavg"),
+        "fedmgda+": ("sgd", "fedmgda+"),
+        "fedmgda+:epsilon=0.2": ("sgd", "fedmgda+"),
+        "scaffold+fedmgda+": ("scaffold", "fedmgda+"),
+    }.items():
+        assert tuple(choice.name for choice in parse_method(text)) == names
+
+
+@pytest.mark.slow
+def test_the_shipped_design_screens_every_rule_and_confirms_what_its_protocol_says() -> None:
+    design = Design.read(LEADERBOARD)
+    assert {parse_method(method)[1].name for method in design.screened} == {*STRATEGIES}
+    assert len(design.screened) == 27
+    for one in design.benchmarks:
+        assert len(one.confirmed) == 13
+        assert len(one.federations) >= 24
+        config = design.config(one, "uniform", 0)
+        assert config.data.validation_examples == 1000
+        assert config.num_server_rounds % config.evaluate.every == 0
+
+
+# --- the points ----------------------------------------------------------------------------------
+
+
+def test_methods_try_the_same_learning_rates_and_the_papers_values_first(file: Path) -> None:
+    design = Design.read(file)
+    tried = {}
+    for method in ("fedavg", "fedheal", "scaffold+fedism"):
+        found = ranges(design.config(design.benchmarks[0], method, 0))
+        first, *others = points(found, 9, design.scrambling)
+        assert first == {key: one.default for key, one in found.items()}
+        tried[method] = [one[LR] for one in others]
+        for key, one in found.items():
+            places = [
+                (
+                    np.log(point[key] / one.search.low) / np.log(one.search.high / one.search.low)
+                    if one.search.log
+                    else (point[key] - one.search.low) / (one.search.high - one.search.low)
+                )
+                for point in others
+            ]
+            # A point in every eighth, up to the three digits to which it was rounded.
+            expected = (np.arange(8) + 0.5) / 8
+            np.testing.assert_allclose(sorted(places), expected, atol=1 / 16 + 0.005)
+    assert tried["fedavg"] == tried["fedheal"] == tried["scaffold+fedism"]
+    assert 0.05 / 4 <= min(tried["fedavg"]) <= max(tried["fedavg"]) <= 2.5 * 0.05
+
+
+# --- the runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: Path) -> None:
+    done = make(file)
+    stages = stages_of(file)
+    rows = [*stages.ledger.rows.values()]
+    counts = Counter((row.stage, row.benchmark) for row in rows)
+    assert counts == stages.counts()
+    assert len({(c.run_name) for c in done}) == len(done) == len(rows)
+    assert not any(line.left for line in progress(stages))
+    for row in rows:
+        on_test = row.stage in (CONFIRMATION, SWEEP)
+        assert bool(row.test) == on_test
+        assert bool(row.validation) != on_test
+        assert (row.federation >= 100) != on_test
+        assert len(row.accuracies) == len(row.domain_names) == 2
+    for benchmark in stages.benchmarks:
+        for method in benchmark.confirmed:
+            mine = [row for row in rows if (row.benchmark, row.method) == (benchmark.name, method)]
+            first = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == SCREENING}
+            again = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == FINALISTS}
+            assert {*again} == {*sorted(first, key=first.__getitem__)[-2:]}
+            best = max(again, key=lambda settings: first[settings] + again[settings])
+            confirmed = [r for r in mine if r.stage == CONFIRMATION]
+            assert {r.settings for r in confirmed} == {best}
+            assert [r.federation for r in confirmed] == [*benchmark.federations]
+    places = {row.settings.split(" ", 1)[-1] for row in rows if row.stage == SWEEP}
+    assert any("data.clients-per-domain=2" in place for place in places)
+    order = [(row.benchmark, row.stage) for row in rows if row.method == "fedheal"]
+    claims = [pair for pair in order if pair[1] != SWEEP]
+    assert claims == sorted(
+        claims,
+        key=lambda pair: (pair[0] != "plain", [SCREENING, FINALISTS, CONFIRMATION].index(pair[1])),
+    )
+
+
+@pytest.mark.slow
+def test_a_later_session_makes_only_what_the_file_lacks(file: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (whole / "board.toml").write_text(FILE)
+    make(whole / "board.toml")
+    names = []
+    while made := make(file, most=17):
+        names += [config.run_name for config in made]
+    assert len(set(names)) == len(names)
+
+    def without_order(path: Path) -> list[str]:
+        return sorted((path / "rows.csv").read_text().splitlines())
+
+    assert without_order(file.parent) == without_order(whole)
+
+
+@pytest.mark.slow
+def test_what_diverges_is_a_row_and_not_chosen(file: Path) -> None:
+    def failing(config: RunConfig) -> tuple[float, float]:
+        best = config.strategy.name == "fedheal" and config.train.lr == 0.05
+        if best and config.seed == 101:
+            raise Diverged("the merged model\nholds NaN")
+        return quality(config)
+
+    make(file, quality=failing)
+    rows = [row for row in stages_of(file).ledger.rows.values() if row.method == "fedheal"]
+    lost = [row for row in rows if row.outcome == "lost"]
+    assert lost
+    assert {(row.federation, row.accuracies) for row in lost} == {(101, ())}
+    assert {row.reason for row in lost} == {"the merged model holds NaN"}
+    confirmed = {row.settings for row in rows if row.stage == CONFIRMATION}
+    assert confirmed
+    assert not confirmed & {row.settings for row in lost}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_otherwise_is_made_again_by_the_next_session(file: Path) -> None:
+    def failing(config: RunConfig) -> tuple[float, float]:
+        if config.strategy.name == "uniform" and config.seed == 100:
+            raise OSError("No space left on device")
+        return quality(config)
+
+    make(file, quality=failing)
+    assert not any(row.method == "uniform" for row in stages_of(file).ledger.rows.values())
+    make(file)
+    assert not [*stages_of(file).left()]
+
+
+# --- the rows ------------------------------------------------------------------------------------
+
+ROW = Row(
+    *("screening", "plain", "fedheal:tau=0.4", 100, "train.lr=0.1", "'site 1' b"),
+    *("0.5 0.25", "", "completed", "", "one, two", 12.5, "abcd1234", "00ff"),
+)
+
+
+def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [ROW, dataclasses.replace(ROW, key="11ff", outcome="lost", validation="", reason="NaN")]
+    for row in rows:
+        Ledger(path).add(row)
+    assert [*Ledger(path).rows.values()] == rows
+    assert ROW.domain_names == ["site 1", "b"]
+    assert ROW.accuracies == (0.5, 0.25)
+    text = path.read_text()
+    path.write_text(text + "screening,plain,fedh")
+    assert [*Ledger(path).rows.values()] == rows
+    assert path.read_text() == text
+
+
+def test_another_file_is_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("method,run\na,b\n")
+    with pytest.raises(RunError, match="no leaderboard's results"):
+        Ledger(path)
+    path.write_text(",".join(COLUMNS) + "\n" + ",".join("x" for _ in COLUMNS) + "\n")
+    with pytest.raises(RunError, match="row 2 cannot be read"):
+        Ledger(path)
+
+
+def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "rows.csv")
+    ledger.add(ROW)
+    ledger.add(dataclasses.replace(ROW, federation=101, data="other", key="11ff"))
+    with pytest.raises(RunError, match=r"federation 100, have other data .*other, not abcd1234"):
+        ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
+
+
+def test_a_key_is_of_what_decides_a_result() -> None:
+    flat = {"train.lr": 0.1, "strategy.name": "fedheal"}
+
+    def key(**own: object) -> str:
+        return key_of(
+            RunConfig.from_flat({**flat, **{k.replace("__", "."): v for k, v in own.items()}})
+        )
+
+    assert key() == key(engine="inline", strategy__tau=0.3)
+    others = [key(seed=1), key(data__seed=1), key(strategy__tau=0.4), key(strategy__name="afl")]
+    assert len({key(), *others}) == 5
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+FEW = (
+    FILE.replace("fedavg,uniform,fedheal,afl", "uniform")
+    .replace("uniform,fedheal,gsam+fedism", "uniform")
+    .replace("points = 4", "points = 1")
+    .replace("num-server-rounds = 4", "num-server-rounds = 1")
+)
+
+
+@pytest.mark.slow
+def test_the_command_makes_all_of_it_and_nothing_twice(tmp_path: Path) -> None:
+    file = tmp_path / "board.toml"
+    file.write_text(FEW[: FEW.index("[sweeps")])
+    told = call("leaderboard", str(file), "--plan")
+    assert "2 of     2 runs left, unknown core-hours" in told
+    work = f"--output-dir={tmp_path / 'work'}"
+    said = call("leaderboard", str(file), "--benchmarks=plain", "--jobs=2", work)
+    assert "4 runs are left" in said
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 4
+    assert not [*(tmp_path / "work" / "at-work").iterdir()]
+    again = call("leaderboard", str(file), "--benchmarks=plain", work)
+    assert "All runs are in" in again
+    shown = call("leaderboard", str(file), "--benchmarks=plan", expect=2)
+    assert "has no plan, but plain, noisy" in " ".join(shown.split())
