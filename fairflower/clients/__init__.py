@@ -1,4 +1,17 @@
-"""Methods of local training: one file per paper."""
+"""Trainers: how a client trains in a round. Each file implements a paper.
+
+Examples
+--------
+A trainer in the ClientApp of a Flower app:
+
+>>> from fairflower.clients import SGD, make_client_app
+>>> from fairflower.config import TrainConfig
+>>> def trainer_fn(context, config):
+...     client = int(context.node_config["partition-id"])
+...     settings = TrainConfig(lr=config["train.lr"])
+...     return SGD(make_net(), load_data(client), settings, client_id=client, seed=0)
+>>> app = make_client_app(trainer_fn)
+"""
 
 from fairflower.clients.sgd import SGD
 from fairflower.training.app import make_client_app

@@ -9,33 +9,49 @@ from fairflower.training.trainer import Trainer
 
 
 class Ditto(Trainer):
-    """Plain local training, and beside it a personal model that stays with the client.
+    """Plain local training, and a personal model that stays with the client.
 
-    The global track is that of ``sgd``. The personal model v_k takes the same batches,
-    as often, from where it was (at first from the received model w_t), by the gradient
-    of their Eq. 2, ``grad F_k(v) + lambda (v - w_t)``: lambda = 0 is training alone,
-    a large one holds v at the global model. Gradient steps need ``lr * lambda < 2``.
-    Buffers are the personal model's own.
+    The global model is trained as by ``sgd``. The personal model v_k then takes the same batches
+    for as many steps, from its state after the last round (at first from the received model w_t),
+    with the gradient of Eq. 2, ``grad F_k(v) + lambda (v - w_t)``. lambda = 0 is training alone; a
+    large lambda keeps v near the global model. Gradient steps need ``lr * lambda < 2``. The
+    personal model has its own buffers. A round takes twice the time.
 
-    ``test`` also reports ``personal_accuracy``: v_k on the client's own test images (the
-    received model's before the client has trained). It is asked for by ``evaluate.by =
-    "clients"`` or ``"both"``. A round costs twice the time.
-
-    FedHEAL's Table 3 has a row of Ditto "with personalized models aggregated into global
-    model", which the original never does. No code of it was released, lambda is not
-    given, and the words have several readings: personal models that go on from where
-    they were, averaged in place of the global track, which ``share = "personal"`` does
-    (mean-regularised multi-task learning: Liu et al., NeurIPS 2022); personal models that
-    start from w_t in every round, which is ``fedprox`` with ``mu = lambda``; an average
-    that is tested and not sent back. So the row cannot be made as it was.
+    ``test`` also reports ``personal_accuracy``: the accuracy of v_k on the client's test examples,
+    or of the received model before the client has trained. It runs with ``evaluate.by =
+    "clients"`` or ``"both"``.
 
     Parameters
     ----------
     lambda_
-        Default 1 (the original picks one of 0.1, 1 and 2 by validation).
+        Weight of the distance from the global model. Default 1 (the original selects 0.1, 1 or 2
+        by validation).
     share
-        ``"global"`` (default, the original) or ``"personal"``: what goes to the server.
-        With ``"personal"`` there is no global track, and a round costs its time once.
+        Model sent to the server: ``"global"`` (default, the original) or ``"personal"``. With
+        ``"personal"`` no global model is trained, and a round takes the usual time.
+
+    See Also
+    --------
+    FedProx : The same penalty on the global model.
+
+    Notes
+    -----
+    FedHEAL's Table 3 has a row of Ditto "with personalized models aggregated into global model",
+    which the original never does. Neither code nor lambda was released, and the phrase has several
+    readings: (1) personal models that continue from their last state and are averaged in place of
+    the global model, which is ``share = "personal"`` (mean-regularized multi-task learning: Liu et
+    al., NeurIPS 2022); (2) personal models that start from w_t in every round, which is ``fedprox``
+    with ``mu = lambda``; (3) an average that is tested and not sent back. So this row cannot be
+    reproduced.
+
+    Examples
+    --------
+    >>> from fairflower.clients.ditto import Ditto
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = Ditto(tiny(), data(), SETTINGS, client_id=0, seed=0, lambda_=0.1)
+    >>> _ = client.train(server_round=1)
+    >>> sorted(client.state), sorted(client.test())
+    (['personal'], ['accuracy', 'eval_loss', 'personal_accuracy'])
     """
 
     paper = "Li et al., ICML 2021"
@@ -59,7 +75,7 @@ class Ditto(Trainer):
             self.receive(self.start)
 
     def adjust_gradients(self) -> None:
-        """On the personal track add ``lambda (v - w_t)``."""
+        """Add ``lambda (v - w_t)`` while the personal model is trained."""
         if self.personal:
             self.add_to_gradients(self.drift(self.received), self.lambda_)
 
@@ -73,7 +89,7 @@ class Ditto(Trainer):
         self.descend(server_round)
         self.state["personal"] = self.send()
         self.receive(trained)
-        self.steps = steps  # of the model that is sent
+        self.steps = steps  # steps of the model that is sent
 
     def test(self) -> dict[str, float]:
         metrics = super().test()

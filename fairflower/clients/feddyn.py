@@ -10,25 +10,43 @@ from fairflower.training.trainer import Trainer
 
 
 class FedDyn(Trainer):
-    """Local training whose objective changes until local and global optima agree.
+    """Local training with a dynamic regularizer, under which local and global optima agree.
 
-    Minimises, theta_t being the received model (their Eq. 1)::
+    Minimizes, with theta_t the received model (Eq. 1)::
 
         L_k(theta) - <g_k, theta> + alpha/2 ||theta - theta_t||^2
         g_k <- g_k - alpha (theta_k - theta_t)                       afterwards, from 0
 
-    The client keeps g_k as s_k = -g_k / alpha, the sum of all its updates, so each
-    gradient gets ``alpha (s_k + theta - theta_t)``; the server corrects the merged
-    model by its own sum of updates (``DynamicRegulariser``). Where it converges,
-    g_k is the gradient of L_k, weight decay included, at the common model.
-    ``train_loss`` is of L_k alone. Buffers are averaged and not regularised. (A penalty
-    written on the global model's parameters, as in code around FedHEAL, has no gradient
-    here: that is FedAvg.)
+    The client stores s_k = -g_k / alpha, the sum of all its updates, so each gradient gets
+    ``alpha (s_k + theta - theta_t)``. The server corrects the merged model with its sum of updates
+    (``DynamicRegulariser``). At convergence, g_k is the gradient of L_k, including weight decay, at
+    the common model. ``train_loss`` is L_k alone. Buffers are averaged and not regularized.
 
     Parameters
     ----------
     alpha
-        Default 0.01 (the original's for most experiments).
+        Weight of the regularizer. Default 0.01 (the original's for most experiments).
+
+    See Also
+    --------
+    SCAFFOLD : Corrects local gradients by control variates.
+    FedProx : The quadratic penalty alone.
+
+    Notes
+    -----
+    Code around FedHEAL writes the penalty on the global model's parameters, which has no gradient
+    with respect to the local model and leaves FedAvg.
+
+    Examples
+    --------
+    >>> from fairflower.clients.feddyn import FedDyn
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedDyn(tiny(), data(), SETTINGS, client_id=0, seed=0, alpha=0.1)
+    >>> before = client.send()
+    >>> _ = client.train(server_round=1)
+    >>> update = client.send()["head.bias"] - before["head.bias"]
+    >>> bool((client.state["updates"]["head.bias"] == update).all())
+    True
     """
 
     paper = "Acar et al., ICLR 2021"

@@ -22,19 +22,19 @@ Similarity = Literal["variant", "cosine", "dot"]
 
 
 class FedGC(FeatureTrainer):
-    """Train prompts that suit the client's type, near to what the server makes of it.
+    """Train prompts for the client's type: the local training of FedGCR, for a `PromptViT`.
 
     With h the type-specific prompt of an image and z its representation (`PromptViT`),
-    H_1 ... H_T' the centres of the clusters of clients, of which i is this client's
-    (the exchange ``centres``), h_prev its mean prompt in its last round (Eq. 4), and
-    z_0 and z_prev what the received model and its own last one make of the image::
+    H_1 ... H_T' the centers of the clusters of clients, i the client's cluster (the exchange
+    ``centres``), h_prev its mean prompt in its last round (Eq. 4), and z_0 and z_prev the
+    representations of the image by the received model and by the client's last model::
 
         loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
         L_RA = -log( e^(z.z_0/tau) / (e^(z.z_0/tau) + e^(z.z_prev/tau)) )         (Eq. 8)
 
-    averaged over the batch. Three variants, named as those of ``FedGCR``, whose table has
-    the server's part; the default, ``"adapted"``, is this library's::
+    averaged over the batch. The variants are named as in ``FedGCR``, whose table has the server's
+    part; the default, ``"adapted"``, is this library's::
 
                               paper                released                adapted
         a.b (Eq. 7, 8)        product              cosine                  cosine
@@ -47,40 +47,56 @@ class FedGC(FeatureTrainer):
         no cluster yet        CE                   CE + CE without h       CE
         train_loss            all of Eq. 6         CE                      CE
 
-    (1) In the client's last round. "What was sent": what the server made H of, by default
-    the received model's. With the paper's variant that is the trained model's.
+    (1) In the client's last round. "What was sent": the representation from which the server made
+    H, by default of the received model; with the server's paper variant, of the trained model.
 
-    Products as the equations are printed are of the size of d, since z leaves a layer norm
-    with a length of sqrt(d), and outweigh the cross entropy: adapted therefore takes the
-    authors' cosines (see ``FedGCR`` for what the paper's text came to). It reports the
-    cross entropy, because by the whole of Eq. 6 a server would compare clients that have
-    a cluster with others that have none, and lack the other terms. Of the released code
-    are left out: dropout, the mixing of a batch's h, moments of AdamW that outlive a
-    round, and a learning rate for each part.
+    A client without a cluster (first round of the run or of the client, or a server that shares no
+    centers) trains with the cross entropy alone, as in Algorithm 1 while H is NULL. Neither z_0 nor
+    z_prev has a gradient. The client keeps its last prompts, GC-Net and head.
 
-    A client without a cluster (the first round, its own first round, a server that shares
-    no centres) trains with the cross entropy alone, as in Algorithm 1 while H is NULL.
-    What it kept waits while it sits rounds out. Neither z_0 nor z_prev has a gradient. It
-    keeps its last prompts, GC-Net and head.
-
-    The paper's optimiser is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
+    The paper's optimizer is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
     ``train.lr = 0.001``.
 
     Parameters
     ----------
     lambda1, lambda2
-        Defaults 0.5 and 0.1 (paper).
+        Weights of L_GC and L_RA. Defaults 0.5 and 0.1 (paper).
     tau
-        Default 0.5 (paper).
+        Temperature. Default 0.5 (paper).
     similarity
-        ``"cosine"``, or ``"dot"`` for products; default ``"variant"``: the variant's.
+        ``"cosine"``, or ``"dot"`` for products. Default ``"variant"``: as the variant.
     variant
         ``"adapted"`` (default), ``"paper"`` or ``"released"``.
 
     Raises
     ------
     ConfigError
-        With a network that is no `PromptViT` or has no GC-Net, or an unknown similarity or variant.
+        If the network is no `PromptViT` with a GC-Net.
+
+    See Also
+    --------
+    fairflower.strategies.fedgcr.FedGCR : The server's half.
+
+    Notes
+    -----
+    Products, as the equations are printed, are of the order of d, because z leaves a layer norm
+    with length sqrt(d), and outweigh the cross entropy. ``"adapted"`` therefore uses the authors'
+    cosines (``FedGCR`` has results of the paper's text). It reports the cross entropy, because with
+    the whole of Eq. 6 the server would compare clients with a cluster, and all terms, to clients
+    without. Of the released code, these are left out: dropout, the mixing of a batch's h, moments
+    of AdamW that persist between rounds, and separate learning rates.
+
+    Examples
+    --------
+    >>> from torchvision.models import VisionTransformer
+    >>> from fairflower.clients.fedgc import FedGC
+    >>> from fairflower.models.prompt_vit import PromptViT
+    >>> from fairflower.testing.federations import SETTINGS, data
+    >>> model = PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), num_classes=4, shape=(1, 8, 8))
+    >>> client = FedGC(model, data(), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> sorted({name.partition('.')[0] for name in client.send()})
+    ['gc_net', 'head', 'prompts']
     """
 
     paper = "Cheng et al., AAAI 2024 (FedGCR)"
@@ -102,8 +118,8 @@ class FedGC(FeatureTrainer):
     ) -> None:
         if not isinstance(model, PromptViT) or model.gc_net is None:
             raise ConfigError(
-                "client.name = 'fedgc' trains a PromptViT's GC-Net, and this "
-                f"{type(model).__name__} has none. Set model.name to prompt-vit-tiny or "
+                f"client.name = 'fedgc' needs a PromptViT with a GC-Net, got a "
+                f"{type(model).__name__} without. Set model.name to prompt-vit-tiny or "
                 "prompt-vit-b-16."
             )
         super().__init__(model, *args, **options)
@@ -138,13 +154,13 @@ class FedGC(FeatureTrainer):
         )
 
     def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-        """Take one step on Eq. 6; return the loss before it that is reported."""
+        """Take a step on Eq. 6; return the loss before it, as reported in ``train_loss``."""
         self.losses = []
         super().step(optimizer, x, y)
-        return self.losses[0]  # sharpness-aware steps have a second one
+        return self.losses[0]  # sharpness-aware steps compute a second loss
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Eq. 6."""
+        """Return Eq. 6 for a batch."""
         h = widened(self.model.customise(x))
         z = widened(self.model.prompted(x, h))
         loss = entropy = self.criterion(self.model.head(z), y)
@@ -153,7 +169,7 @@ class FedGC(FeatureTrainer):
             z_0, z_prev = (self.frozen_features(a, x) for a in (self.anchor, self.previous))
             loss = (
                 loss
-                + weight1 * self.customisation(h, self.H, self.cluster, self.h_prev)
+                + weight1 * self.customization(h, self.H, self.cluster, self.h_prev)
                 + weight2 * self.alignment(z, z_0, z_prev)
             )
         elif self.variant == "released":
@@ -162,13 +178,13 @@ class FedGC(FeatureTrainer):
         self.losses.append((loss if self.variant == "paper" else entropy).detach())
         return loss
 
-    def customisation(self, h: Tensor, H: Tensor, own: int, h_prev: Tensor) -> Tensor:
-        """L_GC of prompts [B, d], with centres [T', d] and the former mean prompt [d]."""
+    def customization(self, h: Tensor, H: Tensor, cluster: int, h_prev: Tensor) -> Tensor:
+        """Return L_GC of prompts [B, d], with centers [T', d] and the last mean prompt [d]."""
         logits = self._similarity(h[:, None], torch.cat([H, h_prev[None]])) / self.tau
-        return F.cross_entropy(logits, torch.full((len(h),), own, device=h.device))
+        return F.cross_entropy(logits, torch.full((len(h),), cluster, device=h.device))
 
     def alignment(self, z: Tensor, z_0: Tensor, z_prev: Tensor) -> Tensor:
-        """L_RA of representations, all [B, d]."""
+        """Return L_RA of representations, all [B, d]."""
         tau = 1.0 if self.variant == "released" else self.tau
         # -log(e^a / (e^a + e^b)) = softplus(b - a)
         return F.softplus((self._similarity(z, z_prev) - self._similarity(z, z_0)) / tau).mean()

@@ -13,25 +13,43 @@ from fairflower.training.features import FeatureTrainer
 
 
 class FedLSA(FeatureTrainer):
-    """Local training that draws features on the unit sphere to anchors from the server.
+    """Local training that pulls normalized features to class anchors from the server.
 
-    With h = z / ||z|| the features of an image and a_c the anchors of the classes, which
-    the server learns (``SemanticAnchors``; their Eqs. 8 to 10)::
+    With h = z / ||z|| the features of an image and a_c the anchors of the classes, which the server
+    learns (``SemanticAnchors``; Eqs. 8 to 10)::
 
         L = L_CE + lambda * mean -log( e^(<a_y, h>/tau) / sum_c e^(<a_c, h>/tau) )
 
-    The server sends no anchors in round 1, as it has no trained classifier yet.
-
-    The original has a projector under the sphere, and a head that sees h. Here h is of
-    the features themselves, and the head sees z: the network that is trained and tested
-    is that of every other method (inferred; no code was published).
+    In round 1 the server has no trained classifier and sends no anchors; the loss is L_CE.
 
     Parameters
     ----------
     lambda_
-        Default 0.1 (FedEquilibria, Table 5, Digits and PACS; 0.7 on Office-Caltech).
+        Weight of the anchor loss. Default 0.1 (FedEquilibria, Table 5, Digits and PACS; 0.7 on
+        Office-Caltech).
     tau
-        Default 0.1 (the same).
+        Temperature. Default 0.1 (the same table).
+
+    See Also
+    --------
+    FedProto : Class prototypes averaged over clients.
+    FedProc : A contrastive loss with class prototypes.
+
+    Notes
+    -----
+    The original has a projector below the sphere, and its head sees h. Here h is computed from the
+    features themselves, and the head sees z, so that the network is the same as for every other
+    trainer (inferred; no code was published).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.clients.fedlsa import FedLSA
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedLSA(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> client.shared = {"anchors": {"anchors": np.eye(4, 6, dtype=np.float32)}}
+    >>> round(client.train(server_round=2)["train_loss"], 2)
+    1.91
     """
 
     paper = "Fu et al., AAAI 2025"
@@ -55,5 +73,5 @@ class FedLSA(FeatureTrainer):
         loss = self.criterion(logits, y)
         if self.anchors is None:
             return loss
-        likeness = F.normalize(z) @ self.anchors.T / self.tau
-        return loss + self.lambda_ * F.cross_entropy(likeness, y)
+        similarity = F.normalize(z) @ self.anchors.T / self.tau
+        return loss + self.lambda_ * F.cross_entropy(similarity, y)

@@ -16,28 +16,41 @@ from fairflower.training.trainer import Arrays, Trainer
 
 
 class FedMix(Trainer):
-    """Mixup with averages of other clients' images, which therefore leave the clients.
+    """Mixup with averages of other clients' images, which are sent to all clients.
 
-    With an averaged image x' and its averaged label y', their loss is Mixup's, expanded
-    to first order in lambda::
+    With an averaged image x' and its averaged label y', the loss is Mixup's, expanded to first
+    order in lambda::
 
         (1 - lambda) CE(f(u), y) + lambda CE(f(u), y') + lambda <d CE(f(u), y) / du, x'>
 
-    at ``u = (1 - lambda) x``, averaged over the batch. Each step takes one of the averages
-    that the server shares, all of them in random order; without any (the first round),
-    it is the cross entropy. The last term is differentiated twice: about three times
-    the work of a plain step.
+    at ``u = (1 - lambda) x``, averaged over the batch. Each step uses another of the averages that
+    the server shares, in random order. Without averages, as in the first round, the loss is the
+    cross entropy. The last term is differentiated twice; a step takes about three times the work of
+    a plain step.
 
-    **An average of a batch is sent to all clients**, images and labels. Each is over
-    ``train.batch-size`` images, all of them where a client has fewer, and always over the
-    same ones. A client with a single image sends none.
+    **Privacy: averages of images and labels are sent to all clients.** Each average is over
+    ``train.batch-size`` images, or all images of a smaller client, and over the same images in
+    every round. A client with a single image sends none.
 
     Parameters
     ----------
     lambda_
-        Default 0.05 (the comparison in FedGCR; the original: 0.05 and more).
+        Share of the averages. Default 0.05 (the comparison in FedGCR; the original: 0.05 and more).
     batches
-        Averages that a client sends, at most. Default 2 (likewise).
+        Largest number of averages that a client sends. Default 2 (the comparison in FedGCR).
+
+    See Also
+    --------
+    HarmoFL : Shares amplitudes of images instead of images.
+
+    Examples
+    --------
+    >>> from fairflower.clients.fedmix import FedMix
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedMix(tiny(), data(train=16), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> {name: array.shape for name, array in client.returns["averages"].items()}
+    {'images': (2, 1, 8, 8), 'labels': (2, 4)}
     """
 
     paper = "Yoon et al., ICLR 2021"
@@ -73,24 +86,25 @@ class FedMix(Trainer):
         u = ((1 - self.lambda_) * x.detach()).requires_grad_()
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels cannot be differentiated twice
             logits = self.model(u)
-            own = self.criterion(logits, y)
-            # Of the mean: every image's gradient is already divided by their number.
-            (slope,) = torch.autograd.grad(own, u, create_graph=True)
-        # The client's class frequencies say nothing of others' labels: no adjustment.
+            local = self.criterion(logits, y)
+            # Gradient of the batch mean: already divided by the batch size.
+            (slope,) = torch.autograd.grad(local, u, create_graph=True)
+        # No logit adjustment: the client's class frequencies do not apply to others' labels.
         mixed = F.cross_entropy(logits, label)
         along = (slope * other).sum()
-        return (1 - self.lambda_) * own + self.lambda_ * (mixed + along)
+        return (1 - self.lambda_) * local + self.lambda_ * (mixed + along)
 
     def end(self, server_round: int) -> None:
         self.returns["averages"] = self.averages()
 
     def averages(self) -> Arrays:
-        """``images`` [M, C, H, W], normalised, and ``labels`` [M, classes], both float32."""
+        """Return ``images`` [M, C, H, W], normalized, and ``labels`` [M, classes], both float32."""
         x, y = self.data.train
         classes = self.data.num_classes
         size = max(min(self.settings.batch_size, len(y)), 2)
         count = min(self.batches, len(y) // size)
-        # Round 0: the same images in every round, as more averages would tell more of them.
+        # Round 0 in the seed: the same images in every round, since other averages of the same
+        # images would reveal more about them.
         draws = np.random.default_rng(self.derive_seed(0, "averages"))
         groups = draws.permutation(len(y))[: count * size].reshape(count, size)
         mean, std = (np.reshape(a, (-1, 1, 1)) for a in (self.data.mean, self.data.std))

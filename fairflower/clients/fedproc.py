@@ -14,24 +14,42 @@ from fairflower.training.features import PrototypeTrainer
 
 
 class FedProc(PrototypeTrainer):
-    """Local training that moves from prototypes to labels over the rounds.
+    """Local training that moves from a prototype loss to the cross entropy over the rounds.
 
-    With z [d] the features of an image, c_j the prototypes scaled to length one, and
-    t the rounds done of T::
+    With z [d] the features of an image, c_j the prototypes scaled to unit length, and t of T
+    rounds completed::
 
         L = a L_proc + (1 - a) L_CE,    a = 1 - t/T
         L_proc = mean -log( e^<z, c_y> / sum_j e^<z, c_j> )
 
-    Features are not scaled and there is no temperature, as in the authors' released
-    code. Classes without prototype are left out of L_proc; in round 1, where nobody has
-    one, the loss is L_CE, as theirs. (Code around FedHEAL keeps a = 1 there and trains
-    nothing.)
+    Features are not scaled, and there is no temperature, as in the authors' released code. Classes
+    without a prototype are left out of L_proc. In round 1 no class has a prototype, and the loss is
+    L_CE.
 
     Parameters
     ----------
     rounds
-        T. Default 0: the run's number of rounds, or where that is not known 100 (the
-        authors' code).
+        T. Default 0: the run's number of rounds or, if that is unknown, 100 (the authors' code).
+
+    See Also
+    --------
+    FedProto : A quadratic loss with class prototypes.
+    MOON : A contrastive loss between models.
+
+    Notes
+    -----
+    Code around FedHEAL keeps a = 1 in round 1 and trains nothing.
+
+    Examples
+    --------
+    >>> from fairflower.clients.fedproc import FedProc
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedProc(tiny(), data(), SETTINGS, client_id=0, seed=0, rounds=10)
+    >>> for server_round in (1, 6):
+    ...     _ = client.train(server_round)
+    ...     print(client.a, sorted(client.returns))
+    1.0 ['prototypes']
+    0.5 ['prototypes']
     """
 
     paper = "Mu et al., FGCS 2023"
@@ -52,7 +70,7 @@ class FedProc(PrototypeTrainer):
         z, logits = self.outputs(x)
         if self.prototypes is None:
             return self.criterion(logits, y)
-        likeness = (z @ self.directions.T).masked_fill(~self.known, float("-inf"))
-        labels = torch.where(self.known[y], y, -100)  # which cross_entropy ignores
-        contrast = F.cross_entropy(likeness, labels, reduction="sum")
+        similarity = (z @ self.directions.T).masked_fill(~self.known, float("-inf"))
+        labels = torch.where(self.known[y], y, -100)  # cross_entropy ignores -100
+        contrast = F.cross_entropy(similarity, labels, reduction="sum")
         return self.a * contrast / len(y) + (1 - self.a) * self.criterion(logits, y)

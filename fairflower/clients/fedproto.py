@@ -12,20 +12,34 @@ from fairflower.training.features import PrototypeTrainer
 
 
 class FedProto(PrototypeTrainer):
-    """Local training that draws every feature vector to its class's prototype.
+    """Local training that pulls each feature vector to the prototype of its class.
 
-    Adds ``lambda * mean ||z - c_y||^2 / d`` to the cross entropy: z the features of an
-    image, c_y [d] the mean over all clients of the features of its class, and the mean
-    over the batch, as the original's released code does (its Eq. 7 takes class means
-    for z). An image whose class has no prototype yet adds nothing.
+    Adds ``lambda * mean ||z - c_y||^2 / d`` to the cross entropy, with z the features of an image
+    and c_y [d] the mean over all clients of the features of its class. The mean is over the batch,
+    as in the original's released code (its Eq. 7 has class means for z). An image whose class has
+    no prototype adds nothing.
 
-    Models are averaged, too, as in the tables of FedHEAL and FedEquilibria; the
-    original shares prototypes alone.
+    Models are averaged, too, as in the tables of FedHEAL and FedEquilibria; the original shares
+    prototypes alone.
 
     Parameters
     ----------
     lambda_
-        Default 1 (FedEquilibria, Table 5; the original's ``ld``).
+        Weight of the prototype loss. Default 1 (FedEquilibria, Table 5; the original's ``ld``).
+
+    See Also
+    --------
+    FedProc : A contrastive loss with class prototypes.
+    FedLSA : Class anchors learnt by the server.
+
+    Examples
+    --------
+    >>> from fairflower.clients.fedproto import FedProto
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedProto(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> {name: array.shape for name, array in client.returns["prototypes"].items()}
+    {'mean': (4, 6), 'count': (4,)}
     """
 
     paper = "Tan et al., AAAI 2022"

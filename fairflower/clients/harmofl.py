@@ -15,37 +15,51 @@ from fairflower.training.trainer import Trainer
 
 
 class HarmoFL(Trainer):
-    """Local training on images of one common amplitude, towards flat minima.
+    """Local training on images with a common amplitude spectrum, towards flat minima.
 
-    **Amplitude normalisation.** An image x has a Fourier transform of amplitude A and
-    phase P. All clients' images, in training and in testing, get one amplitude::
+    **Amplitude normalization.** With A and P the amplitude and phase of an image's Fourier
+    transform, the images of all clients get a common amplitude, in training and in testing::
 
         x <- F^-1(A_mean exp(i P))
 
-    In the first round a client keeps a running mean over its batches,
-    ``A_k <- (1 - momentum) A_k + momentum * (mean of the batch)``, and normalises by it
-    as it goes; the server averages the A_k, and the result stays. A_mean is a buffer of
-    the model (`AmplitudeNorm`), so it travels, is averaged and is saved as batch norm's
-    statistics are, and whoever has the model tests it rightly.
+    In its first round a client keeps a running mean over its batches,
+    ``A_k <- (1 - momentum) A_k + momentum * (mean of the batch)``, and normalizes with it. The
+    server averages the A_k, and the result does not change any more. A_mean is a buffer of the
+    model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
 
-    **Weight perturbation.** A step takes the gradient at ``w + alpha g / ||g||``, which
-    is SAM's (`fairflower.training.optim.sharpen`) with the radius alpha; ``train.rho`` is
-    not used. The original trains by SGD with momentum 0.9 and weight decay 1e-4.
-
-    The original averages the A_k with equal weights, here they have their models'. Its
-    running mean begins at the first batch's mean, and so does this one. Its released code
-    exchanges the zero frequency alone, which is the image's mean colour: ``band = 0``. It
-    also declares the momentum a whole number, which makes 0.1 a 0 where that is no error.
+    **Weight perturbation.** A step takes the gradient at ``w + alpha g / ||g||``, as SAM with
+    radius alpha (`fairflower.training.optim.sharpen`); ``train.rho`` is not used. The original
+    trains by SGD with momentum 0.9 and weight decay 1e-4.
 
     Parameters
     ----------
     alpha
-        Default 0.05 (released code).
+        Radius of the weight perturbation. Default 0.05 (released code).
     momentum
-        Default 0.1 (released code).
+        Momentum of the running mean. Default 0.1 (released code).
     band
-        Which frequencies are normalised: up to this many cycles per pixel, down and
-        across. Default 0.5, which is all of them.
+        Highest normalized frequency, in cycles per pixel, vertically and horizontally. Default 0.5:
+        all frequencies.
+
+    See Also
+    --------
+    FedSAM : The weight perturbation alone.
+
+    Notes
+    -----
+    The original averages the A_k with equal weights; here they have the weights of their models.
+    Both start the running mean with the mean of the first batch. The released code exchanges the
+    zero frequency alone, the image's mean color: ``band = 0``. It also declares the momentum as an
+    integer, which turns 0.1 into 0 where that is no error.
+
+    Examples
+    --------
+    >>> from fairflower.clients.harmofl import HarmoFL
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = HarmoFL(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> client.send()["amplitude_norm.running_mean"].shape
+    (1, 8, 5)
     """
 
     paper = "Jiang, Wang, Dou, AAAI 2022"
@@ -68,12 +82,12 @@ class HarmoFL(Trainer):
 
     @classmethod
     def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
-        """Put the normalisation before a network, with nothing known yet."""
+        """Add the normalization to a network, with an empty running mean."""
         shape, mean, std = federation.shape, federation.mean, federation.std
         _normalise(model, shape, mean, std, arguments["momentum"], arguments["band"])
 
     def begin(self, server_round: int) -> None:
-        """Start a running mean where there is no common amplitude yet."""
+        """Start a running mean if there is no common amplitude yet."""
         layer = self.model.amplitude_norm
         assert isinstance(layer, AmplitudeNorm)
         layer.track_running_stats = not bool(layer.running_mean.any())
@@ -81,17 +95,17 @@ class HarmoFL(Trainer):
 
 
 class AmplitudeNorm(nn.Module):
-    """Gives normalised images [N, C, H, W] the amplitude ``running_mean``.
+    """Layer that gives normalized images [N, C, H, W] the amplitude ``running_mean``.
 
-    It works on intensities as they were, in [0, 1]: in a centred image the zero
-    frequency's phase says whether it is dark or bright, and its amplitude how much.
+    Works on the original intensities in [0, 1]: in a centered image, the phase of the zero
+    frequency says whether the image is dark or bright, and its amplitude how much.
 
     Parameters
     ----------
     shape
         C, H, W.
     mean, std
-        Per channel, that the images were normalised with.
+        Mean and standard deviation per channel with which the images were normalized.
     momentum, band
         See `HarmoFL`.
     """
@@ -99,11 +113,11 @@ class AmplitudeNorm(nn.Module):
     mean: Tensor
     std: Tensor
     normalised: Tensor
-    #: Mean amplitude [C, H, W // 2 + 1]; where nothing is known it is 0, and images keep their own.
+    #: Mean amplitude [C, H, W // 2 + 1]; where it is 0, images keep their amplitude.
     running_mean: Tensor
-    #: Whether that moves in training mode.
+    #: Whether training mode updates ``running_mean``.
     track_running_stats = False
-    #: How many batches it is the mean of; 0 begins anew.
+    #: Number of batches in ``running_mean``; 0 starts a new mean.
     batches = 0
 
     def __init__(
@@ -140,16 +154,16 @@ class AmplitudeNorm(nn.Module):
         amplitude = torch.where(replaced, self.running_mean, amplitude)
         x = torch.fft.irfft2(torch.polar(amplitude, spectrum.angle()), x.shape[-2:])
         x = (x - self.mean) / self.std
-        # In channels-last memory order, as `Images` deals them; vmap knows no other way there.
+        # In channels-last memory order, as from `Images`; under vmap only permute does this.
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def _normalise(model: nn.Module, *layer: Any) -> None:
-    """Put an `AmplitudeNorm` of these arguments before a model; once is enough."""
+    """Put an `AmplitudeNorm` with these arguments before a model, unless it has one."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
-            "HarmoFL gives the model a layer, which an nn.Sequential would take for its last. "
-            "Give it a module with a forward of its own."
+            "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run it "
+            "last. Give it a module that defines forward."
         )
     if not hasattr(model, "amplitude_norm"):
         model.amplitude_norm = AmplitudeNorm(*layer)

@@ -12,29 +12,45 @@ from fairflower.training.features import FeatureTrainer
 
 
 class MOON(FeatureTrainer):
-    """Local training that keeps the features like the global model's, not like last time's.
+    """Local training with a contrastive loss: features near the global model's, not the last ones.
 
-    Adds to the cross entropy, with z, z_glob, z_prev the features of the model in
-    training, the received one, and the client's own at the end of its last round
-    (their Eq. 3)::
+    With z, z_glob and z_prev the features of the model in training, of the received model, and of
+    the client's model at the end of its last round, adds to the cross entropy (Eq. 3)::
 
         mu * mean -log( e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)) )
 
-    sim being the cosine. In a client's first round there is no z_prev and the term is
-    left out; the original starts with z_prev = z_glob, where its gradient is zero. The
-    two other models are frozen: eval mode, no gradients. (Code around FedHEAL leaves
-    them in training mode, where their batch statistics move, and starts z_prev from
-    differently initialised networks.)
-
-    Features are what the head sees, as in FedHEAL's group's code; the original has a
-    projection head between them. The client keeps its last model.
+    where sim is the cosine. In a client's first round z_prev does not exist and the term is left
+    out; the original starts with z_prev = z_glob, where its gradient is zero. The two other models
+    are frozen: eval mode, no gradients. The client keeps its last model.
 
     Parameters
     ----------
     mu
-        Default 5 (FedEquilibria, Table 5; the original tries 0.1, 1, 5 and 10).
+        Weight of the contrastive loss. Default 5 (FedEquilibria, Table 5; the original tries 0.1,
+        1, 5 and 10).
     tau
-        Default 0.5 (both).
+        Temperature. Default 0.5 (both).
+
+    See Also
+    --------
+    FedProc : A contrastive loss with class prototypes.
+    FedProto : A quadratic loss with class prototypes.
+
+    Notes
+    -----
+    Features are the input of the head, as in the code of FedHEAL's group; the original has a
+    projection head in between. Code around FedHEAL leaves the two other models in training mode,
+    where their batch statistics move, and starts z_prev from differently initialized networks.
+
+    Examples
+    --------
+    >>> from fairflower.clients.moon import MOON
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = MOON(tiny(), data(), SETTINGS, client_id=0, seed=0, mu=1.0)
+    >>> for server_round in (1, 2):
+    ...     print(sorted(client.state), round(client.train(server_round)["train_loss"], 2))
+    [] 1.66
+    ['previous'] 1.97
     """
 
     paper = "Li et al., CVPR 2021"

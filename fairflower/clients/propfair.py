@@ -14,23 +14,38 @@ from fairflower.training.trainer import Trainer
 class PropFair(Trainer):
     """Local training for proportional fairness, the largest product of the clients' gains.
 
-    Minimises ``-log(1 - l / M)``, where ``l`` is a batch's mean cross entropy, and from
-    ``l = M - epsilon`` on the tangent, so that no loss is too large. To be averaged by
-    samples, which is the strategy ``fedavg``. The gradient is ``1 / (M - l)`` times the
-    cross entropy's, at most ``1 / epsilon`` times; ``train_loss`` is of this objective.
-
-    Of the paper's text the abstract was at hand; the objective and the tangent ("Huber") are
-    in the authors' code.
+    Minimizes ``-log(1 - l / M)``, with l the mean cross entropy of a batch. From
+    ``l = M - epsilon`` on, the objective continues along its tangent, so that no loss is too large.
+    The gradient is ``1 / (M - l)`` times the cross entropy's, and at most ``1 / epsilon`` times;
+    ``train_loss`` is this objective. The server averages by number of examples (the strategy
+    ``fedavg``).
 
     Parameters
     ----------
     M
-        The loss at which a client has nothing. Default 5, as of the strategy ``propfair``.
+        Loss at which a client's gain is 0. Default 5, as for the strategy ``propfair``.
     epsilon
-        Default 0.2 (the authors' code).
+        Smallest M - l before the tangent. Default 0.2 (the authors' code).
     variant
-        ``"released"``: beyond ``M - epsilon`` the loss is ``l / M``, which is what the authors'
-        code does unless it is told ``huber``. It falls there, and so does its slope.
+        ``"released"``: for l above ``M - epsilon`` the loss is ``l / M``, as in the authors' code
+        without its option ``huber``. There both the loss and its slope drop.
+
+    See Also
+    --------
+    fairflower.strategies.propfair.PropFair : The same objective at the server.
+
+    Notes
+    -----
+    The paper's abstract was available; the objective and the tangent ("Huber") are from the
+    authors' code.
+
+    Examples
+    --------
+    >>> from fairflower.clients.propfair import PropFair
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = PropFair(tiny(), data(), SETTINGS, client_id=0, seed=0, M=5.0)
+    >>> round(client.train(server_round=1)["train_loss"], 2)
+    0.42
     """
 
     paper = "Zhang et al., TMLR 2023"

@@ -1,4 +1,4 @@
-"""Sharpness-aware local training: FedSAM, and the steps of FedISM's SALT."""
+"""Sharpness-aware local training: FedSAM, and the clients of FedISM (SALT)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ from fairflower.training.trainer import Trainer
 
 
 class SAM(Trainer):
-    """Local training whose steps are SAM's (Foret et al., ICLR 2021).
+    """Local training with SAM's steps (Foret et al., ICLR 2021).
 
     The radius is ``train.rho``; see `fairflower.training.optim.sharpen`. The same as
-    ``train.sharpness = "sam"``, which goes with any other method, too. A step costs two
-    plain ones.
+    ``train.sharpness = "sam"``, which is available for every trainer. A step costs as much as two
+    plain steps.
+
+    See Also
+    --------
+    FedSAM : SAM with the radius as an argument.
+    GSAM : Steps that also reduce the surrogate gap.
+
+    Examples
+    --------
+    >>> from fairflower.clients.sam import SAM
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = SAM(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> round(client.train(server_round=1)["train_loss"], 2)
+    1.7
     """
 
     paper = "Foret et al., ICLR 2021"
@@ -22,16 +35,33 @@ class SAM(Trainer):
 
 
 class FedSAM(SAM):
-    """FedSAM (Caldarola et al., ECCV 2022; Qu et al., ICML 2022): SAM on the clients.
+    """SAM on the clients (Caldarola et al., ECCV 2022; Qu et al., ICML 2022).
 
-    The server averages as ever, so this is ``sam`` with the method's own radius:
-    ``train.rho`` is not used. (Caldarola's code lets batch norm count both passes, and
-    takes the perturbation off by subtraction; see `fairflower.training.optim.sharpen`.)
+    The same as ``sam``, with the radius as an argument; ``train.rho`` is not used. The server
+    averages as usual.
 
     Parameters
     ----------
     rho
-        Default 0.1 (Caldarola et al., CIFAR-10; FedGCR's table has 0.05).
+        Radius of the perturbation. Default 0.1 (Caldarola et al., CIFAR-10; FedGCR's table: 0.05).
+
+    See Also
+    --------
+    SAM : The radius from ``train.rho``.
+    HarmoFL : SAM with amplitude normalization.
+
+    Notes
+    -----
+    In Caldarola's code, batch norm counts both passes, and the perturbation is removed by
+    subtraction; see `fairflower.training.optim.sharpen`.
+
+    Examples
+    --------
+    >>> from fairflower.clients.sam import FedSAM
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = FedSAM(tiny(), data(), SETTINGS, client_id=0, seed=0, rho=0.05)
+    >>> round(client.train(server_round=1)["train_loss"], 2)
+    1.7
     """
 
     paper = "Caldarola et al., ECCV 2022"
@@ -47,12 +77,28 @@ class FedSAM(SAM):
 
 
 class GSAM(Trainer):
-    """Local training whose steps are GSAM's (Zhuang et al., ICLR 2022).
+    """Local training with GSAM's steps (Zhuang et al., ICLR 2022).
 
-    FedISM's SALT (IJCAI 2024) is this with ``train.optimizer = "adam"``, lr 3e-4,
-    weight decay 5e-4, ``train.rho = 0.05``, ``train.alpha = 0.1`` and
-    ``train.logit-adjustment = true``, from its released code: Eq. 11 of the paper is
-    plain SAM, its text says GSAM. The same as ``train.sharpness = "gsam"``.
+    The same as ``train.sharpness = "gsam"``, which is available for every trainer.
+
+    See Also
+    --------
+    SAM : Without the surrogate gap.
+    fairflower.strategies.fedism.FedISM : The server's half of FedISM.
+
+    Notes
+    -----
+    FedISM's SALT (IJCAI 2024) is this trainer with ``train.optimizer = "adam"``, lr 3e-4, weight
+    decay 5e-4, ``train.rho = 0.05``, ``train.alpha = 0.1`` and ``train.logit-adjustment = true``,
+    as in its released code. Eq. 11 of the paper is plain SAM; its text says GSAM.
+
+    Examples
+    --------
+    >>> from fairflower.clients.sam import GSAM
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = GSAM(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> round(client.train(server_round=1)["train_loss"], 2)
+    1.7
     """
 
     paper = "Zhuang et al., ICLR 2022"

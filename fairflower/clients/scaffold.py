@@ -9,24 +9,33 @@ from fairflower.training.trainer import Trainer
 
 
 class SCAFFOLD(Trainer):
-    """Local steps corrected by how the client's gradients differ from everybody's.
+    """Local training corrected by control variates, which estimate the clients' gradients.
 
-    ``w <- w - lr (g - c_k + c)`` (their Eq. 3) and, after S steps from w_t, option II
-    of Eq. 4: ``c_k+ = c_k - c + (w_t - w) / (S lr)``. The client keeps c_k, zero at
-    first; the server's c comes with the model and ``c_k+ - c_k`` goes back
-    (``ControlVariates``).
+    Steps are ``w <- w - lr (g - c_k + c)`` (Eq. 3). After S steps from w_t, option II of Eq. 4
+    gives ``c_k+ = c_k - c + (w_t - w) / (S lr)``. The client keeps c_k, zero at first; the server
+    sends c with the model and receives ``c_k+ - c_k`` (``ControlVariates``).
 
-    The correction enters the gradient, so momentum and weight decay apply, and c_k is
-    an estimate of the gradient with weight decay. Option II takes ``(w_t - w) / (S lr)``
-    for the mean gradient. Momentum makes the way up to ``1 / (1 - momentum)`` times
-    longer, so it is divided by its length for a constant gradient of one instead: S lr
-    without momentum, and with it still a mean of gradients, the early ones counting
-    more. Adam's steps are no sum of gradients: ``train.optimizer`` has to be ``sgd``.
+    Momentum and weight decay apply to the corrected gradient, so c_k estimates the gradient with
+    weight decay. With momentum, S lr is replaced by the distance that S steps cover for a constant
+    gradient of 1, so that the estimate is still a weighted mean of gradients.
 
     Raises
     ------
     ConfigError
-        With another optimiser.
+        If ``train.optimizer`` is not ``sgd``: other steps are no sum of gradients.
+
+    See Also
+    --------
+    FedDyn : A dynamic regularizer with the same purpose.
+
+    Examples
+    --------
+    >>> from fairflower.clients.scaffold import SCAFFOLD
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> client = SCAFFOLD(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> sorted(client.state), client.returns["control"]["head.bias"].shape
+    (['control'], (4,))
     """
 
     paper = "Karimireddy et al., ICML 2020"
@@ -50,7 +59,7 @@ class SCAFFOLD(Trainer):
     def end(self, server_round: int) -> None:
         length = self._length_of_steps()
         moves = [w_t - p.detach() for w_t, p in zip(self.received, self.trainable, strict=True)]
-        # No steps, or of length zero: nothing was learnt about the gradient.
+        # Without steps, or with steps of length zero, the estimate does not change.
         new = [
             c_k - c + move / length if length else c_k
             for c_k, c, move in zip(self.c_k, self.c, moves, strict=True)
@@ -60,7 +69,7 @@ class SCAFFOLD(Trainer):
         self.returns["control"] = self.to_named(change)
 
     def _length_of_steps(self) -> float:
-        """Distance that S steps go along a constant gradient of length 1; S lr without momentum."""
+        """Return the distance of S steps for a constant gradient of 1; S lr without momentum."""
         lr, momentum = self.settings.lr, self.settings.momentum
         length, velocity = 0.0, 0.0
         for _ in range(self.steps):
