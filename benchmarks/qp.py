@@ -40,7 +40,7 @@ def measure(solver: str, kind: str, size: int, repeats: int) -> str:
     seconds, gaps = [], []
     for seed in range(repeats + 1):  # the first one compiles the problem
         gram = gram_matrix(kind, size, seed)
-        start = qp._simple_mixtures(gram.diagonal(), low, high)
+        start = qp._initial_weights(gram.diagonal(), low, high)
         scaled = gram / np.einsum("mi,ij,mj->m", start, gram, start).min()
         with threadpool_limits(1, user_api="blas"):
             begin = time.perf_counter()

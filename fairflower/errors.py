@@ -2,7 +2,11 @@
 
 import errno
 import logging
+import sys
+import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 #: A child of Flower's logger: shown and streamed wherever Flower's own lines are.
 logger = logging.getLogger("flwr").getChild("fairflower")
@@ -136,3 +140,16 @@ def told(error: BaseException) -> str:
     place = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0, "")
     return f"{place}{error.strerror}. {remedy}".rstrip()
+
+
+def renamed(module: str, **names: str) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__`` that resolves old names, old to new, with a warning."""
+
+    def resolve(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        text = f"{module}.{name} is now called {names[name]}."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], names[name])
+
+    return resolve

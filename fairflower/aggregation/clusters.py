@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.numerics.clustering import Clustering, Clusters, cluster, describe
+from fairflower.numerics.clustering import Clustering, Clusters, cluster, cluster_diagnostics
 
 
 class Clustered:
@@ -39,4 +39,4 @@ class Clustered:
             seed=self.seed,
         )
         self.members, self.centres = clusters.members, clusters.centres
-        return clusters, describe(h, cohort.num_examples, clusters)
+        return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)

@@ -11,7 +11,7 @@ from fairflower.aggregation.clusters import Clustered
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range
-from fairflower.numerics.clustering import Clustering, Variant, choose
+from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 
 
 class Centres(Clustered, Exchange):
@@ -44,7 +44,7 @@ class Centres(Clustered, Exchange):
         variant: Variant = "adapted",
     ) -> None:
         self.num_clusters = num_clusters
-        self.clustering, measured = choose(variant, num_clusters, clustering)
+        self.clustering, measured = resolve_variant(variant, num_clusters, clustering)
         self.needs = (measured,)
         self.members, self.centres = {}, {}
 

@@ -1,1 +1,1 @@
-"""Pure functions of numbers: no messages, no files, no torch."""
+"""Pure numerical functions, without messages, files or torch."""

@@ -1,17 +1,17 @@
-"""Clusters of clients by what they say of their type, of the same names every round.
+"""Clustering of clients by their representations, with the same cluster ids in every round.
 
-Few clients (K of about 20) say it in many numbers (d = 768), some with a handful of images
-and some with thousands; some clusters have a single client, and how many there are may be
-unknown. FedGCR's paper and code take a Gaussian mixture, ``"gmm"``: scikit-learn's with its
-defaults, one start, a full covariance of its own for every component. Such covariances
-cannot be estimated from a client or two: what decides is the k-means that the mixture
-starts from. ``"kmeans"`` replaces it, and is no paper's:
+Few clients (K of about 20) have long representations (d = 768), from a handful of images or
+from thousands; some clusters have a single client, and the number of clusters may be unknown.
+FedGCR's paper and code use a Gaussian mixture, ``"gmm"``: scikit-learn's with its defaults, a
+single start, and a full covariance per component. These covariances cannot be estimated from a
+client or two, so the result is decided by the k-means from which the mixture starts.
+``"kmeans"`` replaces the mixture; it is this library's and from no paper:
 
-- A client of n images weighs n / (n + 100). Its vector, a mean over them, is off by
-  chance, with a variance in proportion to 1 / n, and by what its type does not fix.
-- T centres differ in T - 1 directions, so vectors are projected on as many principal axes.
-- There k-means finds the clusters, of ten starts the best: a Gaussian mixture whose
-  components share one small variance. scikit-learn's mixtures know no weights.
+- A client with n images has the weight n / (n + 100). Its vector, a mean over the images, has a
+  sampling variance in proportion to 1 / n, and a variance for which its type is not the cause.
+- T centers span T - 1 directions, so vectors are projected on as many principal axes.
+- k-means then finds the clusters, the best of ten starts. This equals a Gaussian mixture with a
+  single small common variance; scikit-learn's mixtures do not support weights.
 
 On the representations of FedGCR's runs on Digit-Five, at domain imbalance factors 1 / 5 / 10,
 clustering accuracy is 98 / 100 / 78 % by ``"kmeans"``, 91 / 95 / 59 % by ``"gmm"``, and
@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import require
+from fairflower.errors import renamed, require
 from fairflower.numerics.threads import one_thread
 
 Vectors = NDArray[np.float64]
@@ -38,31 +38,33 @@ Labels = NDArray[np.int64]
 Clustering = Literal["kmeans", "gmm"]
 Variant = Literal["adapted", "paper", "released"]
 
-#: What FedGCR's variants cluster by, and whose representations.
+#: Clustering of FedGCR's variants, and the model that computes the representations.
 _VARIANTS: dict[str, tuple[Clustering, str]] = {
     "adapted": ("kmeans", "received"),
     "paper": ("gmm", "trained"),
     "released": ("gmm", "received"),
 }
 _STARTS = 10
-#: With how many images chance moves a vector as far as whatever else does: about ten of
-#: each class. With fewer than that a client often lacks classes, too.
-_ENOUGH = 100
-#: Most clusters that are looked for when their number is not given.
+#: Number of images at which the sampling variance of a vector equals its other variance: about
+#: ten images per class. Clients with fewer images often lack classes, too.
+_BALANCED_SIZE = 100
+#: Largest number of clusters that is tried when the number is not given.
 _MOST = 10
+
+__getattr__ = renamed(__name__, choose="resolve_variant", describe="cluster_diagnostics")
 
 
 class Clusters(NamedTuple):
-    """Who belongs together."""
+    """Clusters of a cohort, and of the clients of earlier rounds."""
 
-    #: The cluster of each client of the cohort, shape (K,).
+    #: Cluster id of each client of the cohort, shape (K,).
     ids: Labels
-    #: Client -> its cluster in the last round that it took part in.
+    #: Client -> its cluster in the last round in which it took part.
     members: dict[int, int]
-    #: Cluster -> mean of its clients' vectors, shape (d,), in the last round that it had any;
-    #: of those clusters that are somebody's.
+    #: Cluster -> mean of its clients' vectors, shape (d,), in the last round in which any of them
+    #: took part; without the clusters that no client is in.
     centres: dict[int, Vectors]
-    #: See `bic`; the lower, the better.
+    #: Bayesian information criterion, see `bic`; lower is better.
     bic: float
 
 
@@ -77,90 +79,155 @@ def cluster(
     centres: Mapping[int, Vectors] | None = None,
     seed: int = 0,
 ) -> Clusters:
-    """Cluster clients, and keep the names that clusters had before.
+    """Cluster clients, and keep the cluster ids of earlier rounds.
 
-    ``h``, shape (K, d), has a vector for each of the K ``clients``. Where fewer of them differ
-    than the ``number`` of clusters, fewer come out; without a number there are as many, up to
-    10 and half the clients, as have the least `bic`. ``sizes``, shape (K,), says how many
-    images each vector is the mean of: by default as many as any other, and a mixture has no
-    use for it. ``members`` and ``centres`` are those of the round before.
+    Parameters
+    ----------
+    h : array of shape (K, d)
+        A vector for each client.
+    clients : sequence of K ints
+        Ids of the clients.
+    number : int, optional
+        Number of clusters; fewer if fewer vectors differ. By default the number with the lowest
+        `bic`, up to 10 and half the clients.
+    clustering : {"kmeans", "gmm"}
+        The algorithm; see this module.
+    sizes : array of shape (K,), optional
+        Number of images of which each vector is the mean; by default equal. Unused by ``"gmm"``.
+    members, centres : mapping, optional
+        `Clusters` of the last round.
+    seed : int
+        Seed of the starts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.clustering import cluster
+    >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
+    >>> cluster(h, clients=[3, 4, 7], number=2).ids.tolist()
+    [0, 0, 1]
     """
     members, centres = dict(members or {}), dict(centres or {})
     weights = _weights(sizes if clustering == "kmeans" else None, len(h))
     labels = _labels(h, weights, number, clustering, seed)
-    ids = _named(labels, h, clients, number, members, centres)
+    ids = _stable_ids(labels, h, clients, number, members, centres)
     members.update(zip(clients, ids.tolist(), strict=True))
     centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
-    # A cluster whose clients have all gone to others is none; one whose clients sit out is.
+    # Drop clusters whose clients are all in other clusters now; keep those of absent clients.
     centres = {g: centre for g, centre in centres.items() if g in members.values()}
     return Clusters(ids, members, centres, bic(h, labels, weights))
 
 
-def choose(
+def resolve_variant(
     variant: Variant,
     num_clusters: int | Literal["auto"],
     clustering: Clustering | Literal["variant"],
     representation: Literal["variant", "received", "trained"] = "variant",
 ) -> tuple[Clustering, str]:
-    """How to cluster, and what clients have to measure for it: a variant's, where not given.
+    """Return the clustering algorithm of a variant, and the measurement that clients send for it.
 
-    ``ValueError`` names the argument that the variant has to be given, ``NotInstalled`` the extra
-    that clusters are found with.
+    Arguments other than ``"variant"`` override the variant's.
+
+    Raises
+    ------
+    ValueError
+        If ``num_clusters`` is "auto" and the variant needs a number.
+    NotInstalled
+        Without the extra ``solvers``.
+
+    Examples
+    --------
+    >>> from fairflower.numerics.clustering import resolve_variant
+    >>> resolve_variant("released", num_clusters=5, clustering="variant")
+    ('gmm', 'received_representation')
     """
     require("solvers", "Clustering")
     if num_clusters == "auto" and variant != "adapted":
         raise ValueError(
-            f"num_clusters = 'auto': variant = {variant!r} has T' given. Set it to the number "
-            "of the clients' types (the paper: of domains), or choose variant = 'adapted'."
+            f"num_clusters = 'auto': variant = {variant!r} needs a number. Set the number of the "
+            "clients' types (the paper: of domains), or variant = 'adapted'."
         )
-    own, model = _VARIANTS[variant]
+    default, model = _VARIANTS[variant]
     if representation != "variant":
         model = representation
     measured = "received_representation" if model == "received" else "representation"
-    return own if clustering == "variant" else clustering, measured
+    return default if clustering == "variant" else clustering, measured
 
 
-def describe(h: Vectors, sizes: Vectors, clusters: Clusters) -> dict[str, Vectors | float]:
-    """Clusters as diagnostics of a round: who is in which, how many, and a map of clients."""
+def cluster_diagnostics(
+    h: Vectors, sizes: Vectors, clusters: Clusters
+) -> dict[str, Vectors | float]:
+    """Return a round's clusters as diagnostics: ids, their number, and a map of the clients.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.clustering import cluster, cluster_diagnostics
+    >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
+    >>> sorted(cluster_diagnostics(h, np.ones(3), cluster(h, [3, 4, 7], 2)))
+    ['bic', 'cluster', 'map_x', 'map_y', 'num_clusters']
+    """
     east, north = principal(h, 2, _weights(sizes, len(h))).T
-    found: dict[str, Vectors | float] = {
+    diagnostics: dict[str, Vectors | float] = {
         "cluster": clusters.ids.astype(np.float64),
         "num_clusters": float(len(np.unique(clusters.ids))),
         "map_x": east,
         "map_y": north,
     }
-    return found | ({"bic": clusters.bic} if np.isfinite(clusters.bic) else {})
+    return diagnostics | ({"bic": clusters.bic} if np.isfinite(clusters.bic) else {})
 
 
 def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
-    """Bayesian information criterion of T clusters of one common, isotropic variance, over d.
+    """Return the Bayesian information criterion of T clusters with a common, isotropic variance.
 
-    With S the sum of squared distances from the clusters' means::
+    Divided by d, and with S the sum of squared distances from the clusters' means::
 
         BIC / d = K ln(S / (K - T)) + T ln K
 
-    up to a constant; infinite for T = K. It is the criterion's usual form, with the
-    unbiased variance S / (d (K - T)) and not the likeliest, S / (d K): that one goes to
-    zero with clusters of a client or two, and finds too many of them. So, where types have
-    few clients, does a mixture's own criterion, in the few dimensions that it is fitted in.
+    up to a constant; infinite for T = K. The usual criterion has the maximum-likelihood variance
+    S / (d K), here replaced by the unbiased S / (d (K - T)): the former goes to zero with clusters
+    of a client or two, and selects too many clusters. The same is true of a mixture's criterion in
+    few dimensions.
 
-    ``weights`` of shape (K,), in S and in the means, are taken to be 1 on average.
+    Parameters
+    ----------
+    h : array of shape (K, d)
+        The clustered vectors.
+    labels : array of shape (K,)
+        Cluster of each vector.
+    weights : array of shape (K,), optional
+        Weights in S and in the means; scaled to 1 on average.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.clustering import bic
+    >>> h = np.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> bic(h, np.array([0, 0, 1, 1])) < bic(h, np.zeros(4, np.int64))
+    True
     """
     K, T = len(h), len(np.unique(labels))
     if K == T:
         return np.inf
     weights = np.ones(K) if weights is None else weights / weights.mean()
     total = _spread(h, np.zeros(K, np.int64), weights)
-    # What is left of a spread by rounding alone counts as nothing.
+    # A spread that is a rounding error counts as 0.
     spread = max(_spread(h, labels, weights), 1e-9 * total, np.finfo(np.float64).tiny)
     return float(K * np.log(spread / (K - T)) + T * np.log(K))
 
 
 def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
-    """Coordinates on the first principal axes, shape (K, axes); zero where there are fewer.
+    """Return coordinates on the first principal axes, shape (K, axes); 0 on axes beyond the rank.
 
-    An axis points to where its largest entry is positive, so a picture of it does not
-    flip from one round to the next without a cause.
+    An axis points to where its largest entry is positive, so that a map of the clients does not
+    flip between rounds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.clustering import principal
+    >>> principal(np.array([[0.0, 1.0], [2.0, 1.0]]), axes=1).tolist()
+    [[-1.0], [1.0]]
     """
     centred = h - np.average(h, axis=0, weights=weights)
     pull = 1 if weights is None else np.sqrt(weights / weights.mean())[:, None]
@@ -173,7 +240,7 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
 
 
 def _weights(sizes: Vectors | None, K: int) -> Vectors:
-    return np.ones(K) if sizes is None else np.asarray(sizes / (sizes + _ENOUGH))
+    return np.ones(K) if sizes is None else np.asarray(sizes / (sizes + _BALANCED_SIZE))
 
 
 def _labels(
@@ -192,13 +259,13 @@ def _labels(
 
 
 def _mixture(h: Vectors, T: int, seed: int) -> Labels:
-    """Labels of T Gaussians by scikit-learn's defaults."""
+    """Return the labels of a mixture of T Gaussians with scikit-learn's defaults."""
     from sklearn.mixture import GaussianMixture
 
-    # Turned onto the K - 1 axes on which they differ at all: the same mixture, since all
-    # components are alike on the others, of 20 numbers instead of 768.
+    # Rotated to the K - 1 axes on which the vectors differ. The mixture is the same, since all
+    # components are equal on the other axes, with 20 coordinates instead of 768.
     x = principal(h, min(len(h) - 1, h.shape[1]))
-    reg = 1e-6  # scikit-learn's default; beside a large variance rounding swallows it
+    reg = 1e-6  # scikit-learn's default; lost to rounding next to a large variance
     while True:
         fitted = GaussianMixture(T, reg_covar=reg, random_state=seed)
         try:
@@ -211,16 +278,16 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
 
 
 def _k_means(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
-    """Labels of T clusters on T - 1 principal axes."""
+    """Return the labels of T clusters on T - 1 principal axes."""
     from sklearn.cluster import KMeans
 
     x = principal(h, T - 1, weights)
     with one_thread(None):  # sums must not depend on the cores
-        found = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=weights)
-    return np.asarray(found.labels_, np.int64)
+        fitted = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=weights)
+    return np.asarray(fitted.labels_, np.int64)
 
 
-def _named(
+def _stable_ids(
     labels: Labels,
     h: Vectors,
     clients: Sequence[int],
@@ -228,15 +295,14 @@ def _named(
     members: Mapping[int, int],
     centres: Mapping[int, Vectors],
 ) -> Labels:
-    """Labels as ids: a cluster is called as most of its clients' clusters were.
+    """Map labels to cluster ids so that as many clients as possible keep their cluster.
 
-    The names are those that keep as many clients as possible where they were. Where
-    clients do not decide, the nearest centres do; a cluster that is nearer to another one
-    of this round than to any idle name's centre gets a new name, while there are any.
+    Where clients do not decide, the nearest centers do. A cluster that is nearer to another cluster
+    of this round than to the center of any free id gets a new id, while the number allows it.
     """
     from scipy.optimize import linear_sum_assignment
 
-    # In the order of the clients' ids, so that the first names do not depend on k-means.
+    # In the order of the clients' ids, so that the first cluster ids do not depend on k-means.
     first = np.unique(labels, return_index=True)[1]
     new = labels[np.sort(first)]
     means = np.array([h[labels == label].mean(axis=0) for label in new])
@@ -246,7 +312,7 @@ def _named(
     names += itertools.islice(unused, max(0, most - len(names)))
     apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
     reach = min(apart, default=0) / 2
-    # What centres say, all together, is less than what one client says.
+    # All centers together count less than a single client.
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
     for j, name in enumerate(names):
@@ -264,7 +330,7 @@ def _named(
 
 
 def _spread(h: Vectors, labels: Labels, weights: Vectors) -> float:
-    """Weighted sum of the squared distances from the clusters' means."""
+    """Return the weighted sum of the squared distances from the clusters' means."""
     total = 0.0
     for label in np.unique(labels):
         part, w = h[labels == label], weights[labels == label]

@@ -1,25 +1,23 @@
-"""Fairness metrics: how evenly is a model's quality spread?
+"""Fairness metrics: how evenly is a model's quality distributed?
 
-Every function takes one value per domain or per client, ``a_1 .. a_K`` with any
-``K >= 1`` (a sequence or a 1-d array), and returns one float. Accuracies may be
-fractions or percentages: ``mean``, ``std``, ``worst``, ``best``, ``gap`` and
-``worst_fraction`` come in the unit of the input and also accept losses; ``jain``, ``gini``
-and ``entropy`` have no unit and need values that are not negative.
+Every function takes a value per domain or per client, ``a_1 .. a_K`` with any ``K >= 1`` (a
+sequence or a 1-d array), and returns a float. Accuracies may be fractions or percentages:
+``mean``, ``std``, ``worst``, ``best``, ``gap`` and ``worst_fraction`` have the unit of the input
+and also accept losses; ``jain``, ``gini`` and ``entropy`` have no unit and need non-negative
+values. All raise ``ValueError`` for values that are empty, not one-dimensional, NaN, infinite,
+or negative where a metric needs non-negative values.
 
-Three habits keep such numbers honest. Say the level (domains or clients), the unit
-and the ``ddof``: papers differ in all three. Evaluate all clients, not the sampled
-ones. And never show a spread or a relative index (Jain, Gini, entropy) without the
-mean and the worst: they are perfect when everyone is served equally badly.
+Report the level (domains or clients), the unit and the ``ddof``, in which papers differ.
+Evaluate all clients, not only the sampled ones. Report a spread or a relative index (Jain,
+Gini, entropy) together with the mean and the worst value: it is also perfect when all clients
+are served equally badly.
 
-All raise ``ValueError`` when the values are empty, not one-dimensional, NaN or
-infinite, or negative where that has no meaning.
+``balanced_accuracy`` and ``auc_ovo`` rate a model on a test set with imbalanced classes.
+``clustering_accuracy`` and ``adjusted_rand`` rate clusters of clients against their true types.
 
-Where classes are of very unequal size, the value per domain may itself be another than
-the accuracy: ``balanced_accuracy`` and ``auc_ovo`` rate one model on one test set.
-
-``clustering_accuracy`` and ``adjusted_rand`` rate groups of clients that were found
-without knowing the clients' types.
-
+Examples
+--------
+>>> from fairflower.numerics.metrics import mean, std, worst
 >>> digits = [0.9027, 0.9569, 0.7994, 0.4645]  # FedHEAL on Digits (CVPR 2024, Table 2)
 >>> round(mean(digits), 4), round(std(digits, ddof=1), 4), worst(digits)
 (0.7809, 0.2208, 0.4645)
@@ -37,8 +35,10 @@ Vector = NDArray[np.float64]
 
 
 def mean(a: ArrayLike) -> float:
-    """Plain mean, as the papers have it over domains.
+    """Return the arithmetic mean, as the papers report it over domains.
 
+    Examples
+    --------
     >>> mean([0.9, 0.5])
     0.7
     """
@@ -46,12 +46,14 @@ def mean(a: ArrayLike) -> float:
 
 
 def std(a: ArrayLike, ddof: int) -> float:
-    """Standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
+    """Return the standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
 
-    ``ddof`` has no default because the papers disagree: 1 in FedHEAL's tables (15 %
-    larger at K = 4), 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains
-    either is a noisy figure: give several seeds. NaN when ``K <= ddof``.
+    ``ddof`` has no default because papers differ: 1 in FedHEAL's tables (15 % larger at K = 4), 0
+    in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the estimate is noisy: report
+    several seeds. NaN when ``K <= ddof``.
 
+    Examples
+    --------
     >>> round(std([0.2, 0.4], ddof=0), 6), round(std([0.2, 0.4], ddof=1), 6)
     (0.1, 0.141421)
     >>> std([0.7], ddof=1)
@@ -64,8 +66,10 @@ def std(a: ArrayLike, ddof: int) -> float:
 
 
 def worst(a: ArrayLike) -> float:
-    """The smallest value: MIN of FedEquilibria and FedGCR, the objective of AFL.
+    """Return the smallest value: MIN of FedEquilibria and FedGCR, the objective of AFL.
 
+    Examples
+    --------
     >>> worst([0.9, 0.5, 0.7])
     0.5
     """
@@ -73,8 +77,10 @@ def worst(a: ArrayLike) -> float:
 
 
 def best(a: ArrayLike) -> float:
-    """The largest value.
+    """Return the largest value.
 
+    Examples
+    --------
     >>> best([0.9, 0.5, 0.7])
     0.9
     """
@@ -82,8 +88,10 @@ def best(a: ArrayLike) -> float:
 
 
 def gap(a: ArrayLike) -> float:
-    """Best minus worst; at least 0. Decided by two values alone.
+    """Return the largest value minus the smallest; at least 0.
 
+    Examples
+    --------
     >>> gap([0.9, 0.5, 0.7])
     0.4
     """
@@ -91,18 +99,20 @@ def gap(a: ArrayLike) -> float:
 
 
 def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
-    """Mean of the ``floor(fraction K)`` smallest values, and of at least one.
+    """Return the mean of the ``floor(fraction K)`` smallest values, and of at least one value.
 
-    "Worst 10 %" of q-FFL and Ditto. Their figure does not exist for fewer than ten
-    values; here it is then the worst one.
+    "Worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten values; here it is
+    then the smallest value.
 
+    Examples
+    --------
     >>> worst_fraction([0.1, 0.3] + 18 * [0.9])
     0.2
     >>> worst_fraction([0.4, 0.9, 0.8])
     0.4
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"Expected a fraction in (0, 1], got {fraction}.")
+        raise ValueError(f"fraction = {fraction}: expected a number in (0, 1].")
     values = np.sort(_values(a))
     # The small term undoes the rounding of products such as 0.29 * 100 = 28.999...
     count = max(1, math.floor(fraction * values.size + 1e-9))
@@ -110,13 +120,19 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
 
 
 def jain(a: ArrayLike) -> float:
-    """Jain's index, ``(sum a)^2 / (K sum a^2)``, in ``[1/K, 1]``; 1 means all equal.
+    """Return Jain's index, ``(sum a)^2 / (K sum a^2)``, in ``[1/K, 1]``; 1 means all equal.
 
-    Jain, Chiu & Hawe (1984). The same information as the coefficient of variation
-    (``J = 1 / (1 + CV^2)``, ddof 0) and as q-FFL's cosine to the vector of ones
-    (``cos = sqrt(J)``). Relative: the scale of ``a`` cancels. All zeros are equal
-    values, so the index is 1 there.
+    Jain, Chiu & Hawe (1984). Equivalent to the coefficient of variation
+    (``J = 1 / (1 + CV^2)``, ddof 0) and to q-FFL's cosine with the vector of ones
+    (``cos = sqrt(J)``). Relative: the scale of ``a`` cancels. 1 when all values are zero.
 
+    See Also
+    --------
+    gini : Relative index based on pairwise differences.
+    entropy : Relative index based on shares.
+
+    Examples
+    --------
     >>> jain([0.5, 0.5, 0.5, 0.5]), jain([1.0, 0.0, 0.0, 0.0])
     (1.0, 0.25)
     """
@@ -125,12 +141,13 @@ def jain(a: ArrayLike) -> float:
 
 
 def gini(a: ArrayLike) -> float:
-    """Gini coefficient, ``sum_ij |a_i - a_j| / (2 K^2 mean)``, in ``[0, 1 - 1/K]``.
+    """Return the Gini coefficient, ``sum_ij |a_i - a_j| / (2 K^2 mean)``, in ``[0, 1 - 1/K]``.
 
-    0 means all equal; 1 - 1/K that one has everything. Computed on sorted values in
-    O(K log K). Relative, like `jain`; 0 when all values are zero. FedGini and FedGA
-    use it.
+    0 means all equal; 1 - 1/K means that a single value is not zero. Computed on sorted values in
+    O(K log K). Relative, like `jain`; 0 when all values are zero. Used by FedGini and FedGA.
 
+    Examples
+    --------
     >>> gini([0.5, 0.5, 0.5, 0.5]), gini([1.0, 0.0, 0.0, 0.0])
     (0.0, 0.75)
     """
@@ -142,12 +159,13 @@ def gini(a: ArrayLike) -> float:
 
 
 def entropy(a: ArrayLike) -> float:
-    """Entropy of the shares ``p = a / sum(a)``, in nats, in ``[0, ln K]``.
+    """Return the entropy of the shares ``p = a / sum(a)``, in nats, in ``[0, ln K]``.
 
-    ``H = -sum p ln p`` with ``0 ln 0 = 0``; ``ln K`` means all equal (appendix of
-    q-FFL). Comparable only between vectors of the same length. Relative, like
-    `jain`; ``ln K`` when all values are zero.
+    ``H = -sum p ln p`` with ``0 ln 0 = 0``; ``ln K`` means all equal (appendix of q-FFL). Compare
+    only vectors of equal length. Relative, like `jain`; ``ln K`` when all values are zero.
 
+    Examples
+    --------
     >>> round(entropy([0.5, 0.5, 0.5, 0.5]), 6), entropy([1.0, 0.0, 0.0, 0.0])
     (1.386294, 0.0)
     """
@@ -159,10 +177,12 @@ def entropy(a: ArrayLike) -> float:
 
 
 def summary(a: ArrayLike) -> dict[str, float]:
-    """The figures of a fairness table, each with its convention in its key.
+    """Return all metrics of a fairness table by name, with the convention in the name.
 
     ``std_ddof1`` is NaN for a single value; ``worst10`` is `worst_fraction`.
 
+    Examples
+    --------
     >>> for name, value in summary([0.9027, 0.9569, 0.7994, 0.4645]).items():
     ...     print(f"{name:9} {value:.4f}")
     mean      0.7809
@@ -191,31 +211,48 @@ def summary(a: ArrayLike) -> dict[str, float]:
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Mean over classes of the share of a class that is predicted right (its recall).
+    """Return the mean over classes of the recall, the share of a class that is predicted correctly.
 
-    Classes without a test image do not count; ACC of FedISM.
+    Classes without a test example are left out. ACC of FedISM.
 
+    See Also
+    --------
+    auc_ovo : The quality of probabilities instead of predicted classes.
+
+    Examples
+    --------
     >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0])
     0.5
     """
     y = np.asarray(labels)
     if y.size == 0:
-        raise ValueError("Expected at least one of the labels, got none.")
+        raise ValueError("labels: expected at least one label, got none.")
     _, kind, counts = np.unique(y, return_inverse=True, return_counts=True)
     right = np.bincount(kind, weights=y == np.asarray(predicted))
     return float((right / counts).mean())
 
 
 def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """One-vs-one macro AUC (Hand and Till 2001): the mean over all pairs of classes.
+    """Return the one-vs-one macro AUC (Hand and Till 2001), the mean over all pairs of classes.
 
-    For a pair, how likely a random image of one class has a higher probability of it than
-    a random image of the other, averaged over both; 0.5 is chance. AUC of FedISM.
+    For a pair of classes: the chance that a random example of the first class has a higher
+    probability of this class than a random example of the second, averaged over both orders; 0.5 is
+    chance. AUC of FedISM.
 
-    ``labels``, shape (N,), are in ``0 .. C - 1``; a class without a test image is in no pair.
-    The rows of ``probabilities``, shape (N, C), sum to 1. NaN if fewer than two classes have
-    a test image, or a probability is not finite.
+    Parameters
+    ----------
+    labels : array of shape (N,)
+        Classes in ``0 .. C - 1``. A class without a test example is in no pair.
+    probabilities : array of shape (N, C)
+        Predicted probabilities; each row sums to 1.
 
+    Returns
+    -------
+    float
+        NaN if fewer than two classes have a test example, or a probability is not finite.
+
+    Examples
+    --------
     >>> auc_ovo([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.95, 0.05]])
     0.5
     """
@@ -224,21 +261,28 @@ def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
     y, p = np.asarray(labels), np.asarray(probabilities)
     if np.unique(y).size < 2 or not np.isfinite(p).all():
         return math.nan
-    if p.shape[1] == 2:  # which scikit-learn takes for something else
+    if p.shape[1] == 2:  # scikit-learn treats two classes as binary labels
         return float(roc_auc_score(y, p[:, 1]))
     return float(roc_auc_score(y, p, multi_class="ovo", labels=np.arange(p.shape[1])))
 
 
 def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
-    """Share of clients whose type is the commonest one in their cluster.
+    """Return the share of clients whose type is the most frequent type in their cluster.
 
-    Clustering accuracy of FedGCR (Table 3), elsewhere purity. Of types that tie in a
-    cluster one is the commonest; which one makes no difference to the share. A cluster for
-    every client gives 1, so read it with the number of clusters, or see `adjusted_rand`.
+    Clustering accuracy of FedGCR (Table 3), elsewhere called purity. Clusters of a single client
+    give 1, so report it together with the number of clusters.
 
-    ``types`` and ``clusters``, shape (K,), are what each client is and where it was put:
-    numbers or names.
+    Parameters
+    ----------
+    types, clusters : array of shape (K,)
+        Each client's true type and its cluster: numbers or names.
 
+    See Also
+    --------
+    adjusted_rand : Corrected for chance.
+
+    Examples
+    --------
     >>> clustering_accuracy(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1])
     0.75
     """
@@ -249,16 +293,17 @@ def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
 
 
 def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
-    """Adjusted Rand index: pairs of clients rightly together or apart, chance taken off.
+    """Return the adjusted Rand index: agreement on pairs of clients, corrected for chance.
 
-    Hubert and Arabie (1985). At most 1, the types themselves; 0 on average for clusters
-    drawn at random, and for a single cluster of several types. Arguments as for
-    `clustering_accuracy`.
+    Hubert and Arabie (1985). 1 for the true types; 0 on average for random clusters, and for a
+    single cluster of several types. Parameters as for `clustering_accuracy`.
 
+    Examples
+    --------
     >>> round(adjusted_rand(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1]), 4)
     0.5714
     """
-    from sklearn.metrics import adjusted_rand_score  # late, like the above
+    from sklearn.metrics import adjusted_rand_score  # late: it takes a second to import
 
     return float(adjusted_rand_score(*_paired(types, clusters)))
 
@@ -266,26 +311,28 @@ def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
 def _paired(types: ArrayLike, clusters: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     t, c = np.asarray(types), np.asarray(clusters)
     if t.ndim != 1 or t.shape != c.shape:
-        raise ValueError(f"Got types in the shape {t.shape} and clusters in {c.shape}.")
+        raise ValueError(
+            f"types of shape {t.shape}, clusters of shape {c.shape}: expected equal shapes (K,)."
+        )
     if t.size == 0:
-        raise ValueError("Expected at least one of the clients, got none.")
+        raise ValueError("types: expected at least one client, got none.")
     return t, c
 
 
 def _values(a: ArrayLike) -> Vector:
     values = np.asarray(a, dtype=np.float64)
     if values.ndim != 1:
-        raise ValueError(f"Expected values in one dimension, got the shape {values.shape}.")
+        raise ValueError(f"Expected a one-dimensional array, got shape {values.shape}.")
     if values.size == 0:
-        raise ValueError("Expected at least one of the values, got none.")
+        raise ValueError("Expected at least one value, got none.")
     _refuse(values, ~np.isfinite(values), "finite values")
     return values
 
 
 def _relative(a: ArrayLike) -> Vector:
-    """Values scaled to a maximum of 1, so that squares neither overflow nor vanish."""
+    """Return the values scaled to a maximum of 1, so that squares neither overflow nor vanish."""
     values = _values(a)
-    _refuse(values, values < 0, "values that are not negative")
+    _refuse(values, values < 0, "non-negative values")
     top = values.max()
     return values / top if top > 0 else np.ones_like(values)
 

@@ -1,9 +1,9 @@
-"""The smallest vector in the convex hull of K vectors: the QP of every method here.
+"""The shortest vector in the convex hull of K vectors: the QP of every method here.
 
     min_w ||sum_k w_k v_k||^2 = w' G w    s.t.  sum w = 1,  lower <= w <= upper
 
-G is the K x K Gram matrix, so the size of the problem is the number of clients,
-whatever the length of the vectors (Desideri 2012, MGDA).
+G is the K x K Gram matrix, so the size of the problem is the number of clients, for vectors of
+any length (Desideri 2012, MGDA).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fairflower.numerics.threads import one_thread
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-#: In the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
-#: method, gives identical clients identical weights. scipy's active-set NNLS is faster
-#: and masters lengths that differ by nine orders of magnitude, but gives all of what
-#: identical clients share to one of them, and knows no bounds.
+#: Solvers in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
+#: method, gives identical clients identical weights. scipy's active-set NNLS is faster and
+#: handles lengths that differ by nine orders of magnitude, but gives a single client of several
+#: identical clients all their weight, and does not support bounds.
 SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 
-#: A solution with a larger residual is left to the next solver.
+#: Largest residual of an accepted solution; otherwise the next solver is tried.
 TOLERANCE = 1e-6
 
-#: Eigenvalues of unit vectors' Gram matrices below it are 0 but for rounding.
+#: Eigenvalues of unit vectors' Gram matrices below this value are rounding errors of 0.
 RANK = 1e-8
 
 
@@ -42,18 +42,18 @@ class MinNorm(NamedTuple):
     weights: Vector
     #: ||sum_k w_k v_k||, not squared.
     norm: float
-    #: How far from optimal at most: w'Gw exceeds its minimum by no more than ``residual``
-    #: times ``scale``, the square norm of the best simple mixture (a client alone as far as
-    #: the bounds allow, or all alike). Zero at the optimum.
+    #: Bound of the error: w'Gw exceeds its minimum by at most ``residual`` times the squared
+    #: norm of the best initial mixture (a single client as far as the bounds allow, or all
+    #: clients equally). Zero at the optimum.
     residual: float
-    #: Who solved it, ``"uniform"`` if nobody could.
+    #: Name of the solver; ``"uniform"`` if all failed.
     solver: str
 
 
 def min_norm_weights(
     gram: ArrayLike, lower: float | ArrayLike = 0.0, upper: float | ArrayLike = 1.0
 ) -> MinNorm:
-    """Weights of the smallest combination of vectors with Gram matrix ``gram``.
+    """Return the weights of the shortest combination of vectors with Gram matrix ``gram``.
 
     Parameters
     ----------
@@ -65,18 +65,23 @@ def min_norm_weights(
     Returns
     -------
     MinNorm
-        Never raises for a hard problem: if all solvers fail, the feasible weights
-        nearest to uniform, with a warning.
+        If all solvers fail, the feasible weights nearest to uniform, with a warning.
 
     Raises
     ------
     ValueError
-        If ``gram`` is not a finite square matrix, or no weights fit the bounds.
+        If ``gram`` is not a finite square matrix, or no weights satisfy the bounds.
     NotInstalled
         Without the extra ``solvers``.
 
+    See Also
+    --------
+    quadratic_weights : A general quadratic objective.
+    proportional_descent : A step that descends in given proportions.
+
     Examples
     --------
+    >>> from fairflower.numerics.min_norm import min_norm_weights
     >>> solution = min_norm_weights([[1.0, 0.0], [0.0, 4.0]])  # orthogonal: w ~ 1 / |v|^2
     >>> solution.weights.round(3).tolist(), round(solution.norm, 3)
     ([0.8, 0.2], 0.894)
@@ -84,47 +89,59 @@ def min_norm_weights(
     require("solvers", "The QP")
     g: Matrix = np.array(gram, np.float64)
     if g.ndim != 2 or g.shape[0] != g.shape[1] or not np.isfinite(g).all():
-        raise ValueError(f"Expected a finite square Gram matrix, got shape {g.shape}.")
+        raise ValueError(f"gram: expected a finite square matrix, got shape {g.shape}.")
     size = len(g)
     low = np.broadcast_to(np.asarray(lower, np.float64), size).clip(0, 1)
     high = np.broadcast_to(np.asarray(upper, np.float64), size).clip(0, 1)
     if (low > high).any() or low.sum() > 1 + 1e-9 or high.sum() < 1 - 1e-9:
-        raise ValueError(f"No weights with sum 1 lie between {low} and {high}.")
+        raise ValueError(
+            f"lower = {low}, upper = {high}: no weights with sum 1 satisfy these bounds."
+        )
 
     g = (g + g.T) / 2
-    start = _simple_mixtures(g.diagonal(), low, high)
+    start = _initial_weights(g.diagonal(), low, high)
     values = np.einsum("mi,ij,mj->m", start, g, start)
     simple, scale = start[values.argmin()], float(values.min())
     if scale <= 1e-24 * float(np.abs(g).max()):
         return MinNorm(simple, 0.0, 0.0, "closed form")
     scaled = g / scale
-    found = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
+    solution = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
     for solver in SOLVERS:
         with one_thread():  # the same bits on any number of cores
             weights = _solve(scaled, low, high, solver)
         if weights is None:
             continue
         residual = _residual(scaled, weights, low, high)
-        if residual < found.residual or found.solver == "uniform":
+        if residual < solution.residual or solution.solver == "uniform":
             norm = sqrt(max(float(weights @ g @ weights), 0.0))
-            found = MinNorm(weights, norm, residual, solver)
+            solution = MinNorm(weights, norm, residual, solver)
         if residual < TOLERANCE:
-            return found
+            return solution
     logger.warning(
         "The min-norm QP over %d clients was solved only to a residual of %.1e (%s).",
         size,
-        found.residual,
-        found.solver,
+        solution.residual,
+        solution.solver,
     )
-    return found
+    return solution
 
 
 def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
-    """Weights w on the simplex, shape (K,), that minimise w'Aw / 2 + b'w.
+    """Return the weights w on the simplex, shape (K,), that minimize w'Aw / 2 + b'w.
 
-    As the sum of w is 1, it is the min-norm QP of A + 1b' + b1' + c 11', with the c that makes
-    this a Gram matrix. A, shape (K, K), is symmetric and positive definite.
+    Since the weights sum to 1, this is the min-norm QP of A + 1b' + b1' + c 11', with c chosen so
+    that the matrix is a Gram matrix.
 
+    Parameters
+    ----------
+    matrix : array of shape (K, K)
+        A, symmetric and positive definite.
+    linear : array of shape (K,)
+        b.
+
+    Examples
+    --------
+    >>> from fairflower.numerics.min_norm import quadratic_weights
     >>> quadratic_weights([[2.0, 0.0], [0.0, 2.0]], [0.0, 1.0]).round(3).tolist()
     [0.75, 0.25]
     """
@@ -135,13 +152,27 @@ def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
 
 
 def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
-    """Coefficients c of the shortest d = sum_k c_k v_k with <d, v_k> = ||d||^2 share_k for all k.
+    """Return coefficients c, shape (K,), of the shortest d = sum_k c_k v_k with given descents.
 
-    It is the shortest vector of the affine hull of v_k / share_k: c = G^-1 share, over
-    share' G^-1 share, G being ``gram``, shape (K, K), in double precision. Shares, shape (K,), are
-    not negative, and not 0 for all vectors. Where vectors depend on each other so that there is
-    none, c makes d as good as 0; vectors that are 0 have no part in it.
+    These are <d, v_k> = ||d||^2 share_k for all k, so d is the shortest vector of the affine hull
+    of v_k / share_k: c = G^-1 share / (share' G^-1 share).
 
+    Parameters
+    ----------
+    gram : array of shape (K, K)
+        G, the inner products <v_i, v_j>, in double precision.
+    share : array of shape (K,)
+        Non-negative, and positive for at least one vector.
+
+    Returns
+    -------
+    array of shape (K,)
+        If linearly dependent vectors allow no d, the coefficients give d close to 0. Zero vectors
+        have coefficient 0.
+
+    Examples
+    --------
+    >>> from fairflower.numerics.min_norm import proportional_descent
     >>> proportional_descent([[1.0, 0.0], [0.0, 4.0]], [1.0, 1.0]).round(3).tolist()
     [0.8, 0.2]
     """
@@ -151,7 +182,7 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     coefficients = np.zeros(len(g))
     if not f[moved].any():
         return coefficients
-    # For unit vectors, in units of the shortest: so no square over- or underflows.
+    # For unit vectors, in units of the shortest, so that no square over- or underflows.
     ratio = lengths[moved].min() / lengths[moved]
     target = ratio * f[moved]
     with one_thread():
@@ -162,16 +193,26 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
 
 
 def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cosine between each two vectors, shape (K, K); 0 where one of them is 0."""
+    """Return the cosines between all pairs of vectors, shape (K, K), from their Gram matrix.
+
+    The cosine is 0 where a vector is zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.min_norm import cosines
+    >>> cosines(np.array([[1.0, 1.0], [1.0, 4.0]])).tolist()
+    [[1.0, 0.5], [0.5, 1.0]]
+    """
     lengths = np.sqrt(gram.diagonal())
     scale = np.where(lengths > 0, lengths, 1)
     return np.asarray(gram / np.outer(scale, scale))
 
 
-def _simple_mixtures(squares: Vector, low: Vector, high: Vector) -> Matrix:
-    """Feasible weights to begin with, one row each: as even as allowed, one client each.
+def _initial_weights(squares: Vector, low: Vector, high: Vector) -> Matrix:
+    """Return feasible weights in rows: as even as the bounds allow, and each client alone.
 
-    Where vectors are zero, all such alike comes first: it is optimal.
+    If there are zero vectors, the first row weights these equally, which is optimal.
     """
     uniform = np.full(len(low), 1 / len(low))
     room = high - low
@@ -179,12 +220,13 @@ def _simple_mixtures(squares: Vector, low: Vector, high: Vector) -> Matrix:
     zero = (squares <= 0) / max(int((squares <= 0).sum()), 1)
     mixtures = [m for m in (zero, uniform, even) if m.any() and ((low <= m) & (m <= high)).all()]
     for i in range(len(low)):
-        mixtures.append(_fill(low, high, np.argsort(np.arange(len(low)) != i, kind="stable")))
+        order = np.argsort(np.arange(len(low)) != i, kind="stable")
+        mixtures.append(_greedy_weights(low, high, order))
     return np.array(mixtures)
 
 
-def _fill(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vector:
-    """The weights that give as much as possible to the clients that come first."""
+def _greedy_weights(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vector:
+    """Return the weights that give as much as possible to the first clients in ``order``."""
     weights = low.copy()
     left = 1 - low.sum()
     for i in order.tolist():
@@ -195,16 +237,16 @@ def _fill(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vector:
 
 
 def _residual(gram: Matrix, weights: Vector, low: Vector, high: Vector) -> float:
-    """Frank-Wolfe gap: what moving towards the best corner could gain; zero iff optimal."""
+    """Return the Frank-Wolfe gap: the gain of moving towards the best corner; 0 at the optimum."""
     slope = gram @ weights
-    corner = _fill(low, high, np.argsort(slope, kind="stable"))
+    corner = _greedy_weights(low, high, np.argsort(slope, kind="stable"))
     return max(float(slope @ (weights - corner)), 0.0)
 
 
 def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | None:
-    """Weights by one solver, None if it fails or does not know bounds."""
-    # In units v_i = s_i w_i every vector has unit length (at most), which keeps
-    # clients of very different scale within the solvers' tolerances.
+    """Return the weights of a solver; None if it fails or does not support bounds."""
+    # In units v_i = s_i w_i vectors have at most unit length, which keeps clients of very
+    # different scale within the solvers' tolerances.
     s = np.maximum(np.sqrt(gram.diagonal().clip(0)), 1e-6)
     values, vectors = np.linalg.eigh(gram / np.outer(s, s))
     factor: Matrix = (vectors * np.sqrt(values.clip(0))).T
@@ -214,7 +256,7 @@ def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | Non
 
 
 def _nnls(factor: Matrix, s: Vector) -> Vector | None:
-    """Minimise |F v|^2 + (v / s - 1)^2 over v >= 0: by homogeneity the QP's v, up to scale."""
+    """Minimize |F v|^2 + (v / s - 1)^2 over v >= 0: by homogeneity the QP's v, up to scale."""
     from scipy.optimize import nnls  # late, like cvxpy: seconds to import
 
     system = np.vstack([factor, 1 / s])
@@ -228,7 +270,7 @@ def _nnls(factor: Matrix, s: Vector) -> Vector | None:
 
 
 def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) -> Vector | None:
-    import cvxpy as cp  # late: slow to import, and only the methods with a QP need it
+    import cvxpy as cp  # late: slow to import, and needed only by methods with a QP
 
     problem = _problem(len(s))
     data = {"factor": factor, "inverse": 1 / s, "low": low * s, "high": high * s}
@@ -237,7 +279,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate solutions are judged by their residual
-            # A warm start would let the last bits depend on what was solved before.
+            # With a warm start the last bits would depend on the previous problem.
             problem.solve(solver=solver, warm_start=False, **_OPTIONS[solver])
     except (cp.error.SolverError, ValueError, ArithmeticError):
         return None
@@ -249,7 +291,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
 
 
 def _onto_simplex(weights: Vector, low: Vector, high: Vector) -> Vector:
-    """Take away the solver's rounding: exact sum, within the bounds."""
+    """Remove the solver's rounding errors: exact sum, within the bounds."""
     for _ in range(3):
         free = (weights > low) & (weights < high)
         excess = weights.sum() - 1
@@ -262,7 +304,7 @@ def _onto_simplex(weights: Vector, low: Vector, high: Vector) -> Vector:
 
 @lru_cache(maxsize=8)
 def _problem(size: int) -> Any:
-    """The QP for K clients with its data as parameters: cvxpy compiles it once."""
+    """Return the QP for K clients with its data as parameters, so that cvxpy compiles it once."""
     import cvxpy as cp
 
     v = cp.Variable(size, name="v")

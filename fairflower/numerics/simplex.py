@@ -7,20 +7,27 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def project(point: ArrayLike) -> NDArray[np.float64]:
-    """Find the nearest weights, shape (K,): non-negative, summing to 1.
+    """Return the point of the simplex nearest to ``point``, shape (K,): non-negative, sum 1.
 
-    ``max(v - theta, 0)`` with the theta that makes the sum 1; sorting tells which
-    coordinates stay positive (Duchi et al., ICML 2008, Fig. 1). ``ValueError`` is
-    raised for a point that is not a finite vector of at least one number.
+    The projection is ``max(v - theta, 0)`` with the theta that makes the sum 1; sorting shows
+    which coordinates stay positive (Duchi et al., ICML 2008, Fig. 1).
 
+    Raises
+    ------
+    ValueError
+        If ``point`` is empty, not a vector, or not finite.
+
+    Examples
+    --------
+    >>> from fairflower.numerics.simplex import project
     >>> project([0.5, 0.9, -3.0]).round(4).tolist()
     [0.3, 0.7, 0.0]
     """
     v = np.asarray(point, np.float64)
     if v.ndim != 1 or not v.size or not np.isfinite(v).all():
         raise ValueError(f"Expected a vector of finite numbers to project, got {point!r}.")
-    # A common shift changes nothing, and what is 1 below the largest becomes 0 anyhow:
-    # so cut, no sum loses precision to huge coordinates.
+    # A common shift changes nothing, and coordinates more than 1 below the largest become 0.
+    # Clipping them keeps the sums precise for huge coordinates.
     v = np.maximum(v - v.max(), -1)
     u = np.sort(v)[::-1]
     theta = (u.cumsum() - 1) / np.arange(1, len(u) + 1)

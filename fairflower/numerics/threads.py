@@ -1,4 +1,4 @@
-"""How many threads compute: as many as there are CPUs, or one for a moment."""
+"""Number of threads: the CPUs of this process, or a single thread for a moment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from threadpoolctl import ThreadpoolController
 
 
 def cpus() -> int:
-    """Count the CPUs that this process may use: in a batch job fewer than the machine has."""
+    """Return the number of CPUs that this process may use; a batch job may have only a few."""
     allowed = getattr(os, "sched_getaffinity", None)  # macOS has none
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
-    """Hold BLAS to one thread; with None, OpenMP too: bits that do not depend on the cores.
+    """Limit BLAS, or with None also OpenMP, to a single thread in a ``with`` block.
 
-    What they are to compute with has to be imported before.
+    Results then have the same bits on any number of cores. The libraries must have been imported
+    before.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.numerics.threads import one_thread
+    >>> with one_thread():
+    ...     float(np.ones(3) @ np.ones(3))
+    3.0
     """
     controller: AbstractContextManager[Any] = _libraries(len(sys.modules)).limit(
         limits=1, user_api=user_api
@@ -30,5 +39,5 @@ def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> ThreadpoolController:
-    """Look for thread pools again after an import: that takes longer than most sums."""
+    """Find the thread pools again after an import; the search takes longer than most sums."""
     return ThreadpoolController()

@@ -11,7 +11,7 @@ from fairflower.aggregation.clusters import Clustered
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
-from fairflower.numerics.clustering import Clustering, Variant, choose
+from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 
 Values = NDArray[np.float64]
 
@@ -107,7 +107,7 @@ class FedGCR(Clustered, FairStrategy):
         variant: Variant = "adapted",
         **options: Unpack[Options],
     ) -> None:
-        self.clustering, h = choose(variant, num_clusters, clustering, representation)
+        self.clustering, h = resolve_variant(variant, num_clusters, clustering, representation)
         super().__init__(**options)
         self.num_clusters, self.q, self.delta, self.variant = num_clusters, q, delta, variant
         if gamma is None:

@@ -1,0 +1,25 @@
+"""Old public names work, with a warning that has the new name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+RENAMED = [
+    ("numerics.clustering", "choose", "resolve_variant"),
+    ("numerics.clustering", "describe", "cluster_diagnostics"),
+]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), RENAMED)
+def test_an_old_name_is_the_new_one_with_a_warning(module: str, old: str, new: str) -> None:
+    room = import_module(f"fairflower.{module}")
+    with pytest.warns(DeprecationWarning, match=rf"{module}\.{old} is now called {new}\."):
+        assert getattr(room, old) is getattr(room, new)
+
+
+def test_other_names_are_unknown_as_in_any_module() -> None:
+    clustering = import_module("fairflower.numerics.clustering")
+    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
+        clustering.unknown  # noqa: B018
