@@ -75,6 +75,7 @@ EXTRAS = {
         *("torch", "torchvision", "ray", "flwr_datasets", "datasets", "PIL", "pandas"),
         *("cvxpy", "scipy", "sklearn", "optuna", "statsmodels", "matplotlib", "jinja2"),
     ),
+    "export": ("onnx", "onnxscript"),
 }
 
 

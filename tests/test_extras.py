@@ -81,6 +81,7 @@ def test_the_extras_are_those_of_the_project() -> None:
         for extra in EXTRAS
     }
     assert set(EXTRAS["solvers"]) == wanted["solvers"]
+    assert set(EXTRAS["export"]) == wanted["export"]
     assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | wanted["solvers"]
 
 

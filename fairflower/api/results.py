@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # both are slow to import
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from fairflower.report.exporting import Network
+
 _STYLE = """<style>
 .fairflower table {border-collapse: collapse; margin: 0.5em 0}
 .fairflower caption {font-weight: bold; text-align: left; padding: 0.3em 0}
@@ -189,6 +191,16 @@ class Result(Results):
         from safetensors.numpy import load_file
 
         return load_file(self.path / "model.safetensors")
+
+    def network(self, data_dir: str = "") -> Network:
+        """The final global model as a torch module of raw examples, which it normalises itself.
+
+        It takes the run's data, whose ``data_dir`` may be another by now, to know their classes
+        and scale: `fairflower.report.exporting.Network`.
+        """
+        from fairflower.report.exporting import network
+
+        return network(self.run, data_dir)
 
     def __repr__(self) -> str:
         return f"<{self.label}, seed {self.seed}: {self.run.progress}, in {self.path}>"

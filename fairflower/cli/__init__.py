@@ -15,6 +15,7 @@ from fairflower.cli import (
     compare,
     data,
     deploy,
+    export,
     landscape,
     leaderboard,
     listing,
@@ -45,7 +46,7 @@ def root(
 
 for command in (
     *(run.run, compare.compare, tune.tune, report.report),
-    *(leaderboard.leaderboard, landscape.landscape, sharpness.sharpness),
+    *(leaderboard.leaderboard, landscape.landscape, sharpness.sharpness, export.export),
 ):
     app.command()(command)
 app.command("list")(listing.list_)

@@ -87,7 +87,7 @@ class PromptViT(Classifier):
     def customise(self, x: Tensor) -> Tensor:
         """The type-specific prompt h [N, d] of each image; 0 without GC-Net."""
         if self.gc_net is None:
-            return x.new_zeros(len(x), self.prompts.shape[1])
+            return x.new_zeros(x.shape[0], self.prompts.shape[1])
         h: Tensor = self.gc_net(self.first_stage(x))
         return h
 
@@ -126,7 +126,7 @@ class PromptViT(Classifier):
         if x.shape[2:] != size:
             x = F.interpolate(x, size, mode="bilinear", antialias=True)
         patches = vit.conv_proj(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([vit.class_token.expand(len(x), -1, -1), patches], 1)
+        tokens = torch.cat([vit.class_token.expand(x.shape[0], -1, -1), patches], 1)
         tokens = tokens + vit.encoder.pos_embedding
         if prompts is not None:
             tokens = torch.cat([tokens, prompts], 1)

@@ -1,0 +1,36 @@
+"""``fairflower export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairflower.cli.options import DataDir
+from fairflower.cli.terminal import friendly_errors, say_where
+
+
+@friendly_errors()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="onnx|torchscript|state-dict",
+            help="onnx, torchscript: the model with its normalization, of raw examples. "
+            "state-dict: its arrays for PyTorch, as safetensors.",
+        ),
+    ] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File; default: in the run folder.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a run's final model for other programs."""
+    from fairflower.report import read_run
+    from fairflower.report.exporting import export as write
+
+    say_where("model", write(read_run(run), format_, out, data_dir or ""))

@@ -1,0 +1,150 @@
+"""A run's final model with its data's normalisation, in Python and in files for other programs."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fairflower.config import RunConfig, unknown
+from fairflower.data import Federation
+from fairflower.errors import ConfigError, RunError, require
+from fairflower.files import replacing
+from fairflower.registry import KINDS
+from fairflower.report.landscape import load, load_model
+from fairflower.report.reading import Run
+
+#: What a model is exported as -> the name of its file in the run folder.
+FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
+
+
+class Network(nn.Module):
+    """A classifier, in eval mode, of examples as they come: it normalises them itself.
+
+    Images are uint8 [N, C, H, W], 0 to 255 as in image files, with the channels and the size that
+    the run had; rows of a table float32 [N, D], as in the table; texts int64 [N, L]. The result
+    is logits [N, classes]; softmax makes probabilities of them.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, federation: Federation) -> None:
+        super().__init__()
+        self.model, self.federation = model, federation
+        self.kind = KINDS[len(federation.shape)]
+        sides = (1, 1) if self.kind == "images" else ()
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(federation, name), dtype=torch.float32)
+            self.register_buffer(name, values.view(-1, *sides))
+        self.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raw examples to logits."""
+        if self.kind == "images":  # with the arithmetic of `fairflower.training.batches`
+            x = x.to(torch.float32) / 255
+        if self.kind != "tokens":
+            x = (x - self.mean) / self.std
+        logits: Tensor = self.model(x)
+        return logits
+
+    def examples(self, count: int) -> Tensor:
+        """Random ones of the right kind, always the same."""
+        shape, random = self.federation.shape, torch.Generator().manual_seed(0)
+        if self.kind == "images":
+            return torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)
+        if self.kind == "tokens":
+            return torch.randint(shape[0], (count, *shape[1:]), generator=random)
+        return torch.randn(count, *shape, generator=random) * self.std + self.mean
+
+    def facts(self) -> dict[str, str]:
+        """What who uses it has to know, as JSON by name: kind, shape, mean, std and classes."""
+        found = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
+        found |= {"kind": self.kind, "classes": self.federation.class_names}
+        return {name: json.dumps(value) for name, value in found.items()}
+
+
+def network(run: Run, data_dir: str = "") -> Network:
+    """Load a run's final model, on the CPU; see `fairflower.report.landscape.load` for errors."""
+    if sites := run.info.get("sites"):  # whose data are theirs; the run knows what they are like
+        federation = Federation.from_json(json.dumps(sites["federation"]), run.path)
+        return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
+    _, federation, model, _ = load(run, data_dir, "cpu")
+    return Network(model, federation)
+
+
+def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "") -> Path:
+    """Write a run's final model into a file that needs no fairflower, and return its path.
+
+    ``"onnx"`` and ``"torchscript"`` are the whole `Network`, of any number of examples at a time;
+    ``"state-dict"`` has all arrays under the model's own names, those that are frozen, too, for
+    ``load_state_dict``, as safetensors. All have `Network.facts` as their metadata. By default
+    the file is in the run folder (`FORMATS`); an earlier one is replaced.
+
+    Raises
+    ------
+    ConfigError
+        On an unknown format.
+    NotInstalled
+        Where the libraries for ONNX are missing.
+    RunError
+        When the run has no model, or it cannot be exported so.
+    DataError
+        When its data are not here.
+    """
+    if format_ not in FORMATS:
+        raise ConfigError(unknown("format", format_, FORMATS))
+    if format_ == "onnx":
+        require("export", "--format onnx")
+    whole = network(run, data_dir)
+    path = path or run.path / FORMATS[format_]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write = {"onnx": _onnx, "torchscript": _torchscript, "state-dict": _state_dict}[format_]
+    with replacing(path) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is old, and what tracing cannot know
+        try:
+            write(whole, temporary, whole.facts())
+        except OSError:
+            raise
+        except Exception as error:  # of a tracer, which may be any, in anybody's model
+            reason = str(error).strip().partition("\n")[0]
+            raise RunError(
+                f"{run.path}: {run.config['model.name']} cannot be exported as {format_} "
+                f"({type(error).__name__}: {reason}). Its arrays can: --format state-dict."
+            ) from error
+    return path
+
+
+def _onnx(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
+    program = torch.onnx.export(
+        whole,
+        (whole.examples(2),),
+        dynamo=True,
+        input_names=["x"],
+        output_names=["logits"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(facts)
+    program.save(path)
+
+
+def _torchscript(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
+    with torch.inference_mode():
+        traced = torch.jit.trace(whole, whole.examples(2), check_trace=False)  # type: ignore[no-untyped-call]
+        for count in (1, 3):  # a trace may have taken the number for a constant
+            x = whole.examples(count)
+            torch.testing.assert_close(traced(x), whole(x))
+    torch.jit.save(traced, path, _extra_files=dict(facts))
+
+
+def _state_dict(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    arrays = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
+    save_file(arrays, path, dict(facts))

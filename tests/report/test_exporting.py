@@ -1,0 +1,314 @@
+"""Models outside of fairflower: what ONNX Runtime, TorchScript and plain PyTorch make of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from command import call
+from PIL import Image
+from runs import config, history, run
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fairflower as ff
+from fairflower import errors
+from fairflower.data import prepare
+from fairflower.errors import ConfigError, NotInstalled, RunError
+from fairflower.models import Classifier, build, prompt_vits
+from fairflower.models.prompt_vit import PromptViT
+from fairflower.registry import MODELS
+from fairflower.report import exporting, read_run
+from fairflower.report.exporting import Network, export, network
+from fairflower.training.batches import examples_of
+
+SCALES = {
+    3: ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25)),
+    2: ((), ()),
+    1: (tuple(range(13)), tuple(range(1, 14))),
+}
+
+
+class Own(Classifier):
+    """Anybody's."""
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The largest of each channel."""
+        return self.norm(self.conv(x)).amax((2, 3))
+
+
+class Fixed(Own):
+    """One of whose steps knows how many images there are."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """The same, shifted by the number."""
+        return super().features(x) + len(x)
+
+
+class Undecided(Own):
+    """One whose way depends on the pixels, which no graph has."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """The same, or its negative."""
+        found = super().features(x)
+        return found if int(x.sum()) % 2 else -found
+
+
+def of(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
+    mean, std = SCALES[len(shape)]
+    names = tuple(map(str, range(classes)))
+    federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, class_names=names)
+    return Network(model, federation)
+
+
+def built(name: str) -> Network:
+    """A network with its first weights, whose batch norm has seen images."""
+    shape: tuple[int, ...] = {"embedding-bag": (50, 12), "mlp": (13,)}.get(name, (3, 32, 32))
+    made = of(build(name, 3, shape, seed=0), shape)
+    model = made.model.train()
+    with torch.no_grad():
+        model(torch.randn(8, *shape) if len(shape) != 2 else made.examples(8))
+    model.eval()
+    return made
+
+
+def of_runtime(path: Path, x: Tensor) -> np.ndarray:
+    """Logits by ONNX Runtime."""
+    session = onnxruntime.InferenceSession(path)
+    (logits,) = session.run(["logits"], {"x": x.numpy()})
+    return logits
+
+
+def check(made: Network, tmp_path: Path, atol: float = 1e-5) -> None:
+    """Assert that files of both kinds give the same logits, for any number of examples."""
+    exporting._onnx(made, tmp_path / "a.onnx", made.facts())
+    exporting._torchscript(made, tmp_path / "a.pt", made.facts())
+    script = torch.jit.load(tmp_path / "a.pt")
+    for count in (1, 2, 7):
+        x = made.examples(count)
+        expected = made(x).numpy()
+        np.testing.assert_allclose(of_runtime(tmp_path / "a.onnx", x), expected, atol=atol)
+        np.testing.assert_allclose(script(x).numpy(), expected, atol=atol)
+
+
+#: Another of their kind stands for these; the largest has its own test.
+LIKE_OTHERS = ("resnet10", "resnet12", "vpt-vit-tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in LIKE_OTHERS else pytest.mark.slow)
+        for name in MODELS
+        if not name.endswith("b-16")
+    ],
+)
+def test_every_model_gives_its_logits_outside(name: str, tmp_path: Path) -> None:
+    check(built(name), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt-vit-tiny", "mlp"])
+def test_images_that_are_resized_and_grey_or_flattened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (1, 28, 20)
+    monkeypatch.setitem(SCALES, 3, ((0.5,), (0.2,)))
+    check(of(build(name, 3, shape, seed=0), shape), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("gc_net", [True, False])
+def test_vit_b_16_gives_its_logits_outside(gc_net: bool, tmp_path: Path) -> None:
+    shape = (3, 224, 224)
+    check(of(PromptViT(prompt_vits.vit_b_16(), 3, shape, gc_net), shape), tmp_path, atol=1e-4)
+
+
+# --- of runs ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["cnn", "prompt-vit-tiny", f"{__name__}:Own"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each, of which the transformer's arrays do not travel."""
+    client = {"client.name": "fedgc"} if request.param == "prompt-vit-tiny" else {}
+    changes = {"model.name": request.param, "train.lr": 0.01, **client}
+    return run(config(tmp_path_factory.mktemp("run"), **changes))
+
+
+def raw_tests(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
+    """Raw test images of each domain, their labels and the accuracy that the run found."""
+    rows = [row for row in history(folder) if row["level"] == "domain" and row["round"] == "2"]
+    found = {row["name"]: float(row["value"]) for row in rows if row["metric"] == "accuracy"}
+    federation = prepare(config(folder).data)
+    return {domain: (*federation.test(domain), found[domain]) for domain in federation.domains}
+
+
+@pytest.mark.slow
+def test_a_runs_exports_have_the_accuracy_and_the_logits_of_its_tests(
+    folder: Path, tmp_path: Path
+) -> None:
+    found = read_run(folder)
+    whole = network(found)
+    onnx = export(found, "onnx", tmp_path / "deep" / "a.onnx")
+    script = torch.jit.load(export(found, "torchscript", tmp_path / "a.pt"))
+    for domain, (x, y, accuracy) in raw_tests(folder).items():
+        federation = prepare(config(folder).data)
+        data = examples_of(federation.test(domain), federation.mean, federation.std)
+        with torch.inference_mode():
+            expected = whole.model(next(data.eval_batches(len(y)))[0]).numpy()
+        for logits in (
+            whole(torch.tensor(x)),
+            script(torch.tensor(x)),
+            of_runtime(onnx, torch.tensor(x)),
+        ):
+            np.testing.assert_allclose(np.asarray(logits), expected, atol=1e-4)
+            assert np.mean(np.asarray(logits).argmax(1) == y) == accuracy
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_state_dict_is_the_whole_model_with_its_frozen_part(folder: Path, tmp_path: Path) -> None:
+    found = read_run(folder)
+    path = export(found, "state-dict")
+    assert path == folder / "state-dict.safetensors"
+    arrays = load_file(path)
+    sent = load_file(folder / "model.safetensors")
+    assert sent
+    assert all(torch.equal(arrays[name], array) for name, array in sent.items())
+    federation = prepare(config(folder).data)
+    fresh = build(found.config["model.name"], federation.num_classes, federation.shape, seed=5)
+    fresh.load_state_dict(arrays)
+    x = network(found).examples(3)
+    torch.testing.assert_close(of_same(fresh, folder)(x), network(found)(x))
+    with safe_open(path, "numpy") as file:
+        facts = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert facts == {
+        "kind": "images",
+        "shape": list(federation.shape),
+        "mean": list(federation.mean),
+        "std": list(federation.std),
+        "classes": list(federation.class_names),
+    }
+
+
+def of_same(model: nn.Module, folder: Path) -> Network:
+    return Network(model, prepare(config(folder).data))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(config(tmp_path_factory.mktemp("plain"), **{"num-server-rounds": 1}))
+
+
+def test_the_network_of_a_result_takes_raw_images(plain: Path) -> None:
+    whole = ff.read(plain)[0].network()
+    federation = prepare(config(plain).data)
+    x, _ = federation.test(federation.domains[0])
+    raw = torch.tensor(x)
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (federation.mean, federation.std))
+    expected = whole.model((raw.float() / 255 - mean) / std)
+    torch.testing.assert_close(whole(raw), expected)
+    assert not whole.training
+    assert not whole(raw).requires_grad
+
+
+def test_the_command_writes_into_the_run_folder_or_elsewhere(plain: Path, tmp_path: Path) -> None:
+    said = call("export", str(plain), "--format", "torchscript")
+    assert f"model: {plain / 'model.pt'}" in said
+    facts = dict.fromkeys(("kind", "classes"), "")
+    script = torch.jit.load(plain / "model.pt", _extra_files=facts)
+    assert json.loads(facts["kind"]) == "images"
+    whole = network(read_run(plain))
+    assert json.loads(facts["classes"]) == list(whole.federation.class_names)
+    torch.testing.assert_close(script(whole.examples(3)), whole(whole.examples(3)))
+    other = tmp_path / "there" / "a.safetensors"
+    call("export", str(plain), "-f", "state-dict", "--out", str(other))
+    assert "head.weight" in load_file(other)
+
+
+def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = network(read_run(plain))
+    text = (plain / "run.json").read_text()
+    sites = {"federation": json.loads(whole.federation.to_json()), "numbered": {}}
+    (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
+    monkeypatch.setattr("fairflower.report.landscape.prepare", None)
+    try:
+        again = network(read_run(plain))
+    finally:
+        (plain / "run.json").write_text(text)
+    torch.testing.assert_close(again(whole.examples(3)), whole(whole.examples(3)))
+
+
+def test_what_cannot_be_exported_is_told(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read_run(plain)
+    with pytest.raises(ConfigError, match=r"Unknown format 'onxx'. Did you mean 'onnx'"):
+        export(found, "onxx")
+    for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
+        made = of(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
+        monkeypatch.setattr(exporting, "network", lambda run, data_dir, made=made: made)
+        with pytest.raises(RunError, match=rf"cnn cannot be exported as {format_} .*state-dict"):
+            export(found, format_, tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+    (plain / "model.safetensors").rename(tmp_path / "away")
+    monkeypatch.undo()
+    try:
+        with pytest.raises(RunError, match=r"has no model\.safetensors"):
+            export(found, "state-dict")
+    finally:
+        (tmp_path / "away").rename(plain / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_a_model_that_no_graph_can_be_made_of_is_told(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = of(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
+    monkeypatch.setattr(exporting, "network", lambda run, data_dir: made)
+    with pytest.raises(RunError, match=r"cnn cannot be exported as onnx .*state-dict"):
+        export(read_run(plain), "onnx", tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_its_libraries_onnx_names_the_extra(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "installed", lambda library: library != "onnx")
+    with pytest.raises(NotInstalled, match=r'onnx needs onnx\. Run: pip install "fairflower\[exp'):
+        export(read_run(plain), "onnx")
+
+
+@pytest.mark.slow
+def test_the_guides_programs_predict_what_the_run_would(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    loading, running = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    federation = prepare(config(plain).data)
+    x, _ = federation.test(federation.domains[0])
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(x[0].transpose(1, 2, 0)).save("image.png")
+    export(read_run(plain), "onnx", Path("model.onnx"))
+    capsys.readouterr()
+    exec(compile(loading.replace('"RUN"', repr(str(plain))), "loading", "exec"), {})
+    exec(compile(running, "running", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    expected = network(read_run(plain))(torch.tensor(x[:1])).softmax(1)[0]
+    name, probability = first.rsplit(maxsplit=1)
+    assert name == second == federation.class_names[int(expected.argmax())]
+    assert float(probability) == pytest.approx(expected.max().item(), rel=1e-5)
