@@ -16,8 +16,10 @@ from fairflower.report.statistics import Difference
 from fairflower.report.verdicts import Contrast, signed, worth
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-#: The index reports nothing.
-DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - {EXPERIMENTS / "README.md"})
+#: The index and the protocol report nothing.
+DOCUMENTS = sorted(
+    set(EXPERIMENTS.glob("*.md")) - {EXPERIMENTS / "README.md", EXPERIMENTS / "protocol.md"}
+)
 
 OLD = (
     "Measured before version 0.1.0 on another machine (x86-64, its processor was not recorded); "
