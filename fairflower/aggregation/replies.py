@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,23 +23,34 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.messages import Enrolment
 from fairflower.aggregation.records import (
+    LARGEST,
+    MOST,
     InvalidReply,
     NotFinite,
     check_arrays,
     check_metric,
     check_representation,
+    check_round,
     check_signs,
     decode_record,
+    length,
+    measured_arrays,
     scalar_metrics,
 )
 from fairflower.aggregation.rule import Rule
 from fairflower.errors import Diverged, RoundFailed, logger
 
-#: Beyond it doubles no longer tell a number from the next, and no data set is as large.
-MOST_EXAMPLES = 2**53
-
 #: What errors speak of that numbers cause which are none any more: ours, PyTorch's, NumPy's.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
+
+#: Times as long as all else, of which single precision keeps nothing in a sum with it.
+DROWNING = 2.0**24
+
+#: Times as long as all else, which is told when training diverges.
+STRIKING = 1000.0
+
+#: Characters of a reason that are shown; a client may have chosen them.
+_LONGEST_REASON = 500
 
 #: A usable reply, as far as the caller wants it taken apart.
 Answer = TypeVar("Answer")
@@ -55,6 +67,7 @@ class Sorter:
     min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     diverged: set[int] = field(default_factory=set)  # those of them with NaN or infinite values
+    striking: Sequence[str] = ()  # what was far longer than usual in earlier rounds
 
     def usable(
         self,
@@ -108,7 +121,8 @@ class Sorter:
         return answers
 
     def drop(self, client: int, reason: str) -> None:
-        """Leave a client out, and say so."""
+        """Leave a client out, and say so, in words of bounded length that a terminal can show."""
+        reason = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason[:_LONGEST_REASON])
         self.dropped[client] = reason
         logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
 
@@ -121,10 +135,12 @@ class Sorter:
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
+            before = "".join(f"\n  {text}" for text in self.striking) if diverged else ""
             error = Diverged if diverged else RoundFailed
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients asks for.{self._reasons()}"
+                + (f"\nBefore (clip-update-median bounds it):{before}" if before else "")
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
@@ -152,8 +168,10 @@ class Sorter:
         value = float(metrics[key])  # type: ignore[arg-type]
         if not (math.isfinite(value) and value > 0):
             raise InvalidReply(f"{key} = {value}: expected a positive finite number")
-        if value > MOST_EXAMPLES:
+        if value > MOST:
             raise InvalidReply(f"{key} = {value}: expected at most 2**53, where counting ends")
+        if value < 1 / MOST:
+            raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
 
 
 class Member(NamedTuple):
@@ -176,18 +194,25 @@ class Examiner:
         self.rule, self.received, self.sizes = rule, received, sizes
         self.buffers = rule.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
+        self.length = length(received)
+        self.striking: list[str] = []  # who returned what is far longer than usual
 
     def take_apart(self, client: int, content: RecordDict, metrics: MetricRecord) -> Member:
         """One client's reply, or ``InvalidReply`` saying what is wrong with it."""
         self._check_size(client, metrics)
-        arrays = check_arrays(decode_record(self._model_in(content)), self.received)
+        if "state-round" in metrics:
+            check_round("state-round", metrics["state-round"])
+        arrays, found = measured_arrays(decode_record(self._model_in(content)), self.received)
+        self._check_length(client, "model", found, self.length, "the one that it received")
         measured: dict[str, Arrays] = {}
         for name in (*self.rule.measurements, *self.rule.reads):
             if name in self.rule.VECTORS:
                 measured[name] = self._vectors(name, content)
             else:
                 self._check_there(name, "metric", metrics)
-                check_metric(name, metrics[name], name in self.rule.NON_NEGATIVE)
+                least = 0 if name in self.rule.NON_NEGATIVE else -LARGEST
+                most = MOST if name in self.rule.COUNTS else LARGEST
+                check_metric(name, metrics[name], least, most)
         for exchange in self.rule.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
@@ -198,6 +223,7 @@ class Examiner:
         members = sorter.usable(replies, self.take_apart)
         sorter.check_enough(len(members))
         self._drop_odd_shapes(members, sorter)
+        self._drop_overlong(members, sorter)
         return members
 
     def _drop_odd_shapes(self, members: dict[int, Member], sorter: Sorter) -> None:
@@ -217,6 +243,34 @@ class Examiner:
                     sorter.drop(client, f"its {name!r} has the shape {shape}, most others' {usual}")
                     del members[client]
             sorter.check_enough(len(members))
+
+    def _drop_overlong(self, members: dict[int, Member], sorter: Sorter) -> None:
+        """Go on without those who sent beside the model what would be all that is left of a sum."""
+        for name in sorted(next(iter(members.values())).measured):
+            lengths = {client: length(m.measured[name]) for client, m in members.items()}
+            for client, found in sorted(lengths.items()):
+                others = [lengths[other] for other in lengths if other != client] or [0.0]
+                try:
+                    self._check_length(
+                        client, repr(name), found, median_low(others), "the others' median"
+                    )
+                except NotFinite as problem:
+                    sorter.drop(client, str(problem))
+                    sorter.diverged.add(client)
+                    del members[client]
+            sorter.check_enough(len(members))
+
+    def _check_length(self, client: int, what: str, found: float, usual: float, of: str) -> None:
+        """Refuse a vector ``DROWNING`` times as long as usual, and as 1; note a striking one."""
+        times = found / max(usual, 1.0)
+        said = f"{what} is {found:.3g} long, {of} {usual:.3g}"
+        if times > DROWNING:
+            raise NotFinite(
+                f"its {said}: in a sum with it nothing would be left of the others. Lower "
+                "train.lr, or leave the client out"
+            )
+        if times > STRIKING:
+            self.striking.append(f"client {client}'s {said}")
 
     def cohort(
         self, members: Mapping[int, Member], server_round: int, population: int, max_weight: float
@@ -346,8 +400,8 @@ def short(reason: str) -> str:
 
 def _client_id(metrics: MetricRecord, default: int) -> int:
     value = metrics.get("client-id", default)
-    if not (isinstance(value, (int, float)) and float(value).is_integer()):
-        raise InvalidReply(f"client-id = {value!r}: expected a whole number")
+    if not (isinstance(value, (int, float)) and float(value).is_integer() and 0 <= value < 2**64):
+        raise InvalidReply(f"client-id = {value!r}: expected a whole number from 0")
     return int(value)
 
 

@@ -35,6 +35,8 @@ class Rule:
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Those of ``needs`` and ``reads`` that must not be negative, such as means of squares.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps")
+    #: Those of them that count something, and so are at most 2**53.
+    COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
     #: Metrics that the rule reads and clients report unasked.
     reads: tuple[str, ...] = ()
 

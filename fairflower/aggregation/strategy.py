@@ -118,6 +118,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.seed = 0
         self._enrolment = Enrolment()
         self._population = 0
+        self._striking: list[str] = []  # what was far longer than usual, in the last such round
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
         self._asked_to_test: list[Message] = []
@@ -225,6 +226,8 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         sorter = self._sorter(server_round, self._asked)
         examiner = Examiner(self, decode_record(self._sent), self._enrolment.sizes)
         members = examiner.members(replies, sorter)
+        if examiner.striking:
+            self._striking = [f"round {server_round}: {text}" for text in examiner.striking]
         cohort = examiner.cohort(members, server_round, self._population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
@@ -307,7 +310,12 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
 
     def _sorter(self, server_round: int, asked: list[Message]) -> Sorter:
         sorter = Sorter(
-            server_round, asked, self._enrolment, self.weighted_by_key, self.min_clients
+            server_round,
+            asked,
+            self._enrolment,
+            self.weighted_by_key,
+            self.min_clients,
+            striking=self._striking,
         )
         self.dropped = sorter.dropped
         return sorter

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.records import InvalidReply, NotFinite
+from fairflower.aggregation.records import InvalidReply, NotFinite, is_real
 
 #: Of a class at one client; sums of larger counts would overflow.
 MOST_IMAGES = 2**40
@@ -51,9 +51,11 @@ class Prototypes(Exchange):
                 f"'mean' has shape {mean.shape} and 'count' {count.shape}, expected one row per "
                 f"class and one column per feature, {' or '.join(map(str, shapes))}"
             )
-        if mean.dtype.kind != "f" or not np.isfinite(mean).all():
-            wrong = NotFinite if mean.dtype.kind == "f" else InvalidReply
-            raise wrong("'mean' holds something else than finite numbers")
+        with np.errstate(over="ignore"):
+            finite = is_real(mean) and np.isfinite(mean.astype(np.float32)).all()
+        if not finite:
+            wrong = NotFinite if is_real(mean) else InvalidReply
+            raise wrong("'mean' holds something else than finite numbers of 32 bits")
         if count.dtype.kind != "i" or (count < 0).any():
             raise InvalidReply("'count' holds something else than whole numbers from zero")
         if (count > MOST_IMAGES).any():

@@ -69,7 +69,8 @@ class AAggFF(FairStrategy):
     variant : {"paper", "released"}
         ``"released"``: the authors' code, which leaves p_s out of the silo form's square, and
         has beta alpha/2 ||p||^2 twice over: it moves 1 + K/4 times more slowly. In the device
-        form it drops the mean of those present, who so lose weight by taking part.
+        form it drops the mean of those present, who so lose weight by taking part. Its first p
+        is C per client, of which the sum is C K: only the first g is other by that.
     """
 
     paper: ClassVar[str] = "Hahn, Kim, Lee, ICML 2024"
@@ -121,10 +122,15 @@ class AAggFF(FairStrategy):
             self.responses[client] = own
             R[:, i] = np.where(np.isnan(own), self.means, own)
         p = np.array([self.p[client] for client in known] + [rest] * (K - len(known)))
-        self.gains = np.append(self.gains, p @ R[-1] / p.sum())
+        mass = self._mass(cohort) if len(self.gains) == 0 else 1.0
+        self.gains = np.append(self.gains, mass * (p @ R[-1]) / p.sum())
         p = self._newton(R)
         self.p = dict(zip(known, p[: len(known)].tolist(), strict=True))
         return np.array([self.p[client] for client in clients])
+
+    def _mass(self, cohort: Cohort) -> float:
+        """The sum of all weights before the first round: C K in the authors' code."""
+        return float(len(cohort)) if self.variant == "released" else 1.0
 
     def _newton(self, R: Vector) -> Vector:
         """All clients' weights after responses R, shape (rounds, K)."""
@@ -144,8 +150,10 @@ class AAggFF(FairStrategy):
         r = C * response
         mean = r.mean()
         gain = (r - mean) / C - (mean if self.variant == "released" else 0.0)
+        mass = self._mass(cohort) if self.played == 0 else 1.0
         self.played += 1
-        for client, step in zip(cohort.client_ids, (-gain / (1 + mean)).tolist(), strict=True):
+        steps = (-gain / (1 + mass * mean)).tolist()
+        for client, step in zip(cohort.client_ids, steps, strict=True):
             self.sums[client] = self.sums.get(client, 0.0) + step
         sums = np.array([self.sums[client] for client in cohort.client_ids])
         scale = sqrt(log(cohort.population)) / ((2 + C) * sqrt(self.played + 1))

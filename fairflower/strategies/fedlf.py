@@ -49,8 +49,9 @@ class FedLF(FairStrategy):
     ----------
     variant : {"paper", "released"}
         ``"released"`` follows the authors' code, where in each layer all g_k,l, those
-        of absent clients and g_P,l are scaled to the mean length of the g_k,l. (It does not
-        take layers together, which is done here in both.)
+        of absent clients and g_P,l are scaled to the mean length of the g_k,l. M counts the
+        clients known before this round there, and while these are at most K no absent client
+        counts. (The code does not take layers together, which is done here in both.)
     """
 
     paper: ClassVar[str] = "Pan et al., AAAI 2024"
@@ -69,14 +70,13 @@ class FedLF(FairStrategy):
         self.memory: dict[int, Arrays] = {}  # client -> its Delta then
 
     def merge(self, cohort: Cohort) -> Arrays:
-        tau = len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
-        everyone, ages = recall(cohort, self.seen, self.memory, tau)
+        everyone, ages = recall(cohort, self.seen, self.memory, self._oldest(cohort))
         remember(cohort, self.seen, self.memory)
         modules = groupby(cohort.parameters, lambda name: name.rpartition(".")[0])
         names_of = [tuple(names) for _, names in modules]
         layers = {names: everyone.gram(names=names) for names in names_of}
         directions = self._directions(layers, cohort.metrics["received_loss"])
-        gram = _sum(layers, layers)
+        gram = _sum(layers, layers) if layers else np.zeros((len(everyone), len(everyone)))
         K = len(cohort)
         equal = (ages == 0) / K
         after = sum(float(c @ layers[names] @ c) for names, c in directions.items())
@@ -86,6 +86,13 @@ class FedLF(FairStrategy):
         )
         by_name = {name: scale * c for names, c in directions.items() for name in names}
         return everyone.move(by_name, equal)
+
+    def _oldest(self, cohort: Cohort) -> int:
+        """How many rounds ago an absent client may have been seen to count."""
+        if self.variant == "paper":
+            return len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
+        known = len(self.seen)
+        return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
         """Coefficients of d over the updates, shape (M,), for every layer."""
@@ -103,8 +110,8 @@ class FedLF(FairStrategy):
             if c.any():
                 joined.append((left, c))
                 left = []
-        still = np.zeros(len(_sum(layers, layers)))
-        return dict.fromkeys(layers, still) | {one: c for group, c in joined for one in group}
+        zeros = {layer: np.zeros(len(gram)) for layer, gram in layers.items()}
+        return zeros | {one: c for group, c in joined for one in group}
 
     def _descend(self, gram: Matrix, losses: Vector) -> Vector:
         """Coefficients of the shortest vector in the hull of updates with this Gram matrix."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import sqrt
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
@@ -25,7 +27,7 @@ class FedMDFG(FairStrategy):
     """Find a step that lowers every client's loss, and evens them out where they are unequal.
 
     With F_k the received model's loss on client k's data, and g_k = -Delta_k, all scaled to
-    their mean length::
+    the mean length of their round::
 
         if the angle between F and (1, ..., 1) is above theta:
             g_fair = sum_k h_k g_k,      h ~ (sum F / ||F||^2) F - 1,    ||h|| = 1
@@ -43,8 +45,9 @@ class FedMDFG(FairStrategy):
     2 s + 1 step lengths in every round, messages that a round here does not have, so the
     length is the mean update's (its Appendix A.3). Reconstructed: equations are from that
     appendix; the main text was not at hand. From the authors' code are the scaling to the mean
-    length and the memory of one round; it also has g_fair wherever a client's loss rose above
-    its mean so far, which is not in the appendix, nor here.
+    length and the memory of one round, whose clients keep the mean length of that round; it also
+    has g_fair wherever a client's loss rose above its mean so far, which is not in the appendix,
+    nor here.
 
     Clients that did not move are left out of the hull, as in the code. The clients have to
     report ``received_loss``. BatchNorm statistics are averaged with equal weights. The server
@@ -74,13 +77,14 @@ class FedMDFG(FairStrategy):
 
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = recall(cohort, self.seen, self.memory, 1)
+        before = _mean_length(self.memory)
         self.seen, self.memory = {}, {}
         remember(cohort, self.seen, self.memory)
         gram = everyone.gram()
         K = len(cohort)
         equal = (ages == 0) / K
         losses = cohort.metrics["received_loss"]
-        c = stretched(self._descend(gram, losses), gram, equal)
+        c = stretched(self._descend(gram, losses, before), gram, equal)
         self.diagnostics.update(
             weights=equal[:K],
             coefficients=c[:K],
@@ -90,14 +94,19 @@ class FedMDFG(FairStrategy):
         return everyone.move(c, equal)
 
     def _descend(
-        self, gram: NDArray[np.float64], losses: NDArray[np.float64]
+        self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
     ) -> NDArray[np.float64]:
-        """Coefficients of d over the updates, shape (M,), the present clients' first."""
+        """Coefficients of d over the updates, shape (M,), the present clients' first.
+
+        ``before`` is the mean length of the last round's updates.
+        """
         lengths = np.sqrt(gram.diagonal())
         moved, mine = lengths > 0, lengths[: len(losses)] > 0
         if not mine.any():
             return np.zeros(len(gram))
+        # In units of the present clients' mean length.
         scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=moved)
+        scale[len(losses) :] *= before / lengths[: len(losses)][mine].mean()
         rows = np.diag(scale)[moved]
         h = np.zeros(len(gram))
         h[np.flatnonzero(mine)] = equalising(losses[mine])
@@ -108,3 +117,13 @@ class FedMDFG(FairStrategy):
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
         return np.asarray(solution.weights @ rows)
+
+
+def _mean_length(memory: Mapping[int, Arrays]) -> float:
+    """The mean length of those updates that are not 0; 0 if there is none."""
+    lengths = [
+        sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in update.values()))
+        for _, update in sorted(memory.items())
+    ]
+    moved = [length for length in lengths if length > 0]
+    return sum(moved) / len(moved) if moved else 0.0

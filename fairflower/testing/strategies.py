@@ -171,9 +171,10 @@ def check_partial_participation(make: Make) -> None:
 
 def check_enormous_updates(make: Make) -> None:
     """A client that is far away is no overflow."""
-    rounds = Rounds(make(), {"x": np.zeros(4, np.float32)}, range(2))
+    # So large a model, as an update of its own length would not be taken from a smaller one.
+    rounds = Rounds(make(), {"x": np.full(4, 1e24, np.float32)}, range(2))
     for _ in range(2):
-        model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1.0)}})
+        model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1e24)}})
         _expect_finite(rounds, model)
         _expect_simplex(rounds.strategy, 2)
 

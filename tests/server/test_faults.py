@@ -30,19 +30,19 @@ from flwr.clientapp import ClientApp
 from products import thinned
 from resuming import config, outcome, resume
 from rich.console import Console
-from rounds import MODEL, Rounds, good, reply
+from rounds import MODEL, Rounds, failure, good, reply, still
 
 from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed
-from fairflower.exchanges import AveragedBatches, Prototypes
+from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower import identify, set_message_id
 from fairflower.server.roll import NodeTracker, Roll, call_the_roll
 from fairflower.server.session import Session
 from fairflower.server.transport import send_and_receive
-from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEquilibria
+from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
 
 # --- replies -------------------------------------------------------------------------------
 
@@ -108,6 +108,44 @@ def test_more_examples_than_can_be_counted_are_refused(claim):
     rounds.finish(replies)
     assert list(rounds.strategy.dropped) == [1]
     assert "at most 2**53" in rounds.strategy.dropped[1]
+
+
+@pytest.mark.parametrize("name", ["model", "control", "gradient"])
+def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
+    """Else all other clients would train on it, and none would come back with a number."""
+    exchanges = [ControlVariates()] if name == "control" else []
+    rounds = Rounds(FedEBAPlus(exchanges=exchanges), MODEL, range(4))
+    one = {"conv.weight": np.full((3, 4), 0.1, np.float32)}
+    far = {"conv.weight": np.full((3, 4), 3e38, np.float32)}
+    moves = {k: still() | (far if name == "model" and k == 2 else {}) for k in range(4)}
+    kinds = ("gradient", "control")[: 1 + len(exchanges)]
+    sent = {k: {kind: far if kind == name and k == 2 else one for kind in kinds} for k in range(4)}
+    rounds.step(moves, measured=sent)
+    assert list(rounds.strategy.dropped) == [2]
+    assert "1.04e+39 long" in rounds.strategy.dropped[2]
+    assert name in rounds.strategy.dropped[2]
+
+
+def test_where_training_diverges_it_is_told_who_returned_what_is_far_longer_than_usual():
+    rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), MODEL, range(4))
+    sent = {k: {"control": {"conv.weight": np.ones((3, 4), np.float32)}} for k in range(4)}
+    sent[2]["control"]["conv.weight"] *= 1e6
+    rounds.step({k: still() for k in range(4)}, measured=sent)
+    assert rounds.strategy.dropped == {}
+    lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
+    with pytest.raises(Diverged, match=r"round 1: client 2's 'control' is 3.46e\+06 long, the oth"):
+        rounds.finish(lost)
+
+
+@pytest.mark.parametrize("state_round", [-1, -1e308, 0.5, float("nan"), 10**400])
+def test_a_state_of_no_round_is_refused(state_round):
+    rounds = Rounds(FedAvg(), MODEL, range(3))
+    messages = rounds.ask()
+    replies = [good(m, k) for k, m in enumerate(messages)]
+    replies[1] = good(messages[1], 1, **{"state-round": state_round})
+    rounds.finish(replies)
+    assert list(rounds.strategy.dropped) == [1]
+    assert "state-round" in rounds.strategy.dropped[1]
 
 
 class Trap:
@@ -181,14 +219,13 @@ def test_a_merged_model_that_is_none_ends_the_round_with_the_longest_update(valu
 
 
 def test_updates_that_are_finite_each_do_not_end_in_a_model_that_is_not():
-    rounds = Rounds(FedAvg(), MODEL, range(4))
+    far = {name: np.zeros_like(array) for name, array in MODEL.items()}
+    rounds = Rounds(FedAvg(), far | {"conv.weight": np.full((3, 4), -3e38, np.float32)}, range(4))
     still = {name: np.zeros(array.shape) for name, array in MODEL.items()}
-    there, back = ({**still, "conv.weight": np.full((3, 4), far)} for far in (-3e38, 6e38))
-    examples = {0: 2**53, 1: 1, 2: 1, 3: 1}
-    rounds.step({0: there, 1: still, 2: still, 3: still}, examples)
-    assert rounds.strategy.dropped == {}
+    across = still | {"conv.weight": np.full((3, 4), 6e38)}
     with pytest.raises(RoundFailed, match=r"NaN or infinite.*longest update is client 0's"):
-        rounds.step({0: back, 1: still, 2: still, 3: still}, examples)
+        rounds.step({0: across, 1: still, 2: still, 3: still}, {0: 2**53, 1: 1, 2: 1, 3: 1})
+    assert rounds.strategy.dropped == {}
 
 
 NUMBERS = [
@@ -230,6 +267,9 @@ def test_negative_fisher_information_is_refused():
         ({"personal_accuracy": 7.0}, "personal_accuracy = 7.0: expected"),
         ({"num-examples": 2**50}, "there are 5 of its domain"),
         ({"eval_loss": np.nan}, "eval_loss = nan"),
+        ({"eval_loss": 10**400}, "eval_loss: an integer too large for a float"),
+        ({"num-examples": 10**5000}, "num-examples: an integer too large for a float"),
+        ({"r2": -(10**400)}, "r2: an integer too large for a float"),
     ],
 )
 def test_a_test_that_cannot_be_is_refused(claim, reason):

@@ -22,7 +22,8 @@ def start(clients: int = 3, **arguments) -> Rounds:
 def play(responses, released: bool = False) -> list[np.ndarray]:
     """Follow the regularised leader after each of several responses, in the silo form."""
     K = len(responses[0])
-    alpha, beta, p, past, decisions = 4, K / 4, np.full(K, 1 / K), [], []
+    alpha, beta, past, decisions = 4, K / 4, [], []
+    p = np.ones(K) if released else np.full(K, 1 / K)
     for r in responses:
         past.append((-r / (1 + p @ r), p))
 
@@ -79,6 +80,16 @@ def test_device_by_hand():
     g = -(r - r.mean()) / (1 + r.mean())
     for t in (1, 2):
         p = np.exp(-np.sqrt(np.log(4)) * t * g / (3 * np.sqrt(t + 1)))
+        np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
+
+
+def test_device_as_released_by_hand():
+    """The code's first decision is C for each; it drops the mean from who is there."""
+    rounds, losses = start(4, form="device", variant="released"), np.array([4.0, 2.0, 1.0, 1.0])
+    r, sums = weibull(losses), 0
+    for t, mass in ((1, 4), (2, 1)):
+        sums = sums - (r - r.mean()) / (1 + mass * r.mean())
+        p = np.exp(-np.sqrt(np.log(4)) * sums / (3 * np.sqrt(t + 1)))
         np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
 
 

@@ -101,15 +101,19 @@ def test_no_step_serves_clients_that_agree_but_for_their_losses():
     np.testing.assert_allclose(found["one.weight"], same[0]["one.weight"], rtol=1e-4)
 
 
-def test_absent_clients_count_as_long_as_they_are_expected_back():
-    """Four clients, two a round: those of one and two rounds ago, and no older ones."""
+@pytest.mark.parametrize(("variant", "ages"), [("paper", (1, 2)), ("released", (2,))])
+def test_absent_clients_count_as_long_as_they_are_expected_back(variant, ages):
+    """Four clients, two a round: those of one and two rounds ago, and no older ones.
+
+    The authors count those known before a round, and so in the second only those of the first.
+    """
     updates, F = moves(4, 4), np.array([0.3, 2.0, 1.0, 1.0])
-    rounds = start(clients=4)
+    rounds, released = start(clients=4, variant=variant), variant == "released"
     play(rounds, {k: updates[k] for k in (2, 3)}, F)
     for age in (1, 2, 3):
         found = play(rounds, {k: updates[k] for k in (0, 1)}, F)
-        absent = updates[2:] if age <= 2 else ()
-        d = [direction(updates[:2], names, F[:2], absent=absent) for names in LAYERS]
+        absent = updates[2:] if age in ages else ()
+        d = [direction(updates[:2], names, F[:2], released, absent) for names in LAYERS]
         one, two = (np.linalg.norm(flat(found, names)) for names in LAYERS)
         for part, names, length in zip(d, LAYERS, (one, two), strict=True):
             expected = part * length / np.linalg.norm(part)
@@ -124,3 +128,10 @@ def test_who_did_not_move_does_not_stop_the_others():
         d = shortest(np.array([flat(updates[k], layer) for k in (0, 2)]))
         cosine = d @ flat(found, layer) / np.linalg.norm(d) / np.linalg.norm(flat(found, layer))
         assert cosine == pytest.approx(1, abs=1e-4)
+
+
+def test_of_a_model_without_parameters_the_statistics_are_averaged():
+    rounds = start({"running_mean": np.zeros(2)})
+    updates = {k: {"running_mean": np.array([k, 1.0])} for k in range(3)}
+    found = play(rounds, updates, LOSSES)
+    np.testing.assert_allclose(found["running_mean"], [1, 1])

@@ -24,10 +24,12 @@ def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
     return play(rounds, dict(enumerate(moves)), dict(enumerate(losses)))
 
 
-def expected(moves: np.ndarray, losses, fairly: bool, absent=()) -> np.ndarray:
-    """As the class says it, with the updates themselves."""
+def expected(moves: np.ndarray, losses, fairly: bool, absent=(), before=1.0) -> np.ndarray:
+    """As the class says it, with the updates themselves; ``before`` was their mean length."""
     F = np.array(losses)
-    hull = [v / np.linalg.norm(v) for v in (*moves, *absent)]
+    hull = [v / np.linalg.norm(v) for v in moves]
+    now = np.linalg.norm(moves, axis=1).mean()
+    hull += [v / np.linalg.norm(v) * before / now for v in absent]
     if fairly:
         h = F.sum() / (F @ F) * F - 1
         hull.insert(0, h / np.linalg.norm(h) @ np.array(hull[: len(moves)]))
@@ -76,7 +78,8 @@ def test_clients_of_the_last_round_count_and_older_ones_do_not():
     present = {k: MOVES[k] for k in (0, 1)}
     found = play(rounds, present, dict.fromkeys(present, 1.0))
     two = MOVES[:2]
-    remembered = expected(two, (1.0, 1.0), False, absent=MOVES[2:])
+    before = np.linalg.norm(MOVES, axis=1).mean()
+    remembered = expected(two, (1.0, 1.0), False, MOVES[2:], before)
     np.testing.assert_allclose(found, remembered, rtol=1e-3, atol=1e-4)
     found = play(rounds, present, dict.fromkeys(present, 1.0))
     np.testing.assert_allclose(found, expected(two, (1.0, 1.0), False), rtol=1e-3, atol=1e-4)
