@@ -27,6 +27,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from hostile import NUMBERS as HOSTILE
 from products import thinned
 from resuming import config, outcome, resume
 from rich.console import Console
@@ -418,6 +419,32 @@ KEEPERS = ("scaffold", "feddyn", "moon", "ditto", "fedgc")
 
 
 # What dies is the process, with all that it had in memory, whoever kept it.
+ROUND_BY_ROUND = [("state-round", "eval_loss"), ("num-examples", "num-examples")]
+ROUND_BY_ROUND += [("train_loss", "accuracy"), ("client-id", "client-id"), ("more", "more")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trained", "tested"), thinned(ROUND_BY_ROUND, standing_for_all=ROUND_BY_ROUND[:1])
+)
+def test_a_client_that_reports_another_hostile_number_in_every_round_ends_no_run(
+    trained, tested, tmp_path
+):
+    def lie(message: Message, context: Context) -> Message:
+        answer = client_app(message, context)
+        record, kind = answer.content["metrics"], message.metadata.message_type
+        if record["client-id"] == 1:
+            metric = trained if kind == "train" else tested
+            record[metric] = HOSTILE[message.content["config"]["server-round"] - 1]
+        return answer
+
+    grid = InlineGrid(replacing(train=lie, evaluate=lie), 4)
+    rounds = {"num-server-rounds": len(HOSTILE), "evaluate.by": "both", "round-timeout": 9.0}
+    folder = run(grid, tmp_path, **rounds, **{"client.name": "scaffold"})
+    assert json.loads((folder / "run.json").read_text())["status"] == "completed"
+    assert {client for line in dropped(folder) for client in line} == {"1"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "dies"),
