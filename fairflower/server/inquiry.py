@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ from fairflower.server.transport import send_and_receive
 
 #: Where the clients' data are.
 _ELSEWHERE = Path("at-the-clients")
+
+
+#: Clients that did not come and are named; a node may claim that there are billions.
+_MOST_NAMED = 100
 
 
 class Answer(NamedTuple):
@@ -106,7 +111,9 @@ class Inquiry:
         here = {answer.number for answer in self.answers.values()}
         absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
         if ids is not None:
-            absent = f"; missing: {[client for client in ids if client not in here]}"
+            away = [*islice((client for client in ids if client not in here), _MOST_NAMED + 1)]
+            more = ", and more" if away[_MOST_NAMED:] else ""
+            absent = f"; missing: {away[:_MOST_NAMED]}{more}"
             node_config = "partition-id=<client>"
         patience = ""
         if self.silent:
@@ -150,6 +157,10 @@ def _described(said: Mapping[str, object], key: str) -> Federation | None:
 
 def _whole_number(said: Mapping[str, object], key: str) -> int | None:
     value = said.get(key)
-    if value is None or isinstance(value, int):
+    if value is None:
+        return None
+    if isinstance(value, int) and 0 <= value < 2**31:
         return value
-    raise ValueError(f"its {key} = {value!r} is no whole number")
+    # Python does not print integers of thousands of digits.
+    shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
+    raise ValueError(f"its {key}{shown} is no whole number from 0 to 2**31")

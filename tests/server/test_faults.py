@@ -40,6 +40,7 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower import identify, set_message_id
+from fairflower.server.inquiry import Inquiry
 from fairflower.server.roll import NodeTracker, Roll, call_the_roll
 from fairflower.server.session import Session
 from fairflower.server.transport import send_and_receive
@@ -623,14 +624,27 @@ class Answering(InlineGrid):
         (RecordDict({"config": ConfigRecord()}), r"does not say which client"),
         (RecordDict({"config": ConfigRecord({"site": "[]"})}), r"describes its data"),
         (RecordDict({"config": ConfigRecord({"site": "[" * 10**5})}), r"describes its data"),
+        (RecordDict({"config": ConfigRecord({"partition-id": -1})}), r"partition-id = -1 is no"),
+        (RecordDict({"config": ConfigRecord({"partition-id": 10**5000})}), r"partition-id is no"),
+        (
+            RecordDict({"config": ConfigRecord({"num-partitions": 2**40})}),
+            r"num-partitions = 10995",
+        ),
     ],
-    ids=["none", "nothing", "empty", "no federation", "too deep"],
+    ids=["none", "nothing", "empty", "no federation", "too deep", "negative", "digits", "many"],
 )
 def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
     with pytest.raises(ConfigError, match=expected) as said:
         call_the_roll(Answering(answer), 3, timeout=0.3, stop=threading.Event())
     assert ("raise round-timeout" in str(said.value)) == (answer is None)
+
+
+def test_of_billions_of_clients_that_a_node_claims_to_be_among_some_are_named():
+    inquiry = Inquiry(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
+    said = str(inquiry.missing(2**31 - 1, range(2**31 - 1)))
+    assert said.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
+    assert "98, 99], and more. Start" in said
 
 
 def test_two_nodes_that_say_they_are_one_client_are_refused():
