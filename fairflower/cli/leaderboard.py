@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fairflower.cli.compare import at_once
 from fairflower.cli.options import DataDir, Jobs
-from fairflower.cli.terminal import console, friendly_errors
+from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import alone_in, execute
@@ -30,6 +30,9 @@ def leaderboard(
     plan: Annotated[
         bool, typer.Option("--plan", help="Show which runs are left and how long they take; stop.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write what follows from the rows there are; stop.")
+    ] = False,
     jobs: Jobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the runs at work; default: a new one.")
@@ -39,7 +42,8 @@ def leaderboard(
 
     Every finished run is a row of the CSV file that FILE names as its results, next to it, and is
     never made again: the command goes on where it was stopped or killed, on any machine that has
-    the file and the data. Run folders are removed when their row is written.
+    the file and the data. Run folders are removed when their row is written. --report writes
+    sentences, tables and a figure of the rows that there are, as a Markdown file beside them.
     """
     # Late: Optuna and scipy take a while to import.
     from fairflower.leaderboard.design import Design
@@ -53,6 +57,12 @@ def leaderboard(
     stages = Stages(design, Ledger(design.results), chosen)
     if plan:
         _show(stages)
+        return
+    if report:
+        from fairflower.leaderboard.analysis import Findings  # late: so is pandas
+        from fairflower.leaderboard.document import write
+
+        say_where("document", write(Findings(stages)))
         return
     folder = new_folder("leaderboards", output_dir)
     with alone_in(folder):

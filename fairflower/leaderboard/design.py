@@ -56,6 +56,11 @@ class Sweep:
     federations: tuple[int, ...]
     places: tuple[Mapping[str, Any], ...]  # run config keys over the benchmark's
 
+    @property
+    def named(self) -> dict[str, Mapping[str, Any]]:
+        """The places by what is varied there, ``train.local-epochs=8``."""
+        return {"{}={}".format(*list(place.items())[-1]): place for place in self.places}
+
 
 @dataclass(frozen=True)
 class Design:

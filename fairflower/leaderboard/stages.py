@@ -139,17 +139,15 @@ class Stages:
                 if number is not None and number >= 0:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
-    def swept(self, sweep: Sweep) -> Iterator[Planned]:
-        """All methods with their benchmark's settings, at every place."""
-        for place in sweep.places:
+    def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
+        """All methods with their benchmark's settings, at every place, which is named."""
+        for name, place in sweep.named.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
                     number = self.chosen(sweep.benchmark, method)
                     if number is not None and number >= 0:
-                        yield self._planned(
-                            *(SWEEP, sweep.benchmark, method, federation, number),
-                            tuple(place.items()),
-                        )
+                        key = (SWEEP, sweep.benchmark, method, federation, number)
+                        yield name, self._planned(*key, tuple(place.items()))
 
     def planned(self) -> Iterator[Planned]:
         """All runs that can be planned by now, those first that claims are made from."""
@@ -161,7 +159,8 @@ class Stages:
             others = [method for method in self.design.screened if method not in one.confirmed]
             yield from self.screening(one, others)
             yield from self.again(one, others)
-        yield from chain.from_iterable(map(self.swept, self.sweeps))
+        for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
+            yield planned
 
     def left(self) -> Iterator[Planned]:
         """Those of them without a row."""

@@ -189,7 +189,7 @@ def generated(summary: Path) -> str:
     """The tables of a summary with its verdicts, or of a leaderboard: what `fill` takes."""
     if is_board(summary):
         board = read_board(summary)
-        return _markdown_board(answers(board), board_tables(board))
+        return markdown_board(answers(board), board_tables(board))
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 
@@ -208,13 +208,14 @@ def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> No
         document.write_text(f"# {file.stem.capitalize()}\n", encoding="utf-8")
     drawn = figures.draw(board, file.parent / "figures", f"{file.stem}-")
     sentences, tables = answers(board), board_tables(board)
-    fill(document, file.with_suffix(".csv"), _markdown_board(sentences, tables))
+    fill(document, file.with_suffix(".csv"), markdown_board(sentences, tables))
     template = _templates().get_template("board.html.j2")
     text = template.render(board=board, sentences=sentences, figures=drawn, tables=tables)
     page.write_text(text, encoding="utf-8")
 
 
-def _markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
+def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
+    """Write a leaderboard's sentences and tables as Markdown."""
     parts = ["\n".join(f"- {sentence}" for sentence in sentences), *_markdown_tables(tables)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 

@@ -1,0 +1,241 @@
+"""What a leaderboard's rows say: differences by measure, each family judged together."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+import numpy as np
+
+from fairflower.leaderboard.design import Benchmark, Design, Sweep
+from fairflower.leaderboard.ledger import Row
+from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages
+from fairflower.numerics import metrics
+from fairflower.server.figures import WINDOW
+from fairflower.statistics.benchmarks import mixed
+from fairflower.statistics.differences import (
+    Difference,
+    Estimate,
+    concluded,
+    differences,
+    together,
+)
+
+#: Method -> federation -> accuracies in percent, by domain.
+Figures = Mapping[str, Mapping[int, Sequence[float]]]
+
+#: Test sets beyond this size are not looked for.
+_MOST_EXAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of the accuracies by domain, in points, and when two methods count as equivalent."""
+
+    title: str
+    value: Callable[[Sequence[float]], float]
+    margin: float
+    better: int = 1  # -1 if less is
+    #: The domains that the figure is the mean of, given the accuracies; for its sampling error.
+    of: Callable[[Sequence[float]], Sequence[int]] | None = None
+
+
+def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
+    """The places of the ``count`` lowest accuracies."""
+    return [int(place) for place in np.argsort(accuracies, kind="stable")[:count]]
+
+
+def primary(design: Design) -> Measure:
+    """The measure of which claims are made."""
+    return Measure(
+        "worst half",
+        lambda a: metrics.worst_fraction(a, HALF),
+        design.margins.worst,
+        of=lambda a: worst_places(a, max(1, int(HALF * len(a)))),
+    )
+
+
+def secondary(design: Design, domains: Sequence[str]) -> list[Measure]:
+    """The worst domain, average, standard deviation over domains (ddof 0), and each domain."""
+    margins = design.margins
+    found = [
+        Measure("worst domain", metrics.worst, margins.worst, of=lambda a: worst_places(a, 1)),
+        Measure("average", metrics.mean, margins.average, of=lambda a: range(len(a))),
+        Measure("STD", lambda a: metrics.std(a, ddof=0), margins.std, better=-1),
+    ]
+    for place, name in enumerate(domains):
+        found.append(
+            Measure(
+                name,
+                lambda a, place=place: a[place],  # type: ignore[misc]
+                margins.worst,
+                of=lambda _, place=place: [place],  # type: ignore[misc]
+            )
+        )
+    return found
+
+
+class Findings:
+    """What the confirmation and the sweeps of a design say, as far as there are rows."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages, self.design = stages, stages.design
+
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """The rows of the confirmation, by benchmark."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self.stages.ledger.rows.values():
+            if row.stage == CONFIRMATION:
+                found[row.benchmark].append(row)
+        return found
+
+    @property
+    def benchmarks(self) -> list[Benchmark]:
+        """Those with a pair to the reference."""
+        return [one for one in self.stages.benchmarks if self.judged(one)]
+
+    def domains(self, benchmark: Benchmark) -> list[str]:
+        """Their names, in the order of the accuracies."""
+        return self.rows[benchmark.name][0].domain_names
+
+    def figures(self, benchmark: Benchmark) -> Figures:
+        """The accuracies of every confirmed method."""
+        return _figures((row.method, row.federation, row) for row in self.rows[benchmark.name])
+
+    def lost(self, benchmark: Benchmark) -> list[Row]:
+        """Confirmed runs that are in no mean."""
+        return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
+
+    def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
+        """Every method's difference to the reference in the primary measure, a family."""
+        if not self.rows[benchmark.name]:
+            return {}
+        measure = primary(self.design)
+        found = self._judged(self.figures(benchmark), [measure], benchmark.overlap)
+        return {method: one for (_, method), one in found.items()}
+
+    def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
+        """The same by measure and method for the others, all of them one family."""
+        measures = secondary(self.design, self.domains(benchmark))
+        return self._judged(self.figures(benchmark), measures, benchmark.overlap)
+
+    def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
+        """One method's difference to another in the primary measure, a family of its own."""
+        figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
+        found = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
+        return next(iter(found.values()), None)
+
+    def over_benchmarks(self) -> dict[str, Difference]:
+        """A mixed model over the benchmarks; empty with fewer than two."""
+        import pandas as pd  # late: it takes a while to import
+
+        measure = primary(self.design)
+        table = pd.DataFrame(
+            [
+                (one.name, federation, method, measure.value(accuracies))
+                for one in self.benchmarks
+                for method, own in self.figures(one).items()
+                for federation, accuracies in own.items()
+            ],
+            columns=["benchmark", "federation", "method", "value"],
+        )
+        try:
+            return mixed(table, self.design.reference, measure.margin)
+        except ValueError:
+            return {}
+
+    def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
+        """By place and method, the difference to the reference there; all places are a family."""
+        rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
+        for place, planned in self.stages.swept(sweep):
+            if row := self.stages.row(planned):
+                rows[place].append((row.method, row.federation, row))
+        found: dict[tuple[str, str], Difference] = {}
+        for place, own in rows.items():
+            alone = self._alone(_figures(own), [primary(self.design)], 0.0, self.design.reference)
+            found |= {(place, method): one for (_, method), one in alone.items()}
+        return together(found)
+
+    def _judged(
+        self, figures: Figures, measures: Sequence[Measure], overlap: float, other: str = ""
+    ) -> dict[tuple[str, str], Difference]:
+        return together(self._alone(figures, measures, overlap, other or self.design.reference))
+
+    def _alone(
+        self, figures: Figures, measures: Sequence[Measure], overlap: float, other: str
+    ) -> dict[tuple[str, str], Difference]:
+        """By measure and method; variances are moderated over the methods of a measure."""
+        found = {}
+        examples = examples_tested(figures)
+        for measure in measures:
+            pairs = _pairs(figures, measure, other)
+            floors = {method: _floor(figures, measure, examples, method, other) for method in pairs}
+            for method, one in differences(pairs, measure.margin, floors).items():
+                found[measure.title, method] = _redrawn(one, overlap)
+        return found
+
+
+def _figures(rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row]]) -> Figures:
+    found: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    for method, federation, row in rows:
+        if row.outcome == "completed":
+            found[method][federation] = [100 * value for value in row.accuracies]
+    return found
+
+
+def _pairs(figures: Figures, measure: Measure, other: str) -> dict[str, list[float]]:
+    theirs = {f: measure.value(a) for f, a in figures.get(other, {}).items()}
+    found = {
+        method: [measure.value(a) - theirs[f] for f, a in sorted(own.items()) if f in theirs]
+        for method, own in figures.items()
+        if method != other
+    }
+    return {method: pairs for method, pairs in found.items() if pairs}
+
+
+def _redrawn(one: Difference, overlap: float) -> Difference:
+    """The same with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
+    if not overlap:
+        return one
+    error = one.error * math.sqrt(1 + one.n * overlap)
+    return concluded(Estimate(one.mean, one.std, one.n), error, one.df, one.margin)
+
+
+def examples_tested(figures: Figures) -> list[int]:
+    """The test examples of each domain, 0 where unknown: of so many all accuracies are multiples.
+
+    A figure is the mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
+    """
+    rows = [accuracies for own in figures.values() for accuracies in own.values()]
+    if len(rows) < WINDOW:
+        return [0] * (len(rows[0]) if rows else 0)
+    found = []
+    for values in np.array(rows).T / 100:
+        sizes = np.arange(1, _MOST_EXAMPLES + 1)
+        counts = values[:, None] * WINDOW * sizes
+        fits = (np.abs(counts - np.rint(counts)) < 0.02).all(axis=0)
+        found.append(int(sizes[fits][0]) if fits.any() else 0)
+    return found
+
+
+def _floor(
+    figures: Figures, measure: Measure, examples: Sequence[int], method: str, other: str
+) -> tuple[float, float]:
+    """What one test example is worth, and the spread that drawing the test examples makes."""
+    if measure.of is None or not examples or not all(examples):
+        return 0.0, 0.0
+    worth, variances = [], []
+    for one in (method, other):
+        for accuracies in figures[one].values():
+            places = measure.of(accuracies)
+            worth.append(fmean(100 / examples[k] for k in places) / len(places))
+            variances.append(
+                sum(accuracies[k] * (100 - accuracies[k]) / examples[k] for k in places)
+                / len(places) ** 2
+            )
+    return fmean(worth), math.sqrt(2 * fmean(variances))

@@ -1,0 +1,68 @@
+"""The leaderboard's document: sentences, tables and the figure, beside its results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairflower.leaderboard.analysis import Findings, primary
+from fairflower.leaderboard.said import left, outcome, sentences, tables
+from fairflower.report.figures import canvas
+from fairflower.report.figures.canvas import Sketch
+from fairflower.report.pages import fill, markdown_board
+
+#: Of intervals: worse, undecided, equivalent, better.
+_COLOURS = {"worse": "#b23819", "undecided": canvas.GREY, "equivalent": "#19a3ff"}
+_BETTER = "#00a866"
+
+
+def text(findings: Findings) -> str:
+    """What a document has of the results, as Markdown."""
+    said = [*sentences(findings), left(findings)]
+    return markdown_board([line for line in said if line], tables(findings))
+
+
+def write(findings: Findings) -> Path:
+    """Write ``<results>.md`` and ``figures/<results>-differences.png``; return the document."""
+    results = findings.design.results
+    document = results.with_suffix(".md")
+    if not document.exists():
+        document.write_text(f"# {results.stem.capitalize()}\n", encoding="utf-8")
+    fill(document, results, text(findings))
+    if findings.benchmarks:
+        canvas.save([differences(findings)], results.parent / "figures", f"{results.stem}-")
+    return document
+
+
+def differences(findings: Findings) -> Sketch:
+    """Every method's difference with its simultaneous interval, and the margin as a band."""
+    found = {one.name: findings.judged(one) for one in findings.benchmarks}
+    longest = max(map(len, found.values()))
+    sheet, axes = canvas.tiles(len(found), 2, 0.21 * longest + 0.9, 0.2)
+    margin, reference = primary(findings.design).margin, findings.design.reference
+    for panel, (benchmark, judged) in zip(axes.flat, found.items(), strict=False):
+        panel.axvspan(-margin, margin, color=canvas.GREY, alpha=0.15, linewidth=0)
+        panel.axvline(0.0, color=canvas.INK, linewidth=0.8)
+        ordered = sorted(judged.items(), key=lambda item: item[1].mean)
+        for place, (_, one) in enumerate(ordered):
+            kind = outcome(one).split(" ")[0].rstrip(";")
+            colour = _BETTER if kind == "better" else _COLOURS.get(kind, canvas.GREY)
+            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
+            panel.plot(one.mean, place, "o", color=colour, markersize=4.5)
+        panel.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        panel.set_title(f"{benchmark}, {max(one.n for one in judged.values())} federations")
+        panel.set_xlabel(f"worst half of the domains minus {reference}'s, points")
+    told = [
+        f"{benchmark}: {name} {outcome(one)}"
+        for benchmark, judged in found.items()
+        for name, one in judged.items()
+        if one.sign
+    ]
+    return Sketch(
+        "differences",
+        sheet,
+        f"Worst half of the domains against {reference}",
+        "Mean over federations with simultaneous 95 % intervals of each benchmark's methods. Band: "
+        f"equivalence within {margin:g} points. Green better, red worse, blue equivalent, grey "
+        "undecided.",
+        "; ".join(told) or f"No method is shown to differ from {reference}.",
+    )

@@ -1,0 +1,154 @@
+"""What follows from a leaderboard's rows, against data with known effects and other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_stages import FILE
+
+from fairflower.leaderboard.analysis import Findings, examples_tested
+from fairflower.leaderboard.design import Design
+from fairflower.leaderboard.document import write
+from fairflower.leaderboard.ledger import Ledger, Row
+from fairflower.leaderboard.said import outcome, sentences, tables
+from fairflower.leaderboard.stages import CONFIRMATION, Stages
+from fairflower.statistics.differences import Difference
+
+GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
+
+
+def findings(
+    folder: Path, gains: dict[str, float] = GAINS, federations: int = 24, spread: float = 1.0
+) -> Findings:
+    """Rows of a confirmation; domain "a" is the worst, and methods gain there alone."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "board.toml"
+    file.write_text(FILE.replace('federations = "0-1"', f'federations = "0-{federations - 1}"'))
+    design = Design.read(file)
+    ledger = Ledger(design.results)
+    rng = np.random.default_rng(7)
+    for benchmark in ("plain", "noisy"):
+        for federation in range(federations):
+            level = rng.normal(50, 5)
+            for method, gain in gains.items():
+                worst = level + gain + rng.normal(0, spread)
+                ledger.add(
+                    Row(
+                        *(CONFIRMATION, benchmark, method, federation, "train.lr=0.1", "a b"),
+                        *("", f"{worst / 100} 0.9", "completed", "", "one", 1.0, "d"),
+                        f"{benchmark} {method} {federation}",
+                    )
+                )
+    return Findings(Stages(design, ledger))
+
+
+def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    plain, noisy = made.design.benchmarks
+    judged = made.judged(plain)
+    figures = made.figures(plain)
+    pairs = {
+        method: [figures[method][f][0] - figures["uniform"][f][0] for f in range(24)]
+        for method in ("fedheal", "gsam+fedism")
+    }
+    assert outcome(judged["fedheal"]).startswith("better by at least ")
+    for method, own in pairs.items():
+        one = judged[method]
+        assert (one.mean, one.n) == (pytest.approx(np.mean(own)), 24)
+        # Moderation brings variances together and adds degrees of freedom.
+        spreads = [np.std(values, ddof=1) for values in pairs.values()]
+        assert min(spreads) <= one.error * math.sqrt(24) + 1e-9
+        assert one.error * math.sqrt(24) <= max(spreads) + 1e-9
+        assert one.df >= 23
+        width = stats.t.ppf(1 - 0.05 / 4, one.df) * one.error
+        assert (one.low, one.high) == pytest.approx((one.mean - width, one.mean + width))
+    # The other benchmark's federations overlap, by half as many test as training examples.
+    other = made.judged(noisy)["fedheal"]
+    alone = made._alone(made.figures(noisy), [made_primary(made)], 0.0, "uniform")
+    once = alone["worst half", "fedheal"]
+    assert other.error == pytest.approx(once.error * math.sqrt((1 / 24 + 0.5) * 24))
+
+
+def made_primary(made: Findings) -> object:
+    from fairflower.leaderboard.analysis import primary
+
+    return primary(made.design)
+
+
+def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
+    said = sentences(findings(tmp_path / "few", federations=4))
+    assert said[0] == "plain: fewer than 5 federations so far, and no sentence."
+    made = findings(tmp_path / "many", spread=0.5)
+    said = sentences(made)
+    assert said[0].startswith(
+        "plain: of 2 methods against uniform, by the worst half of the domains on 24 federations, "
+        "1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; the largest "
+        "detectable difference is 0."
+    )
+    least = float(said[0].split(" is ")[1].split(" ")[0])
+    assert least == pytest.approx(
+        max(one.least for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
+    )
+    assert any("by a mixed model with Dunnett's intervals" in line for line in said)
+    assert not any("none" in line.split() for line in said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "better by at least 1.50 points"),
+        ({"mean": -3.0, "low": -4.5, "high": -1.5}, "worse by at least 1.50 points"),
+        ({"p": 0.2, "p_same": 0.01, "margin": 2.0}, "equivalent within 2 points"),
+        ({"p": 0.2, "p_same": 0.3}, "undecided"),
+        ({"n": 4}, "4 federations: no sentence"),
+    ],
+)
+def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told: str) -> None:
+    one = Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001)
+    assert outcome(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
+    undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
+    assert outcome(undecided) == f"undecided; {undecided.least:.2f} points would have been found"
+
+
+def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    rows = made.stages.ledger.rows
+    key = "plain fedheal 3"
+    rows[key] = dataclasses.replace(rows[key], test="", outcome="lost", reason="NaN")
+    assert made.judged(made.design.benchmarks[0])["fedheal"].n == 23
+    (plain, _) = tables(made)
+    assert plain.footers == ["fedheal, federation 3, is lost: NaN"]
+
+
+def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:
+    rng = np.random.default_rng(0)
+    sizes = (30, 200, 1500)
+    figures = {
+        "m": {
+            f: [
+                100 * float(f"{np.mean(rng.integers(n // 2, n, 5) / n):.6g}")  # five tests
+                for n in sizes
+            ]
+            for f in range(60)
+        }
+    }
+    assert examples_tested(figures) == list(sizes)
+    assert examples_tested({"m": {f: [100 * rng.random()] for f in range(60)}}) == [0]
+
+
+@pytest.mark.slow
+def test_the_document_has_all_of_it(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    document = write(made)
+    text = document.read_text(encoding="utf-8")
+    assert "**plain, confirmed**" in text
+    assert "Nadeau and Bengio's variance, 1/n + 0.5" in text
+    assert all(line in text for line in sentences(made))
+    assert (tmp_path / "figures" / "rows-differences.png").exists()
+    before = text
+    assert write(made).read_text(encoding="utf-8") == before
