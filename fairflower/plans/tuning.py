@@ -367,6 +367,13 @@ class Tuning:
         method.settle()
         return method.due(), isinstance(error, Diverged)
 
+    def died(self, config: RunConfig) -> list[RunConfig]:
+        """Give what can be made when a run's process has died: the run once more, if need be."""
+        method = self._of(config)
+        method.submitted.discard(config.run_name)
+        method.settle()
+        return method.due()
+
     def tuned(self) -> list[Tuned]:
         """All methods' trials."""
         return [method.tuned() for method in self.methods]

@@ -1,0 +1,185 @@
+"""Runs side by side, whose processes are killed with SIGKILL: no other run dies with one."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import SETTINGS, outcome
+from rich.console import Console
+from studies import SMALL, of, tuning
+
+from fairflower.config import StrategyConfig
+from fairflower.errors import EngineError
+from fairflower.plans.parallel import _Processes, execute_side_by_side
+from fairflower.plans.plan import Plan
+from fairflower.plans.tuning import Tuning
+from fairflower.server.checkpoint import unfinished
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 25
+NAMES = ("fedavg-seed0", "uniform-seed0", "fedheal-seed0")
+
+
+def plan(home: Path) -> Plan:
+    flat = {**SETTINGS, "num-server-rounds": ROUNDS, "output-dir": str(home)}
+    return Plan.grid(flat, StrategyConfig.parse("fedavg,uniform,fedheal"), [0])
+
+
+def make(todo: Plan, study: Tuning | None = None) -> tuple[str, BaseException | None]:
+    """Make runs two at a time; what was printed, and the error at the end."""
+    console = Console(file=io.StringIO(), width=300)
+    error = None
+    try:
+        execute_side_by_side(todo, 2, console, threading.Event(), [], study)
+    except EngineError as problem:
+        error = problem
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text, error
+
+
+@contextmanager
+def killing(*moments: tuple[Path, Callable[[Path], bool]]) -> Iterator[list[int]]:
+    """Kill who is at work on a run folder, once it is so far; one moment after the other."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        for folder, is_reached in moments:
+            while not (pids := at_work_on(folder)) or not is_reached(folder):
+                if over.wait(0.002):
+                    return
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            while at_work_on(folder) == pids:
+                time.sleep(0.002)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def at_work_on(folder: Path) -> list[int]:
+    """Processes of ours that have a run folder open."""
+    found = []
+    for process in multiprocessing.active_children():
+        with suppress(OSError):
+            places = [os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+            found += [process.pid] * (str(folder) in places)
+    return [pid for pid in found if pid]
+
+
+def after(server_round: int) -> Callable[[Path], bool]:
+    """Once the checkpoint of a round, or of a later one, is there, whatever is being written."""
+    first = f"round-{server_round:06}.safetensors"
+    return lambda folder: any(p.name >= first for p in folder.glob("checkpoints/round-*"))
+
+
+def at_once(folder: Path) -> bool:
+    """Before anything can be resumed."""
+    return True
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same runs, left alone."""
+    home: Path = tmp_path_factory.mktemp("whole")
+    said, error = make(plan(home))
+    assert error is None
+    assert "died" not in said
+    return home
+
+
+@pytest.mark.parametrize("moment", [at_once, after(0), after(4)], ids=["begun", "0", "4"])
+def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
+    moment: Callable[[Path], bool], whole: Path, tmp_path: Path
+) -> None:
+    with killing((tmp_path / "uniform-seed0", moment)) as killed:
+        said, error = make(plan(tmp_path))
+    assert len(killed) == 1
+    assert error is None
+    assert "uniform, seed 0: its process has died. It is made once more." in said
+    found = [path.parent for path in tmp_path.glob("*/run.json")]
+    assert len(found) == len(NAMES)
+    for folder in found:
+        name = folder.name.removesuffix("-2")  # of one that was killed before it had a run.json
+        assert outcome(folder) == outcome(whole / name)
+        assert bool(facts(folder).get("resumed")) == (name == "uniform-seed0" == folder.name)
+
+
+def test_a_run_whose_process_dies_twice_has_failed_and_the_others_are_made(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "uniform-seed0"
+    with killing((folder, after(1)), (folder, after(3))) as killed:
+        said, error = make(plan(tmp_path))
+    assert len(killed) == 2
+    assert str(error).startswith("The process of uniform, seed 0 has died twice")
+    assert said.count("has died") == 2
+    assert "uniform, seed 0 failed: The process of" in said
+    for name in {*NAMES} - {folder.name}:
+        assert outcome(tmp_path / name) == outcome(whole / name)
+    # The same command goes on where it was.
+    assert make(plan(tmp_path).resuming(unfinished(tmp_path)))[1] is None
+    assert outcome(folder) == outcome(whole / folder.name)
+
+
+def test_a_process_that_is_killed_between_two_runs_is_replaced(whole: Path, tmp_path: Path) -> None:
+    processes = _Processes(1)
+    for number, config in enumerate(plan(tmp_path).runs[:2]):
+        processes.submit(config, None)
+        while not (ended := processes.ended(timeout=10)):
+            pass
+        (_, future), *_ = ended
+        folder, _ = future.result()
+        assert outcome(folder) == outcome(whole / folder.name)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        assert number or not processes.at_work
+    processes.close()
+
+
+def test_trials_and_tests_of_a_study_whose_processes_are_killed(tmp_path: Path) -> None:
+    """Also of a leaderboard, whose benchmarks are a study each."""
+    settings = {**SMALL, "num-server-rounds": ROUNDS, "train.local-epochs": 1}
+    protocol = {"budget": 2, "seeds": [1], "settings": settings, "prune": False}
+    alone = tuning(tmp_path / "alone", "fedheal", **protocol)
+    assert make(alone.plan, alone)[1] is None
+    study = tuning(tmp_path / "killed", "fedheal", **protocol)
+    first, last = (tmp_path / "killed" / place for place in ("trials", "runs"))
+    with killing(
+        (first / "fedheal-trial0", at_once),
+        (first / "fedheal-trial1", after(4)),
+        (last / "fedheal-seed1", after(2)),
+    ) as killed:
+        said, error = make(study.plan, study)
+    assert len(killed) == 3
+    assert error is None
+    assert said.count("has died") == 3
+    assert study.tuned() == alone.tuned()
+    assert of(study, "fedheal").count("completed") == 2
+    for path in (tmp_path / "alone").rglob("run.json"):
+        there = tmp_path / "killed" / path.parent.relative_to(tmp_path / "alone")
+        assert outcome(there) == outcome(path.parent)
