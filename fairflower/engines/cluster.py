@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ _INLINE = 1024 * 1024
 
 #: Seconds of waiting for a node after which it is said that it is waited for.
 _LONG = 30
+
+#: Seconds that Ray may take to see that a node is gone: it lists one that was killed for some ten.
+_NOTICED_IN = 30
 
 
 def prepare_ray() -> Any:
@@ -46,17 +50,18 @@ def prepare_ray() -> Any:
 
 
 @contextmanager
-def keeping_sigterm() -> Iterator[None]:
+def keeping_signals() -> Iterator[None]:
     """Give SIGTERM back to who handles it: Ray takes it, for a dump of its stack and an abort.
 
     Ray's own processes, which are started meanwhile, wait for us when a scheduler sends it to
-    all. (They wait at the end, too, a second each.) Where nobody handles it, Ray may have it.
+    all, or a closed terminal SIGHUP. (They wait at the end, too, a second each.) Where nobody
+    handles SIGTERM, Ray may have it.
     """
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:
@@ -278,11 +283,23 @@ class Nodes:
             try:
                 found[node] = self._ray.get(reference)
             except (errors.TaskUnschedulableError, errors.NodeDiedError):
-                # Ray lists a node that was just killed for some ten seconds more.
                 logger.warning("Ray node %s is lost.", node.name)
             except errors.RayError as error:
-                found[node] = Account(" ".join(str(error).split()))
+                # Of a node that dies meanwhile the error may be any: a worker's, the network's.
+                if not isinstance(error, errors.RayTaskError) and self._is_gone(node):
+                    logger.warning("Ray node %s is lost.", node.name)
+                else:
+                    found[node] = Account(" ".join(str(error).split()))
         return found
+
+    def _is_gone(self, node: Node) -> bool:
+        """Whether a node that failed to answer is lost, as Ray sees some seconds later."""
+        deadline = time.monotonic() + _NOTICED_IN
+        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1)
+        return True
 
     def _compare(self, accounts: Mapping[Node, Account]) -> None:
         """Say so where processors or kernels are not all of one kind."""

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -176,16 +176,23 @@ def _run_by_flower(
 
 
 @contextmanager
-def stop_on_interrupt(say: Callable[[str], Any]) -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets; a second one leaves at once.
+def stop_on_interrupt(
+    say: Callable[[str], Any],
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+) -> Iterator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM or SIGHUP sets; a second Ctrl-C or SIGTERM leaves at once.
 
     The engine's main thread waits for its workers, so the server has to end the
-    run by itself, between two replies, for the run folder to be complete.
+    run by itself, between two replies, for the run folder to be complete. SIGHUP comes when the
+    terminal is closed, perhaps more than once; under `nohup` it is ignored, and stays so.
     """
     stop = threading.Event()
+    terminals = [place for place in (1, 2) if os.isatty(place)]
 
     def handle(signum: int, frame: object) -> None:
-        if stop.is_set():
+        if signum == signal.SIGHUP:
+            _leave(terminals)
+        elif stop.is_set():
             os._exit(128 + signum)
         stop.set()
         say("Stopping: waiting for the clients at work. Ctrl-C again leaves at once.")
@@ -193,12 +200,22 @@ def stop_on_interrupt(say: Callable[[str], Any]) -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in signals if not (ignored and number == signal.SIGHUP)]
+    previous = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _leave(terminals: Iterable[int]) -> None:
+    """Let what is still to be said go nowhere: writing to a closed terminal is an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for place in terminals:
+        os.dup2(nowhere, place)
+    os.close(nowhere)
 
 
 @contextmanager

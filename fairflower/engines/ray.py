@@ -31,7 +31,7 @@ from fairflower.arrays import SharedArray, buffer_of
 from fairflower.engines.cluster import (
     Nodes,
     connect,
-    keeping_sigterm,
+    keeping_signals,
     no_room_left,
     prepare_ray,
 )
@@ -116,7 +116,7 @@ class RayGrid(InlineGrid):
         prepare: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
-        with keeping_sigterm():
+        with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus)
         # Ray's client pickles what comes and goes.
         shared = not address.startswith("ray://")

@@ -19,6 +19,7 @@ from processes import ROOT, TIMEOUT, environment, run, started, wait_for
 
 from fairflower.config import RunConfig
 from fairflower.deploy.trial import free_port
+from fairflower.engines import cluster
 from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
 from fairflower.engines.workers import Workers
 from fairflower.errors import ConfigError, DataError
@@ -83,6 +84,7 @@ class Ray:
 
     exceptions = SimpleNamespace(
         RayError=ArithmeticError,
+        RayTaskError=FloatingPointError,
         TaskUnschedulableError=ZeroDivisionError,
         NodeDiedError=OverflowError,
     )
@@ -128,7 +130,8 @@ def missing() -> None:
     raise DataError("FAIRFLOWER_DATA = '/data': there is no folder /data.")
 
 
-def test_nodes_that_lack_something_are_named_before_anything_starts():
+def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(cluster, "_NOTICED_IN", 0)
     good = account(None, {})
     full = ArithmeticError("the node is out of memory")
     ray = Ray(a=good, b=account(missing, {}), c=full, d=good._replace(prepared="others"))
@@ -152,6 +155,25 @@ def test_a_node_that_has_just_died_is_no_obstacle(caplog):
         "Ray node b is lost.",
         "Ray node c is lost.",
     ]
+
+
+def test_a_node_that_dies_while_it_is_asked_is_no_obstacle_whatever_the_error(caplog, monkeypatch):
+    ray = Ray(a=account(None, {}), b=ArithmeticError("its worker has crashed"))
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:  # Ray notices
+            ray.lost.add("b")
+
+    monkeypatch.setattr(cluster.time, "sleep", sleep)
+    assert [node.name for node in Nodes(ray, 1, 0, None).begin()] == ["a"]
+    assert caplog.messages == ["Ray node b is lost."]
+    # What goes wrong in our own code there is told at once.
+    ray = Ray(a=account(None, {}), b=FloatingPointError("no such function"))
+    with pytest.raises(ConfigError, match="b: no such function"):
+        Nodes(ray, 1, 0, None).begin()
+    assert len(waited) == 3
 
 
 def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(caplog):

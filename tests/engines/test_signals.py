@@ -1,18 +1,22 @@
-"""A scheduler's SIGTERM stops a run on Ray as Ctrl-C does, whoever it reaches."""
+"""A scheduler's SIGTERM and a closed terminal stop runs as Ctrl-C does, whoever they reach."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
-from fairflower.engines.cluster import keeping_sigterm
+from fairflower.engines.cluster import keeping_signals
 
 
 def blocked() -> set[int]:
@@ -24,7 +28,7 @@ def test_who_handles_sigterm_keeps_it_and_those_who_are_started_wait() -> None:
 
     before = signal.signal(signal.SIGTERM, ours)
     try:
-        with keeping_sigterm():
+        with keeping_signals():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
             child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         assert signal.getsignal(signal.SIGTERM) is ours
@@ -38,13 +42,25 @@ def test_who_handles_sigterm_keeps_it_and_those_who_are_started_wait() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+SMALL = ["data.clients-per-domain=1", "data.examples-per-client=20", "train.local-epochs=1"]
+
+
+def command(name: str, *options: str) -> list[str]:
+    begin = [sys.executable, "-m", "fairflower.cli", name, "--rounds=2000", *options]
+    return [*begin, *(f"--set={key}" for key in SMALL)]
+
+
+def statuses(home: Path) -> set[str]:
+    return {json.loads(path.read_text())["status"] for path in home.rglob("run.json")}
+
+
 @pytest.mark.slow
-def test_sigterm_to_a_run_on_ray_and_all_its_processes_stops_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fairflower.cli", "run", "--engine=ray", "--rounds=2000"]
-    small = ["data.clients-per-domain=1", "data.examples-per-client=20", "train.local-epochs=1"]
-    options = [f"--output-dir={tmp_path}", "--workers=1", *(f"--set={key}" for key in small)]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        [*command, *options],
+        command("run", "--engine=ray", f"--output-dir={tmp_path}", "--workers=1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -53,9 +69,70 @@ def test_sigterm_to_a_run_on_ray_and_all_its_processes_stops_it(tmp_path: Path) 
     while not list(tmp_path.glob("*/diagnostics.jsonl")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "SIGTERM received" not in output
-    (facts,) = tmp_path.glob("*/run.json")
-    assert json.loads(facts.read_text())["status"] == "stopped"
+    assert statuses(tmp_path) == {"stopped"}
+
+
+def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Popen[bytes], int]:
+    """A process with a terminal of its own, once so many runs have begun; and our end of that."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        call,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    said = b""
+    while len(list(home.rglob("checkpoints/round-*1.safetensors"))) < count:
+        assert process.poll() is None, said
+        if select.select([ours], [], [], 0.1)[0]:
+            said += os.read(ours, 65536)
+    return process, ours
+
+
+STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("run", ["--engine=inline"], 1),
+        ("compare", ["--strategies=fedavg", "--seeds=0", "--jobs=2"], 2),
+        ("tune", [*STUDY, "--jobs=2"], 2),
+    ],
+    ids=["run", "compare", "tune"],
+)
+def test_what_runs_in_a_terminal_is_stopped_when_that_is_closed(
+    name: str, options: list[str], count: int, tmp_path: Path
+) -> None:
+    process, terminal = in_terminal(
+        command(name, *options, f"--output-dir={tmp_path}"), tmp_path, count
+    )
+    os.close(terminal)  # the kernel sends SIGHUP, and to write there is an error from now on
+    assert process.wait(120) == 130
+    assert statuses(tmp_path) == {"stopped"}
+
+
+@pytest.mark.slow
+def test_under_nohup_a_run_goes_on(tmp_path: Path) -> None:
+    call = command("run", "--engine=inline", f"--output-dir={tmp_path}", "--set=run-name=run")
+    with (tmp_path / "nohup.out").open("w") as output:
+        process = subprocess.Popen(["nohup", *call], stdout=output, stderr=subprocess.STDOUT)
+    history = tmp_path / "run" / "history.csv"
+    sent = 0
+    while sent < 3:
+        assert process.poll() is None
+        time.sleep(0.1)
+        if history.exists() and history.read_text().count("\n") > 40 * (sent + 1):
+            process.send_signal(signal.SIGHUP)
+            sent += 1
+    process.terminate()
+    assert process.wait(120) == 130
+    assert statuses(tmp_path) == {"stopped"}
