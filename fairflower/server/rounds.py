@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fairflower.aggregation.messages import tell as tell_client
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun, logger
+from fairflower.machine import release_memory
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.figures import Figures, settled
@@ -29,6 +30,9 @@ from fairflower.server.transport import send_and_receive
 
 #: Times the cross entropy of guessing, beyond which a model has learnt nothing but certainty.
 DIVERGED = 10
+
+#: Seconds from one release of free memory to the next, which takes some hundredths of one.
+_RELEASE_EVERY = 5.0
 
 #: What clients may report of their tests: the global model's, and their own model's.
 _ACCURACIES = ("accuracy", "personal_accuracy")
@@ -45,6 +49,7 @@ class Rounds:
         self.federation = meeting.federation
         self.nodes = meeting.roll.nodes
         self._settings = {**meeting.settings(), "run-id": folder.run_id}
+        self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, meeting.roll, self.config.round_timeout, stop, self.settings()
         )
@@ -85,6 +90,9 @@ class Rounds:
             stopped = tell(server_round, self.folder.figures.of(server_round))
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
+            if time.monotonic() - self._released > _RELEASE_EVERY:
+                release_memory()
+                self._released = time.monotonic()
             if ending:
                 self._warn_if_diverged(server_round)
                 return

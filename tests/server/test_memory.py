@@ -1,0 +1,69 @@
+"""The server's memory does not grow from round to round."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from apps import replacing
+from flwr.app import Array, Context, Message
+from resuming import config, session
+
+from fairflower.client_app import app as client_app
+from fairflower.machine import release_memory
+from fairflower.server import rounds
+from fairflower.strategies import STRATEGIES
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedheal", "fedequilibria", "fedfv"])
+def test_nothing_holds_the_replies_of_earlier_rounds(rule: str, tmp_path: Path) -> None:
+    assert rule in STRATEGIES
+    arrays: dict[int, list[weakref.ref[Array]]] = defaultdict(list)
+    left: dict[int, int] = {}
+
+    def train(message: Message, context: Context) -> Message:
+        server_round = int(message.content["config"]["server-round"])
+        reply = client_app(message, context)
+        for record in reply.content.array_records.values():
+            arrays[server_round] += map(weakref.ref, record.values())
+        gc.collect()
+        earlier = [a for r in arrays if r < server_round for a in arrays[r]]
+        left[server_round] = sum(array() is not None for array in earlier)
+        return reply
+
+    session(config(tmp_path, **{"strategy.name": rule}), replacing(train=train)).run()
+    assert {len(arrays[r]) > 20 for r in (1, 2, 3)} == {True}
+    assert left == {1: 0, 2: 0, 3: 0}
+
+
+def anonymous() -> int:
+    """Bytes of this process that are no file's."""
+    (line,) = (row for row in STATUS.read_text().splitlines() if row.startswith("RssAnon"))
+    return 1024 * int(line.split()[1])
+
+
+STATUS = Path("/proc/self/status")
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="counted by Linux alone")
+def test_pages_that_are_free_go_back_to_the_system() -> None:
+    blocks = [bytearray(60_000) for _ in range(2000)]  # too small for pages of their own
+    held = blocks[::20]  # so that the C library cannot give back the others in one piece
+    before = anonymous()
+    blocks.clear()
+    release_memory()
+    assert before - anonymous() > 80e6
+    assert len(held) == 100
+
+
+def test_a_run_releases_memory_between_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(rounds, "release_memory", lambda: calls.append("released"))
+    monkeypatch.setattr(rounds, "_RELEASE_EVERY", -1.0)
+    session(config(tmp_path)).run()
+    assert len(calls) == 4  # after the test of the first model, and after each of three rounds
