@@ -16,12 +16,15 @@ import pytest
 import tables as needs
 import torch
 from command import call
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional as F
 
+from fairflower import strategies as shipped
 from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
+from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
 from fairflower.config import DataConfig
 from fairflower.data.partition import parts_of
 from fairflower.engines.inline import InlineGrid
@@ -132,6 +135,86 @@ def test_a_client_that_sends_fishers_serves_fedequilibria_in_both_styles(
     classic[0](Grid(classic[1], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
     by_list = [strategy.diagnostics["weights"] for strategy in merged[-1:]]
     np.testing.assert_array_equal(by_message, by_list)
+
+
+class Attention(nn.Module):
+    """A transformer of one frozen head, whose queries and values have adapters, and its classes."""
+
+    def __init__(self, adapted: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(11, 8, dtype=dtype).requires_grad_(False)
+        self.query, self.value = (adapted(nn.Linear(8, 8, dtype=dtype)) for _ in range(2))
+        self.classes = nn.Linear(8, 3, dtype=dtype).requires_grad_(False)
+
+    def represent(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        return (self.query(x) @ x.mT).softmax(-1).matmul(self.value(x)).mean(1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.classes(self.represent(tokens))
+        return out.float()
+
+
+ADAPTING: dict[str, dict[str, Any]] = {
+    **{"FedAvg": {}, "FedHEAL": {"tau": 0.3, "beta": 0.4}, "FedISM": {}, "FedGCR": {}},
+    **{"FedEquilibria": {}, "AFL": {}, "QFFL": {"lr": 0.1}},
+}
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ADAPTING)
+def test_adapters_of_a_transformer_are_merged_in_the_type_in_which_they_are_sent(
+    name: str, kind: str, programs: Any, merged: list[Any]
+) -> None:
+    """Arrays of float16 from a network in float32, and, as the page says, float32 of bfloat16."""
+    page = programs("adapters")
+    sent = torch.float16 if kind == "float16" else torch.float32
+    net = Attention(page["LoRA"], torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    first = page["get_adapters"](net)
+
+    def arrays(values: Any) -> ArrayRecord:
+        return ArrayRecord({key: value.detach().to(sent) for key, value in values.items()})
+
+    app = ClientApp()
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        torch.manual_seed(k := int(context.node_config["partition-id"]))
+        x = torch.randint(0, 11, (6 + k, 5))
+        batches = [(x, x.sum(1) % 3)]
+        page["set_adapters"](net, message.content["arrays"])
+        metrics = {"num-examples": len(x), "received_loss": mean_loss(net, batches)}
+        metrics |= {"train_loss": metrics["received_loss"], "sharpness": 0.1 * (k + 1)}
+        h = mean_representation(net, batches, net.represent)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), batches[0][1]).backward()
+            optimizer.step()
+        reply = {"arrays": arrays(page["get_adapters"](net).to_torch_state_dict())}
+        records = {"metrics": MetricRecord(metrics), "received_representation": arrays(h)}
+        records["fisher"] = arrays(fisher_diagonal(net, batches))
+        return Message(RecordDict({**reply, **records}), reply_to=message)
+
+    nodes = {"min_available_nodes": CLIENTS, "fraction_evaluate": 0.0}
+    strategy = getattr(shipped, name)(**ADAPTING[name], **nodes)
+    start = arrays(first.to_torch_state_dict())
+    result = strategy.start(Grid(app, CLIENTS), start, num_rounds=2).arrays
+    assert len(merged) == 2
+    trained = ["query.down", "query.up", "value.down", "value.up"]
+    assert list(result) == list(first) == [f"{name}.weight" for name in trained]
+    for key, array in result.items():
+        assert array.numpy().dtype == np.dtype(str(sent).removeprefix("torch."))
+        assert np.isfinite(array.numpy()).all()
+        assert (array.numpy() != start[key].numpy()).any()
+
+
+def test_bfloat16_itself_is_what_flower_refuses() -> None:
+    """Once it does not, the page can be shorter."""
+    with pytest.raises(TypeError, match="unsupported ScalarType BFloat16"):
+        ArrayRecord({"w": torch.zeros(2, dtype=torch.bfloat16)})
 
 
 def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
