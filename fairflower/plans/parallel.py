@@ -46,6 +46,7 @@ class Study(Protocol):
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Note how a run ended; give the runs to make now, and whether the error is excused."""
 
+
 #: A run's folder, and its last round in words.
 _Result = tuple[Path, str]
 
