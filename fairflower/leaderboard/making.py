@@ -47,6 +47,10 @@ class Making:
             shutil.rmtree(path, ignore_errors=True)
         return self._more(), isinstance(error, Diverged)
 
+    def died(self, config: RunConfig) -> list[RunConfig]:
+        """Give a run whose process has died once more, from its beginning."""
+        return [self._placed(self.given[config.run_name])]
+
     def _more(self) -> list[RunConfig]:
         found: list[RunConfig] = []
         for planned in self.stages.left():

@@ -46,6 +46,9 @@ class Study(Protocol):
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Note how a run ended; give the runs to make now, and whether the error is excused."""
 
+    def died(self, config: RunConfig) -> list[RunConfig]:
+        """Give the runs to make when a run's process has died: it once more, if need be."""
+
 
 #: A run's folder, and its last round in words.
 _Result = tuple[Path, str]
@@ -94,7 +97,7 @@ def execute_side_by_side(
 class _Runs:
     """What becomes of a plan's runs, said on the screen; and which runs follow."""
 
-    def __init__(self, console: Console, folders: list[Path], study: Tuning | None) -> None:
+    def __init__(self, console: Console, folders: list[Path], study: Study | None) -> None:
         self._console, self._folders, self._study = console, folders, study
         self._deaths: Counter[str] = Counter()
         self.failure: BaseException | None = None  # the first of a run
