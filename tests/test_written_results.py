@@ -13,7 +13,7 @@ from fairflower.report.measures import Figure, Measure
 from fairflower.report.methods import Estimate
 from fairflower.report.pages import GENERATED, generated
 from fairflower.report.statistics import Difference
-from fairflower.report.verdicts import Contrast, signed, worth
+from fairflower.report.verdicts import Contrast, signed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing.
@@ -23,7 +23,8 @@ DOCUMENTS = sorted(
 
 OLD = (
     "Measured before version 0.1.0 on another machine (x86-64, its processor was not recorded); "
-    "not regenerated."
+    "not regenerated. By today's rule three seeds give no verdict: those below are by the rule of "
+    "then, which they name."
 )
 
 #: Files whose run folders are gone. One that is measured again leaves the list.
@@ -105,6 +106,35 @@ def told(cell: str, better: int, n: int) -> Difference:
     return Difference(one.mean, one.std, n, math.nan, math.nan, 1.0 - abs(mark))
 
 
+def sign(one: Difference) -> int:
+    """Of one that counted by the rule of then, from three seeds on."""
+    return int(math.copysign(1, one.mean)) if one.p < 0.05 and one.n >= 3 else 0
+
+
+def judgement(one: Contrast) -> tuple[str, str]:
+    """In the words of then."""
+    if one.n < 3:
+        return "too few seeds to tell (3 needed)", "against"
+    pairs = list(zip(one.measure.figures, one.differences, strict=True))
+    judged = [(f.name, f.better * sign(d)) for f, d in pairs if f.judged]
+    better, worse = (", ".join(n for n, found in judged if found == s) for s in (1, -1))
+    if better and worse:
+        return f"mixed ({better} better; {worse} worse)", "beside"
+    if better or worse:
+        return f"{one.measure.words[not better]} ({better or worse})", "than"
+    return "not distinguishable", "from"
+
+
+def worth(contrasts: Mapping[str, Contrast]) -> str:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, one in contrasts.items():
+        found.setdefault(judgement(one), []).append(name)
+    return ", ".join(
+        f"{what} {word} {(' or ' if what.startswith('not') else ' and ').join(names)}"
+        for (what, word), names in found.items()
+    )
+
+
 def tables(text: str, title: str) -> Iterator[list[list[str]]]:
     """The cells of the tables under lines that begin so, the header first."""
     for found in re.finditer(rf"^\*\*{title}[^\n]*\n\n((?:^\|.*\n)+)", text, re.MULTILINE):
@@ -134,7 +164,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
     worst = ", ".join(f"{signed(c.differences[0])} points against {b}" for b, c in against.items())
     spread = " and ".join(signed(c.differences[1]) for c in against.values())
-    lower = " and ".join(f"{b}'s" for b, c in against.items() if c["AVG"][1] < 0)
+    lower = " and ".join(f"{b}'s" for b, c in against.items() if sign(c["AVG"][0]) < 0)
     (n,) = {c.n for c in against.values()}
     return (
         f"- {name}: worst domain {worst}, STD {spread} ({n} seed{'s' * (n > 1)}): "
@@ -150,9 +180,9 @@ def what_counts(text: str) -> list[str]:
         words = []
         for column, more in (("σ type vs FedAvg", -1), ("worst vs FedAvg", 1)):  # noqa: RUF001
             at = header.index(column)
-            signs = {row[0]: told(row[at], more, 3).sign for row in rows if "±" in row[at]}
-            for sign, word in ((1, "higher"), (-1, "lower")):
-                names = ", ".join(name for name, told_sign in signs.items() if told_sign == sign)
+            signs = {row[0]: sign(told(row[at], more, 3)) for row in rows if "±" in row[at]}
+            for way, word in ((1, "higher"), (-1, "lower")):
+                names = ", ".join(name for name, told_sign in signs.items() if told_sign == way)
                 if names:
                     words.append(f"{column.partition(' vs')[0]} is {word} with {names}")
         found.append(f"- DIF {dif}, against FedAvg: {'; '.join(words)}; nothing else counts.")

@@ -13,8 +13,9 @@ from fairflower.report.pages import chapters
 from fairflower.report.reading import Run, whole_lines
 from fairflower.report.tables.accuracy import columns
 from fairflower.report.tables.cells import MARKS
-from fairflower.report.verdicts import against_baselines
+from fairflower.report.verdicts import UNDECIDED, against_baselines
 from fairflower.server.folder import HISTORY_COLUMNS
+from fairflower.statistics.differences import FEWEST, Difference
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -81,18 +82,20 @@ def table_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Every method against FedAvg and uniform weights, paired by seed, in percentage points.
+    """Every method against FedAvg and uniform weights, paired, in percentage points.
 
     Columns: ``method``, ``against``, ``measure`` and ``figure`` (what is compared), ``mean``,
-    ``std`` and ``seeds`` of the differences, ``low`` and ``high`` of their 95 % Student-t
-    interval, ``p`` by Holm's correction over all methods that are compared with the same one,
-    and ``verdict``: better or worse where that is below 0.05 with three seeds or more, else empty.
+    ``std`` and ``seeds`` of the differences (of federations or seeds), ``low`` and ``high`` of
+    simultaneous 95 % intervals, ``p`` by Holm's correction over all methods and figures that are
+    compared with the same method, ``margin`` within which they count as equivalent, ``least``,
+    the smallest difference that would have been found with 80 % power, and ``verdict``: better,
+    worse, equivalent or undecided; empty with fewer than five pairs.
     """
     rows = [
         (
             *(name, against, measure.name, figure.title),
-            *(one.mean, one.std, one.n, one.low, one.high, one.p),
-            MARKS[better][1],
+            *(one.mean, one.std, one.n, one.low, one.high, one.p, one.margin, one.least),
+            _verdict(one, better),
         )
         for comparison in compare(runs)
         for measure in measures(comparison)
@@ -101,7 +104,13 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
         for figure, one, better in found.by_figure
     ]
     names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
-    return pd.DataFrame(rows, columns=[*names, "p", "verdict"])
+    return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
+
+
+def _verdict(one: Difference, better: int) -> str:
+    if one.n < FEWEST:
+        return ""
+    return MARKS[better][1] or ("equivalent" if one.same else UNDECIDED)
 
 
 def csv_table(runs: Sequence[Run]) -> str:

@@ -1,7 +1,8 @@
 """Runs grouped into methods, and methods into what may be compared, products and sweeps.
 
-Runs that differ in nothing but the seed are one *method*; everything said about it is
-a mean and a standard deviation over seeds. Methods are *comparable* when only the
+Runs that differ in nothing but the seed are one *method*, and so are runs on several federations,
+of which the seed draws all (``data.seed`` = ``seed``); everything said about it is
+a mean and a standard deviation over these. Methods are *comparable* when only the
 method itself (``strategy.*``, ``client.*``, ``bound.*``) differs and they reached the same round.
 """
 
@@ -20,30 +21,9 @@ from fairflower.config import METHOD_TABLES, ClientConfig, StrategyConfig, argum
 from fairflower.numerics.metrics import Vector
 from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
+from fairflower.statistics.differences import Estimate as Estimate
 
 BASELINES = ("fedavg", "uniform")
-
-#: Seeds below which nothing is concluded.
-FEWEST_SEEDS = 3
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure over ``n`` seeds: mean and sample standard deviation (NaN for one seed)."""
-
-    mean: float
-    std: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from one value per seed.
-
-        >>> Estimate.of([1.0, 3.0])
-        Estimate(mean=2.0, std=1.4142135623730951, n=2)
-        """
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        return cls(float(np.mean(values)), spread, len(values))
 
 
 class Curve(NamedTuple):
@@ -71,6 +51,19 @@ class Method:
     runs: tuple[Run, ...]
     #: Runs of the method that its figures leave out, and why.
     left_out: tuple[tuple[Run, str], ...] = ()
+    #: Whether each run is on a federation of its own, by its seed.
+    federations: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What its runs are: a federation, or a seed and of which federation."""
+        return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
+
+    @cached_property
+    def identity(self) -> frozenset[tuple[str, str]]:
+        """All settings that its runs have in common."""
+        found = identity(self.config)
+        return _federated(found) if self.federations else found
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -95,11 +88,11 @@ class Method:
     @cached_property
     def setting(self) -> frozenset[tuple[str, str]]:
         """All that must be equal for a comparison: data, model, training, rounds."""
-        return identity(self.config) - self.settings(*METHOD_TABLES)
+        return self.identity - self.settings(*METHOD_TABLES)
 
     def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
         """Those of some tables of the run config, as in ``"data."``."""
-        return frozenset(item for item in identity(self.config) if item[0].startswith(tables))
+        return frozenset(item for item in self.identity if item[0].startswith(tables))
 
     @property
     def comparable(self) -> tuple[Any, ...]:
@@ -219,26 +212,47 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
 
 def method_names(runs: Sequence[Run]) -> list[str]:
     """The method of each run: its label, with the settings that tell it from a namesake."""
-    names = {id(run): name for name, group in _groups(runs) for run in group}
+    names = {id(run): name for name, group, _ in _groups(runs) for run in group}
     return [names[id(run)] for run in runs]
 
 
-def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs by their methods' names: labels, with the settings that tell one from a namesake."""
+def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """Settings of runs on several federations, whose ``data.seed`` is the seed."""
+    return frozenset(item for item in settings if item[0] != "data.seed") | {("data.seed", "seed")}
+
+
+def _over_federations(runs: Sequence[Run]) -> bool:
+    """Whether seeds draw federations, too: ``data.seed`` is ``seed`` in all, and not one number."""
+    own = all(run.federation == run.seed for run in runs)
+    return own and len({run.federation for run in runs}) > 1
+
+
+def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
+    """Runs by their methods' names: labels, with the settings that tell one from a namesake.
+
+    And whether they are on a federation each.
+    """
+    alike: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
+    for run in (runs := list(runs)):
+        alike.setdefault((run.label, _federated(identity(run.config))), []).append(run)
+    whole = _over_federations(runs)
     groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.label, identity(run.config)), []).append(run)
+    for (label, settings), members in alike.items():
+        each = whole or _over_federations(members)
+        for run in members:
+            own = settings if each else identity(run.config)
+            groups.setdefault((label, own), []).append(run)
     named = []
     for (label, settings), members in groups.items():
         namesakes = [other for name, other in groups if name == label]
-        own = sorted(settings - frozenset.intersection(*namesakes))
-        detail = f" ({', '.join(f'{key}={value}' for key, value in own)})" if own else ""
-        named.append((label + detail, members))
+        apart = sorted(settings - frozenset.intersection(*namesakes))
+        detail = f" ({', '.join(f'{key}={value}' for key, value in apart)})" if apart else ""
+        named.append((label + detail, members, ("data.seed", "seed") in settings))
     return named
 
 
 def _methods(runs: Iterable[Run]) -> list[Method]:
-    methods = [Method(name, *_one_per_seed(group)) for name, group in _groups(runs)]
+    methods = [Method(name, *_one_per_seed(group), own) for name, group, own in _groups(runs)]
     rank = {name: place for place, name in enumerate(BASELINES)}
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
 
@@ -329,7 +343,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
     keys = {
         key
         for method in comparison.methods
-        for key, _ in identity(method.config)
+        for key, _ in method.identity
         if key.startswith(("strategy.", "client.")) and not key.endswith(".name")
     }
     found = []
@@ -337,7 +351,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
         groups: dict[Any, dict[Any, Method]] = {}
         for method in comparison.methods:
             value = _value(method, key)
-            rest = frozenset(item for item in identity(method.config) if item[0] != key)
+            rest = frozenset(item for item in method.identity if item[0] != key)
             if value is not None and method.whole():
                 groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
         for members in groups.values():
@@ -355,7 +369,7 @@ def _value(method: Method, key: str) -> float | str | None:
     None where the method has no such argument.
     """
     table, _, leaf = key.partition(".")
-    value: Any = dict(identity(method.config)).get(key)
+    value: Any = dict(method.identity).get(key)
     for kind in (ClientConfig, StrategyConfig):
         if value is None and table == kind.TABLE:
             value = kind.of(method.config).defaults().get(argument(leaf))

@@ -96,6 +96,16 @@ class Run(Tests):
         return self.config.get("seed", 0)
 
     @property
+    def federation(self) -> Any:
+        """The seed of what its clients hold: runs that share it share a federation."""
+        return self.config.get("data.seed", 0)
+
+    @property
+    def replicate(self) -> tuple[Any, Any]:
+        """What two runs have in common that are paired: the federation and the seed."""
+        return self.federation, self.seed
+
+    @property
     def last_round(self) -> int:
         """The last tested round."""
         return int(self.rounds[-1])

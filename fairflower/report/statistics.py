@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
 
-from fairflower.report.methods import Estimate
 from fairflower.report.text import number
+from fairflower.statistics import differences as corrections
+from fairflower.statistics.differences import Difference as Difference
+from fairflower.statistics.differences import differences
 from fairflower.statistics.power import LEVEL, detectable
-
-
-@dataclass(frozen=True)
-class Difference(Estimate):
-    """A paired difference over ``n`` pairs, with the 95 % Student-t interval and a p-value."""
-
-    low: float
-    high: float
-    p: float
-
-    @property
-    def sign(self) -> int:
-        """Of a difference that counts, by its p-value; else 0."""
-        return int(math.copysign(1, self.mean)) if self.p < LEVEL else 0
 
 
 def paired(values: Sequence[float]) -> Difference:
@@ -38,34 +25,16 @@ def paired(values: Sequence[float]) -> Difference:
     >>> one.mean, round(one.low, 2), round(one.high, 2), round(one.p, 3)
     (2.0, -0.48, 4.48, 0.074)
     """
-    one = Estimate.of(values)
-    width = p = math.nan
-    if one.n > 1 and np.ptp(values) < 1e-9:  # sums of the same in another order are no spread
-        width, p = 0.0, float(abs(one.mean) < 1e-9)
-    elif one.n > 1:
-        # `scipy.stats.ttest_1samp` does the same in a hundred times the time.
-        error = one.std / math.sqrt(one.n)
-        width = float(stdtrit(one.n - 1, 1 - LEVEL / 2)) * error
-        p = 2 * float(stdtr(one.n - 1, -abs(one.mean) / error))
-    return Difference(one.mean, one.std, one.n, one.mean - width, one.mean + width, p)
+    return differences({"": values})[""]
 
 
 def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
     """The same with Holm's p-values, which hold for all of them together.
 
     Those without a p-value are no part of it.
-
-    >>> p = {"a": 0.01, "b": 0.04, "c": 0.03}
-    >>> one = Difference(1.0, 0.4, 5, 0.5, 1.5, 0.0)
-    >>> {name: new.p for name, new in holm({k: replace(one, p=p[k]) for k in p}).items()}
-    {'a': 0.03, 'b': 0.06, 'c': 0.06}
     """
-    tested = sorted((one.p, name) for name, one in found.items() if not math.isnan(one.p))
-    new, least = dict(found), 0.0
-    for place, (p, name) in enumerate(tested):
-        least = max(least, min(1.0, (len(tested) - place) * p))
-        new[name] = replace(found[name], p=least)
-    return new
+    p = corrections.holm({name: one.p for name, one in found.items()})
+    return {name: replace(one, p=p[name]) for name, one in found.items()}
 
 
 def seen(found: Mapping[str, Difference]) -> str:

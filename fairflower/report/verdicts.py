@@ -1,13 +1,16 @@
 """Methods against others: differences paired by seed, and honest sentences on their worth.
 
-A difference counts when the t test of the differences paired by seed has p < 0.05, by Holm's
-correction over all methods that are compared with the same one, with at least three seeds. A
+A difference counts when the t test of differences paired by federation or seed has p < 0.05, by
+Holm's correction over all methods and figures that are compared with the same method, with at least
+five pairs; variances are moderated over the methods (`fairflower.statistics.differences`). A
 method is *fairer* than a baseline when its worst domain is higher or its STD lower by that rule,
-and neither is worse by it.
+and neither is worse by it; *equivalent* when both are shown to lie within a margin; and otherwise
+*undecided*, with what could have been seen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,7 +21,6 @@ from fairflower.registry import PLAIN
 from fairflower.report.measures import Figure, Measure, measures
 from fairflower.report.methods import (
     BASELINES,
-    FEWEST_SEEDS,
     Comparison,
     Estimate,
     Method,
@@ -26,13 +28,29 @@ from fairflower.report.methods import (
     sweeps,
 )
 from fairflower.report.reading import Run
-from fairflower.report.statistics import Difference, holm, paired
 from fairflower.report.text import listed, number, spread
+from fairflower.statistics.differences import FEWEST, Difference, differences, together
 
 #: What is said of differences that nobody can judge.
-TOO_FEW = f"too few seeds to tell ({FEWEST_SEEDS} needed)"
+TOO_FEW = f"too few pairs for a verdict ({FEWEST} needed)"
+
+#: What is said of those that may be none, or too small to be seen.
+UNDECIDED = "undecided"
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A method minus another in each pair of runs, by each figure of a measure, in points."""
+
+    measure: Measure
+    #: By figure, of each pair.
+    values: tuple[tuple[float, ...], ...]
+    #: By figure, the floors that `differences` takes.
+    floors: tuple[tuple[float, float], ...]
+    #: What a pair is: a federation, or a seed of which federation.
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,7 @@ class Contrast:
 
     measure: Measure
     differences: tuple[Difference, ...]
+    unit: str = "seed"
 
     @property
     def n(self) -> int:
@@ -50,9 +69,8 @@ class Contrast:
     @property
     def by_figure(self) -> list[tuple[Figure, Difference, int]]:
         """Each figure, its difference, and if that is better (1), worse (-1) or neither (0)."""
-        told = self.n >= FEWEST_SEEDS
         pairs = zip(self.measure.figures, self.differences, strict=True)
-        return [(figure, one, told * figure.better * one.sign) for figure, one in pairs]
+        return [(figure, one, figure.better * one.sign) for figure, one in pairs]
 
     def __getitem__(self, title: str) -> tuple[Difference, int]:
         """The same of the figure of this title."""
@@ -66,7 +84,7 @@ class Contrast:
 
         For example ``("fairer (STD)", "than")``.
         """
-        if self.n < FEWEST_SEEDS:
+        if self.n < FEWEST:
             return TOO_FEW, "against"
         judged = [(figure.name, better) for figure, _, better in self.by_figure if figure.judged]
         better = ", ".join(name for name, found in judged if found > 0)
@@ -75,7 +93,20 @@ class Contrast:
             return f"mixed ({better} better; {worse} worse)", "beside"
         if better or worse:
             return f"{self.measure.words[not better]} ({better or worse})", "than"
-        return "not distinguishable", "from"
+        alike = [(f, one) for f, one, _ in self.by_figure if f.judged]
+        if all(one.same for _, one in alike):
+            within = ", ".join(f"{figure.name} within {figure.margin:g}" for figure, _ in alike)
+            return f"equivalent ({within})", "to"
+        return UNDECIDED, "against"
+
+    @property
+    def seen(self) -> str:
+        """The smallest differences that the pairs would have shown with 80 % power."""
+        return ", ".join(
+            f"{figure.name} {number(one.least, 1)}"
+            for figure, one, _ in self.by_figure
+            if figure.judged
+        )
 
 
 @dataclass(frozen=True)
@@ -87,11 +118,11 @@ class Block:
     contrasts: Mapping[str, Contrast]
 
 
-def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None:
-    """The paired differences, or None where the two have no seed in common.
+def contrast(method: Method, other: Method, measure: Measure) -> Pairs | None:
+    """The differences of pairs, or None where the two have no federation and seed in common.
 
-    Runs that were not tested on every domain throughout do not count. P-values are of this
-    pair alone; `corrected` makes them Holm's.
+    Runs that were not tested on every domain throughout do not count. `judged_together` says what
+    they are worth.
     """
 
     def counts(run: Run) -> bool:
@@ -99,22 +130,39 @@ def contrast(method: Method, other: Method, measure: Measure) -> Contrast | None
 
     if not {method.name, other.name} <= {one.name for one in measure.of}:
         return None
-    theirs = {run.seed: run for run in other.runs if counts(run)}
-    pairs = [(r, theirs[r.seed]) for r in method.runs if counts(r) and r.seed in theirs]
+    theirs = {run.replicate: run for run in other.runs if counts(run)}
+    pairs = [(r, theirs[r.replicate]) for r in method.runs if counts(r) and r.replicate in theirs]
     if not pairs:
         return None
-    values = [[f.value(mine) - f.value(its) for mine, its in pairs] for f in measure.figures]
-    return Contrast(measure, tuple(map(paired, values)))
+    values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.figures)
+    floors = []
+    for figure in measure.figures:
+        worth, variance = np.mean(
+            [np.add(figure.sampling(mine), figure.sampling(its)) for mine, its in pairs], axis=0
+        )
+        floors.append((worth / 2, math.sqrt(variance)))
+    return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 
-def corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Contrast]:
-    """Contrasts with one and the same method, with Holm's p-values over them, by figure."""
-    told = {name: one for name, one in contrasts.items() if one.n >= FEWEST_SEEDS}
-    columns = zip(*(one.differences for one in told.values()), strict=True)
-    new = [holm(dict(zip(told, column, strict=True))) for column in columns]
-    return dict(contrasts) | {
-        name: replace(one, differences=tuple(column[name] for column in new))
-        for name, one in told.items()
+def judged_together(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
+    """Contrasts with one and the same method: as one family over all methods and figures."""
+    if not family:
+        return {}
+    measure = next(iter(family.values())).measure
+    found: dict[tuple[str, int], Difference] = {}
+    for i, figure in enumerate(measure.figures):
+        by_method = differences(
+            {name: one.values[i] for name, one in family.items()},
+            figure.margin,
+            {name: one.floors[i] for name, one in family.items()},
+        )
+        found |= {(name, i): one for name, one in by_method.items()}
+    few = {key: one for key, one in found.items() if one.n < FEWEST}  # they get no verdict
+    found = together({key: one for key, one in found.items() if key not in few}) | together(few)
+    figures = range(len(measure.figures))
+    return {
+        name: Contrast(measure, tuple(found[name, i] for i in figures), one.unit)
+        for name, one in family.items()
     }
 
 
@@ -122,7 +170,7 @@ def against_baselines(comparison: Comparison, measure: Measure) -> dict[str, dic
     """Of every method, against FedAvg and Uniform with the same clients, where they are there."""
     found: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.of}
     for baseline in BASELINES:
-        families: dict[str, dict[str, Contrast]] = {}
+        families: dict[str, dict[str, Pairs]] = {}
         for method in measure.of:
             if method.strategy == baseline:
                 continue
@@ -130,8 +178,8 @@ def against_baselines(comparison: Comparison, measure: Measure) -> dict[str, dic
             if other and (one := contrast(method, other, measure)):
                 families.setdefault(other.name, {})[method.name] = one
         for family in families.values():
-            for name, one in corrected(family).items():
-                found[name][TITLES[baseline]] = one
+            for name, told in judged_together(family).items():
+                found[name][TITLES[baseline]] = told
     return found
 
 
@@ -148,11 +196,11 @@ def by_strategy(comparison: Comparison, measure: Measure) -> list[Block]:
 
 
 #: A heading, the name of one method, and by name methods each with that to compare it with.
-Pairs = tuple[str, str, dict[str, tuple[Method, Method]]]
+Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
 Against = Callable[[Comparison, Measure], list[Block]]
 
 
-def _blocks(against: Callable[[Comparison], Iterator[Pairs]]) -> Against:
+def _blocks(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
     """The contrasts of those pairs that can be compared."""
 
     @wraps(against)
@@ -160,7 +208,7 @@ def _blocks(against: Callable[[Comparison], Iterator[Pairs]]) -> Against:
         found = []
         for heading, other, pairs in against(comparison):
             contrasts = {name: contrast(*pair, measure) for name, pair in pairs.items()}
-            there = corrected({name: one for name, one in contrasts.items() if one})
+            there = judged_together({name: one for name, one in contrasts.items() if one})
             found += [Block(heading, other, there)] if there else []
         return found
 
@@ -168,7 +216,7 @@ def _blocks(against: Callable[[Comparison], Iterator[Pairs]]) -> Against:
 
 
 @_blocks
-def against_plain(comparison: Comparison) -> Iterator[Pairs]:
+def against_plain(comparison: Comparison) -> Iterator[Compared]:
     """Every local training against plain local training, under the same strategy."""
     for grid in products(comparison):
         plain = next((client for client in grid if client in PLAIN), "")
@@ -179,7 +227,7 @@ def against_plain(comparison: Comparison) -> Iterator[Pairs]:
 
 
 @_blocks
-def against_other_models(comparison: Comparison) -> Iterator[Pairs]:
+def against_other_models(comparison: Comparison) -> Iterator[Compared]:
     """Every method against plain FedAvg of another model, all other settings being equal."""
 
     def rest(method: Method) -> object:
@@ -194,7 +242,7 @@ def against_other_models(comparison: Comparison) -> Iterator[Pairs]:
 
 
 @_blocks
-def against_first_values(comparison: Comparison) -> Iterator[Pairs]:
+def against_first_values(comparison: Comparison) -> Iterator[Compared]:
     """Every value of a swept argument against the lowest one, and those that are no number."""
     for sweep in sweeps(comparison):
         base, *methods = [*sweep.methods, *sweep.others.values()]
@@ -311,11 +359,14 @@ def rule(comparison: Comparison) -> str:
         return ""
     better = "" if len(found) == 1 else " Better or worse: by the figures in brackets."
     return (
-        "Differences are paired by seed: mean ± sample standard deviation over seeds (ddof 1). "
-        "A difference counts when Student's t test of the pairs has p < 0.05, by Holm's correction "
-        "over all methods that are compared with the same one by the same figure, with at least "
-        f"{FEWEST_SEEDS} seeds. Fairer: the worst domain is higher or STD is lower by this rule, "
-        "and neither is worse by it."
+        "Differences are paired: mean ± sample standard deviation (ddof 1). One counts when "
+        "Student's t test of the pairs, with variances moderated over the methods, has p < 0.05 by "
+        "Holm's correction over all methods and figures that are compared with the same method, "
+        f"with at least {FEWEST} pairs. Fairer: the worst domain is higher or STD is lower by this "
+        "rule, and neither is worse by it. Equivalent: shown to be within the margins in brackets, "
+        "in points, by two one-sided tests. Undecided: neither; in brackets is the smallest "
+        "difference that would have been found with 80 % power. Of several seeds on one federation "
+        "all this is said of that federation alone."
         f"{better}"
     )
 
@@ -332,10 +383,12 @@ def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
 
 def worth(contrasts: Mapping[str, Contrast]) -> str:
     """What the contrasts of one method are worth: ``fairer (STD) than FedAvg, ...``."""
-    return ", ".join(
-        f"{what} {word} {(' or ' if what.startswith('not') else ' and ').join(names)}"
-        for (what, word), names in _by_judgement(contrasts).items()
-    )
+    parts = []
+    for (what, word), names in _by_judgement(contrasts).items():
+        if what == UNDECIDED:
+            names = [f"{name} (seen from {contrasts[name].seen} on)" for name in names]
+        parts.append(f"{what} {word} {' and '.join(names)}")
+    return ", ".join(parts)
 
 
 def grouped(contrasts: Mapping[str, Contrast]) -> str:
@@ -346,9 +399,10 @@ def grouped(contrasts: Mapping[str, Contrast]) -> str:
 
 
 def seeds(contrasts: Iterable[Contrast]) -> str:
-    """``3 seeds``, or ``2 and 3 seeds`` where contrasts have several numbers of them."""
-    number = counts(contrasts)
-    return f"{number} seed{'' if number == '1' else 's'}"
+    """What is paired: ``10 federations``, or ``2 and 3 seeds of federation 0``."""
+    found = list(contrasts)
+    number, (kind, *of) = counts(found), found[0].unit.split(" ", 1)
+    return " ".join([number, f"{kind}{'' if number == '1' else 's'}", *of])
 
 
 def signed(estimate: Estimate) -> str:

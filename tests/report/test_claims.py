@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,20 @@ from run_folders import (
     with_scores,
 )
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import RunError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
-from fairflower.report.methods import compare
+from fairflower.report.methods import Comparison, Method, compare
 from fairflower.report.pages import GENERATED, fill, generated, markdown_tables
 from fairflower.report.verdicts import (
     Contrast,
     against_baselines,
     against_plain,
     contrast,
+    judged_together,
     verdicts,
 )
 
@@ -68,33 +71,34 @@ def scored(folder: Path, label: str, seed: int, clean: float, noisy: float, **op
 
 def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_path: Path) -> None:
     """Seeds and rounds differ by ten points, the methods by two in every seed."""
-    noisy = [0.20, 0.30, 0.40]
-    gains = [0.015, 0.02, 0.025]
+    noisy = [0.20, 0.30, 0.40, 0.25, 0.35]
+    gains = [0.015, 0.02, 0.025, 0.018, 0.022]
     folders = [
         scored(tmp_path, label, seed, 0.5, noisy[seed] + (gains[seed] if label == "uniform" else 0))
         for label in ("fedavg", "uniform")
-        for seed in range(3)
+        for seed in range(5)
     ]
     text = shown(*folders)
     assert "30.00" in text
     sentences = sections(folders)["Against the baselines, class-balanced accuracy"]
     assert sentences[1] == (
-        "uniform: clean ACC +0.00 ± 0.00, corrupted ACC +2.00 ± 0.50, average ACC +1.00 ± 0.25, "
-        f"ACC gap {MINUS}2.00 ± 0.50 points against FedAvg (3 seeds): better (corrupted ACC, "
-        "average ACC, ACC gap) than FedAvg."
+        "uniform: clean ACC +0.00 ± 0.00, corrupted ACC +2.00 ± 0.38, average ACC +1.00 ± 0.19, "
+        f"ACC gap {MINUS}2.00 ± 0.38 points against FedAvg (5 seeds of federation 0): better "
+        "(corrupted ACC, average ACC, ACC gap) than FedAvg."
     )
     assert sentences[1] in text
     row = page_of(tmp_path / "out", *folders).table(
         "Difference to the baselines, class-balanced accuracy"
-    )["uniform 3 paired"]
-    assert row["corrupted ACC vs FedAvg"] == "+2.00 ▲ ± 0.50"
-    assert row["ACC gap vs FedAvg"] == f"{MINUS}2.00 ▲ ± 0.50"
-    assert row["clean ACC vs FedAvg"] == "+0.00 ± 0.00"
+    )["uniform 5 seeds of federation 0"]
+    # By Bonferroni over four figures: t(1 - 0.05 / 8; 4) = 4.315, and 0.38 / sqrt(5) = 0.170.
+    assert row["corrupted ACC vs FedAvg"].startswith("+2.00 ▲ [1.27, 2.73]; ")
+    assert row["ACC gap vs FedAvg"].startswith(f"{MINUS}2.00 ▲ [{MINUS}2.73, {MINUS}1.27]; ")
+    assert row["clean ACC vs FedAvg"] == "+0.00 [0.00, 0.00]"
 
 
 @given(
     st.lists(
-        st.tuples(*[st.integers(0, 40)] * 4), min_size=3, max_size=7
+        st.tuples(*[st.integers(0, 40)] * 4), min_size=5, max_size=8
     )
 )  # fmt: skip
 def test_what_counts_is_what_scipys_paired_test_rejects(
@@ -109,25 +113,28 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     ]
     (comparison,) = compare(map(read_run, folders))
     fedavg, fedism = comparison.methods
-    one = contrast(fedism, fedavg, measures(comparison)[1])
-    assert one is not None
+    pairs = contrast(fedism, fedavg, measures(comparison)[1])
+    assert pairs is not None
+    one = judged_together({"fedism": pairs})["fedism"]
     figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
-    signs = []
+    differences = []
     for (_, estimate, counted), (values_of, sign) in zip(one.by_figure, figures, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
         assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)
         assert estimate.std == pytest.approx(difference.std(ddof=1), abs=1e-9)
-        if difference.std() < 1e-9:  # SciPy divides by it
-            wanted = 0 if abs(difference.mean()) < 1e-9 else int(np.sign(difference.mean()))
-        else:
-            p = stats.ttest_rel(new, old).pvalue
-            wanted = int(np.sign(difference.mean())) if p < 0.05 else 0
-        assert counted == sign * wanted
-        signs.append(counted)
-    words = {1: "better", -1: "worse", 0: "not"}
-    found = {word for word in ("better", "worse", "not") if word in one.judgement[0]}
-    assert found == ({words[s] for s in signs if s} or {"not"})
+        differences.append((difference, sign, counted))
+    # Of a difference that is the same in all pairs, but not 0, nothing is known.
+    tested = [d for d in differences if d[0].std() > 1e-9 or abs(d[0].mean()) < 1e-9]
+    p = [stats.ttest_1samp(d, 0).pvalue if d.std() > 1e-9 else 1.0 for d, _, _ in tested]
+    rejected = multipletests(p, 0.05, "holm")[0] if p else []
+    signs = [s * int(np.sign(d.mean())) * r for (d, s, _), r in zip(tested, rejected, strict=True)]
+    assert [counted for _, _, counted in tested] == signs
+    words = {1: "better", -1: "worse"}
+    found = {word for word in ("better", "worse") if word in one.judgement[0]}
+    assert found == {words[s] for s in signs if s}
+    if not found:
+        assert one.judgement[0].startswith(("equivalent", "undecided"))
 
 
 def clean_of(table: np.ndarray) -> np.ndarray:
@@ -147,63 +154,69 @@ def gap_of(table: np.ndarray) -> np.ndarray:
 
 
 def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) -> None:
-    """The same differences with p = 0.02 count alone, and no more beside two others."""
-    noisy = [0.20, 0.30, 0.40]
-    gains = {"fedism": (0.01, 0.012, 0.017), "afl": (0.01, -0.01, 0.0), "term": (0.0, 0.02, -0.01)}
+    """Differences that count alone count no more beside others, whose spread is not so lucky."""
+    noisy = [0.20, 0.30, 0.40, 0.25, 0.35]
+    gains = {
+        "fedism": (0.01, 0.012, 0.017, 0.011, 0.015),
+        "afl": (0.01, -0.01, 0.0, 0.02, -0.02),
+        "term": (0.0, 0.02, -0.01, 0.01, -0.02),
+    }
     runs = {
         label: [
-            scored(tmp_path, label, seed, 0.5, noisy[seed] + gains.get(label, (0.0,) * 3)[seed])
-            for seed in range(3)
+            scored(tmp_path, label, seed, 0.5, noisy[seed] + gains.get(label, (0.0,) * 5)[seed])
+            for seed in range(5)
         ]
         for label in ("fedavg", *gains)
     }
     p = stats.ttest_1samp(gains["fedism"], 0).pvalue
-    assert 0.05 / 3 < p < 0.05
 
     def found(*labels: str) -> Contrast:
         (comparison,) = compare(read_run(path) for label in labels for path in runs[label])
         return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
 
     alone, beside = found("fedavg", "fedism"), found("fedavg", *gains)
-    (one, counts), (other, does_not) = alone["corrupted ACC"], beside["corrupted ACC"]
-    assert (counts, does_not) == (1, 0)
-    assert one.p == pytest.approx(p)
-    assert other == replace(one, p=pytest.approx(3 * p))
+    (one, counts), (other, _) = alone["corrupted ACC"], beside["corrupted ACC"]
+    assert counts == 1
+    assert other.p > 3 * one.p
+    assert one.p == pytest.approx(4 * p)  # of four figures, three of which move alike
+    assert other.error > one.error
+    assert other.std == pytest.approx(one.std)
 
 
 def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_path: Path) -> None:
     """Neither one of two seeds, nor one with other local training, which has a baseline of it."""
-    noisy, gains = [0.20, 0.30, 0.40], (0.01, 0.012, 0.017)
+    noisy, gains = [0.20, 0.30, 0.40, 0.25, 0.35], (0.01, 0.012, 0.017, 0.011, 0.015)
+    wild = (0.01, -0.01, 0.0, 0.02, -0.02)
     moon = '[client]\nname = "moon"\n'
     folders = [
         scored(tmp_path, label, seed, 0.5, noisy[seed] + gain, strategy=rule, config=config)
         for label, rule, config, more in (
-            ("fedavg", "fedavg", "", (0.0, 0.0, 0.0)),
+            ("fedavg", "fedavg", "", (0.0,) * 5),
             ("fedism", "fedism", "", gains),
             ("term", "term", "", (0.0, 0.02)),
-            ("moon+fedavg", "fedavg", moon, (0.0, 0.0, 0.0)),
-            ("moon+fedism", "fedism", moon, (0.01, -0.01, 0.0)),
+            ("moon+fedavg", "fedavg", moon, (0.0,) * 5),
+            ("moon+fedism", "fedism", moon, wild),
         )
         for seed, gain in enumerate(more)
     ]
     (comparison,) = compare(map(read_run, folders))
     found = against_baselines(comparison, measures(comparison)[1])
     assert found["term"]["FedAvg"].n == 2
-    for name, of in (("fedism", gains), ("moon+fedism", (0.01, -0.01, 0.0))):
+    for name, of in (("fedism", gains), ("moon+fedism", wild)):
         p = found[name]["FedAvg"].differences[1].p
-        assert p == pytest.approx(stats.ttest_1samp(of, 0).pvalue)
+        assert p == pytest.approx(min(1.0, 4 * stats.ttest_1samp(of, 0).pvalue))
 
 
 # --- other measures and comparisons ------------------------------------------------------------
 
 
 def test_fedgcrs_sigma_over_types_is_judged(tmp_path: Path) -> None:
-    """Three clients of a and one of b; fedgcr gives a 4 points, in every seed, b none."""
+    """Three clients of a and one of b; fedgcr gives a some 4 points in every seed, b none."""
     folders = [
         give_clients(
             make_run(
                 tmp_path / f"{label}{seed}",
-                constant(a=0.5 + 0.01 * seed + gain, b=0.9),
+                constant(a=0.5 + 0.01 * seed + gain * (1 + (seed - 2) / 40), b=0.9),
                 label=label,
                 seed=seed,
             ),
@@ -211,29 +224,33 @@ def test_fedgcrs_sigma_over_types_is_judged(tmp_path: Path) -> None:
             b=1,
         )
         for label, gain in (("fedavg", 0.0), ("fedgcr", 0.04))
-        for seed in range(3)
+        for seed in range(5)
     ]
     (sentence,) = sections(folders)["Against the baselines, client types and clients"]
-    client = 100 * (np.std([0.54, 0.54, 0.54, 0.9]) - np.std([0.5, 0.5, 0.5, 0.9]))
+    client = 100 * (np.std([0.56, 0.56, 0.56, 0.9]) - np.std([0.52, 0.52, 0.52, 0.9]))
     assert sentence == (
-        f"fedgcr: average over clients +3.00 ± 0.00, {SIGMA} type {MINUS}2.00 ± 0.00, "
-        f"{SIGMA} client {MINUS}{-client:.2f} ± 0.00 points against FedAvg (3 seeds): better "
+        f"fedgcr: average over clients +3.00 ± 0.12, {SIGMA} type {MINUS}2.00 ± 0.08, "
+        f"{SIGMA} client {MINUS}{-client:.2f} ± 0.07 points against FedAvg (5 seeds of federation "
+        f"0): better "
         f"(average over clients, {SIGMA} type, {SIGMA} client) than FedAvg."
     )
 
 
 def trained(folder: Path, client: str, strategy: str, a: Callable[[int], float]) -> list[Path]:
+    """Five runs; what seeds add to ``a`` differs a little between methods, and is 0 on average."""
     label = strategy if client == "sgd" else f"{client}+{strategy}"
+    own = zlib.crc32(label.encode()) % 24
+    luck = list(permutations((-2, -1, 0, 1, 2)))[own * 5]
     return [
         make_run(
             folder / f"{label}-{seed}",
-            constant(a=a(seed), b=0.9),
+            constant(a=a(seed) + 0.001 * luck[seed], b=0.9),
             label=label,
             strategy=strategy,
             seed=seed,
             config=f'[client]\nname = "{client}"\n',
         )
-        for seed in range(3)
+        for seed in range(5)
     ]
 
 
@@ -255,8 +272,8 @@ def test_a_product_is_judged_within_each_client_and_clients_within_each_strategy
     ]
     found = sections(folders)
     assert found["Strategies by local training, accuracy over domains"] == [
-        "fedheal against FedAvg: fairer (worst domain, STD) with sgd; not distinguishable with "
-        "moon; less fair (worst domain, STD) with fedprox."
+        "fedheal against FedAvg: fairer (worst domain, STD) with sgd; equivalent (worst domain "
+        "within 2, STD within 1) with moon; less fair (worst domain, STD) with fedprox."
     ]
     assert found["Local training against plain local training, accuracy over domains"] == [
         "moon against sgd: fairer (worst domain, STD) with fedavg, fedheal.",
@@ -264,47 +281,59 @@ def test_a_product_is_judged_within_each_client_and_clients_within_each_strategy
     ]
     text = markdown_tables([read_run(folder) for folder in folders])
     _, _, table = text.partition("**Local training against plain local training, accuracy over")
-    assert "| *moon against sgd* | | | |\n| fedavg (3 paired) | **+20.00 ▲** ±0.00 |" in table
+    assert (
+        "| *moon against sgd* | | | |\n| fedavg (5 seeds of federation 0) | **+20.00 ▲**" in table
+    )
+
+
+def methods_named(comparison: Comparison, *names: str) -> list[Method]:
+    return [one for name in names for one in comparison.methods if one.name == name]
 
 
 def test_other_comparisons_are_corrected_over_their_methods_too(tmp_path: Path) -> None:
-    gains = {"fedavg": (0.01, 0.012, 0.017), "afl": (0.01, -0.01, 0.0), "term": (0.0, 0.02, -0.01)}
+    gains = {
+        "fedavg": (0.01, 0.012, 0.017, 0.011, 0.015),
+        "afl": (0.01, -0.01, 0.0, 0.02, -0.02),
+    }
     folders = [
         folder
         for strategy, gain in gains.items()
-        for client, more in (("sgd", (0.0,) * 3), ("moon", gain))
+        for client, more in (("sgd", (0.0,) * 5), ("moon", gain))
         for folder in trained(tmp_path, client, strategy, lambda s, more=more: 0.5 + more[s])  # type: ignore[misc]
     ]
     (comparison,) = compare(map(read_run, folders))
     (block,) = against_plain(comparison, measures(comparison)[0])
     assert (block.heading, block.other, set(block.contrasts)) == ("moon", "sgd", set(gains))
-    p = stats.ttest_1samp(gains["fedavg"], 0).pvalue
-    assert block.contrasts["fedavg"].differences[0].p == pytest.approx(3 * p)
+    worst = contrast(*methods_named(comparison, "moon+fedavg", "fedavg"), measures(comparison)[0])
+    assert worst is not None
+    p = stats.ttest_1samp(worst.values[0], 0).pvalue
+    # Three figures of two methods, and all of this one move alike.
+    assert block.contrasts["fedavg"].differences[0].p == pytest.approx(6 * p)
 
 
 def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> None:
     folders = [
         make_run(
             tmp_path / f"{t}-{seed}",
-            constant(a=a + 0.01 * seed + noise * seed, b=0.9),
+            constant(a=a + 0.01 * seed + noise * (seed - 2), b=0.9),
             label=f"fedequilibria:t={t}",
             strategy="fedequilibria",
             seed=seed,
         )
-        for t, a, noise in ((0.0, 0.6, 0.0), (0.5, 0.59, 0.02), (1.0, 0.5, 0.0))
-        for seed in range(3)
+        for t, a, noise in ((0.0, 0.6, 0.0), (0.5, 0.61, 0.02), (1.0, 0.5, 0.001))
+        for seed in range(5)
     ]
     for folder in folders:
         edit("config.toml", "[train]", f"t = {folder.name.partition('-')[0]}\n[train]")(folder)
     assert sections(folders)[
         "Values of one argument against its lowest, accuracy over domains"
     ] == [
-        f"strategy.t, fedequilibria:t=0.5: worst domain +1.00 ± 2.00, STD {MINUS}0.71 ± 1.41, "
-        "average +0.50 ± 1.00 points against fedequilibria:t=0.0 (3 seeds): not distinguishable "
-        "from fedequilibria:t=0.0.",
-        f"strategy.t, fedequilibria:t=1.0: worst domain {MINUS}10.00 ± 0.00, STD +7.07 ± 0.00, "
-        f"average {MINUS}5.00 ± 0.00 points against fedequilibria:t=0.0 (3 seeds): less fair "
-        "(worst domain, STD) than fedequilibria:t=0.0.",
+        f"strategy.t, fedequilibria:t=0.5: worst domain +1.00 ± 3.16, STD {MINUS}0.71 ± 2.24, "
+        "average +0.50 ± 1.58 points against fedequilibria:t=0.0 (5 seeds of federation 0): "
+        "undecided against fedequilibria:t=0.0 (seen from worst domain 8.7, STD 6.2 on).",
+        f"strategy.t, fedequilibria:t=1.0: worst domain {MINUS}10.00 ± 0.16, STD +7.07 ± 0.11, "
+        f"average {MINUS}5.00 ± 0.08 points against fedequilibria:t=0.0 (5 seeds of federation 0): "
+        "less fair (worst domain, STD) than fedequilibria:t=0.0.",
     ]
 
 
@@ -320,10 +349,10 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
         "FedAvg of vpt, fedgc+fedavg",
         "FedAvg of prompt, fedavg (model.name=vpt)",
     ]
-    assert found[1].startswith("FedAvg of vpt, fedgc+fedavg: worst domain +10.00 ± 0.00, STD")
+    assert found[1].startswith("FedAvg of vpt, fedgc+fedavg: worst domain +10.00 ±")
     assert found[1].endswith("fairer (worst domain, STD) than fedavg (model.name=vpt).")
     assert found[0].startswith("FedAvg of vpt, fedavg (model.name=prompt): worst domain +0.00")
-    assert "not distinguishable" in found[0]
+    assert "equivalent" in found[0]
 
 
 @pytest.mark.parametrize("other", ["nothing", "train.lr", "round"])
@@ -360,7 +389,7 @@ def test_of_baselines_with_several_bounds_the_methods_own_is_taken(
         )
         for label in ("fedavg", "fedheal")
         for name in names
-        for seed in range(3)
+        for seed in range(5)
     ]
     said = {text.partition(" points")[0] for text in sections(folders)[""]}
     assert {

@@ -193,7 +193,8 @@ def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:
     )  # fmt: skip
     assert cells["fedheal"]["against uniform"].text == "+10.00"
     assert cells["afl"]["left out"].text == "2", "what was pruned, and what was lost"
-    assert (cells["term"][WORST].text, cells["term"][AVERAGE].tone) == ("51.10", "better")
+    assert cells["term"][WORST].text == "51.10"
+    assert not cells["term"][AVERAGE].tone, "three seeds give no verdict"
 
 
 def test_a_method_that_was_not_tested_everywhere_has_no_rank(tmp_path: Path) -> None:

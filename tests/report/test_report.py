@@ -349,7 +349,7 @@ def test_seeds_become_one_row(tmp_path: Path) -> None:
     assert [run.seed for run in compare(map(read_run, folders))[0].methods[0].runs] == [0, 1, 2]
 
 
-def three(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
+def several(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
     """One run per value of domain a; domain b is 0.9 throughout."""
     return [
         make_run(tmp_path / f"{label}-{s}", constant(a=a, b=0.9), label=label, seed=s, **options)
@@ -360,39 +360,44 @@ def three(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -
 def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
     """Seeds differ by 20 points, methods by 3 to 5: only pairs can tell them apart."""
     folders = [
-        *three(tmp_path, "uniform", [0.3, 0.5, 0.7]),
-        *three(tmp_path, "fedheal", [0.33, 0.54, 0.75]),
-        *three(tmp_path, "fedavg", [0.2, 0.55, 0.6]),
+        *several(tmp_path, "uniform", [0.3, 0.5, 0.7, 0.4, 0.6]),
+        *several(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
+        *several(tmp_path, "fedavg", [0.2, 0.55, 0.6, 0.3, 0.65]),
     ]
     text = shown(*folders)
     assert (
-        "fedheal: worst domain +9.00 ± 8.72 points against FedAvg, +4.00 ± 1.00 points against "
-        f"Uniform, STD {MINUS}6.36 ± 6.16 and {MINUS}2.83 ± 0.71 "
-        "(3 seeds): not distinguishable from FedAvg, fairer (worst domain, STD) than Uniform."
+        "fedheal: worst domain +8.00 ± 8.02 points against FedAvg, +4.00 ± 0.79 points against "
+        f"Uniform, STD {MINUS}5.66 ± 5.67 and {MINUS}2.83 ± 0.56 (5 seeds of federation 0): "
+        "undecided against FedAvg (seen from worst domain"
     ) in text
+    assert "fairer (worst domain, STD) than Uniform." in text
     assert "uniform: worst domain" in text
     alone = shown(*folders[:3])
     assert "uniform: no FedAvg run with the same settings, rounds and seeds to compare" in alone
     table = page_of(tmp_path / "out", *folders).table("Difference to the baselines")
-    row = table["fedheal 3 paired"]
-    assert row["MIN vs Uniform"] == "+4.00 ▲ ± 1.00"
-    assert row["STD vs Uniform"] == f"{MINUS}2.83 ▲ ± 0.71"
-    assert row["AVG vs Uniform"] == "+2.00 ▲ ± 0.50"
-    assert table["uniform 3 paired"]["MIN vs Uniform"] == "\N{EN DASH}"
-    assert table["fedavg 3 paired"]["MIN vs Uniform"].startswith(f"{MINUS}5.00 ±")
+    row = table["fedheal 5 seeds of federation 0"]
+    assert row["MIN vs Uniform"].startswith("+4.00 ▲ [")
+    assert row["STD vs Uniform"].startswith(f"{MINUS}2.83 ▲ [")
+    assert row["AVG vs Uniform"].startswith("+2.00 ▲ [")
+    assert table["uniform 5 seeds of federation 0"]["MIN vs Uniform"] == "\N{EN DASH}"
+    assert table["fedavg 5 seeds of federation 0"]["MIN vs Uniform"].startswith(f"{MINUS}4.00 [")
 
 
-def test_verdicts_need_three_seeds_and_clear_differences(tmp_path: Path) -> None:
-    two = [*three(tmp_path / "2", "uniform", [0.5, 0.5]), *three(tmp_path / "2", "x", [0.6, 0.6])]
-    assert "(2 seeds): too few seeds to tell (3 needed) against Uniform" in shown(*two)
-    row = page_of(tmp_path / "out", *two).table("Difference to the baselines")["x 2 paired"]
-    assert row["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark: it does not count"
-    noisy = [
-        *three(tmp_path / "n", "uniform", [0.5, 0.5, 0.5]),
-        *three(tmp_path / "n", "x", [0.51, 0.54, 0.57]),
+def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
+    two = [
+        *several(tmp_path / "2", "uniform", [0.5, 0.5]),
+        *several(tmp_path / "2", "x", [0.6, 0.6]),
     ]
-    assert "x: worst domain +4.00 ± 3.00 points against Uniform" in shown(*noisy)
-    assert "not distinguishable from Uniform" in shown(*noisy)
+    said = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
+    assert said in shown(*two)
+    table = page_of(tmp_path / "out", *two).table("Difference to the baselines")
+    assert table["x 2 seeds of federation 0"]["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark"
+    noisy = [
+        *several(tmp_path / "n", "uniform", [0.5] * 5),
+        *several(tmp_path / "n", "x", [0.48, 0.54, 0.57, 0.6, 0.51]),
+    ]
+    assert "x: worst domain +4.00 ± 4.74 points against Uniform" in shown(*noisy)
+    assert "undecided against Uniform (seen from worst domain" in shown(*noisy)
 
 
 def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> None:
@@ -402,9 +407,9 @@ def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> No
         for label in labels
         for seed in (0, 1)
     ]
-    said = "fedavg, uniform and fedheal: too few seeds to tell (3 needed); the tables have the"
+    said = "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); the tables have"
     text = " ".join(shown(*runs).split())
-    assert text.count("too few seeds") == 1
+    assert text.count("too few pairs") == 1
     assert said in text
 
 
@@ -420,9 +425,11 @@ def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
 
 def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None:
     uniform = [make_run(tmp_path / f"u{s}", constant(a=0.5, b=0.9), label="uniform", seed=s)
-               for s in range(3)]  # fmt: skip
-    bad = [make_run(tmp_path / f"x{s}", constant(a=0.4, b=0.4), label="x", seed=s)
-           for s in range(3)]  # fmt: skip
+               for s in range(5)]  # fmt: skip
+    bad = [
+        make_run(tmp_path / f"x{s}", constant(a=a, b=0.41), label="x", seed=s)
+        for s, a in enumerate((0.4, 0.402, 0.404, 0.401, 0.403))
+    ]
     assert (
         "mixed (STD better; worst domain worse) beside Uniform, with an average below Uniform's"
         in shown(*uniform, *bad)
@@ -643,7 +650,8 @@ def test_what_was_not_tested_on_the_same_domains_in_the_same_rounds_is_not_compa
     first = list(table[next(name for name in table if name.startswith(lost))].values())
     assert set(first[1:]) == {DASH}
     (whole,) = {"uniform", "fedheal"} - {lost}
-    assert table[f"{whole} 3 paired"]["MIN vs FedAvg"] == "+0.00 ± 0.00"
+    row_of = table[f"{whole} 3 seeds of federation 0"]
+    assert row_of["MIN vs FedAvg"] == "+0.00 [0.00, 0.00]"
     text = shown(*folders)
     assert f"{lost}: not compared, as not every domain was tested throughout." in text
     assert ("vs Uniform" in text) == (lost == "fedheal")
@@ -1004,7 +1012,7 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
 def test_uniform_is_missed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
     assert "Uniform averaging is not among the runs" in shown(folder)
-    assert "Uniform averaging is not" not in shown(*three(tmp_path, "uniform", [0.5]))
+    assert "Uniform averaging is not" not in shown(*several(tmp_path, "uniform", [0.5]))
 
 
 # --- diagnostics -------------------------------------------------------------------------

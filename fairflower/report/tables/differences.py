@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fairflower.report.measures import Measure, measures
-from fairflower.report.methods import FEWEST_SEEDS, Comparison
+from fairflower.report.methods import Comparison
 from fairflower.report.tables.cells import Cell, Group, Row, Table, comparable, judged
-from fairflower.report.text import DASH, listed
+from fairflower.report.text import DASH, listed, number
 from fairflower.report.verdicts import (
     FURTHER,
     TITLES,
     Against,
     Contrast,
     against_baselines,
-    counts,
+    seeds,
 )
+from fairflower.statistics.differences import FEWEST, Difference
 
 
 def difference_tables(comparison: Comparison) -> list[Table]:
@@ -67,12 +70,20 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            found = contrasts[other].by_figure
-            cells += [judged(difference, better, signed=True) for _, difference, better in found]
+            cells += [_cell(one, better) for _, one, better in contrasts[other].by_figure]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
-    seeds = counts(contrasts.values())
-    return Row(name, f"{seeds} paired" if seeds else "nothing to compare with", cells)
+    paired = seeds(contrasts.values()) if contrasts else "nothing to compare with"
+    return Row(name, paired, cells)
+
+
+def _cell(one: Difference, better: int) -> Cell:
+    """The mean, and under it the interval and what could have been seen."""
+    cell = judged(one, better, signed=True)
+    if math.isnan(one.low):
+        return cell
+    seen = f"; {number(one.least)}" if one.least else ""
+    return replace(cell, spread=f"[{number(one.low)}, {number(one.high)}]{seen}")
 
 
 def _caption(measure: Measure) -> str:
@@ -81,8 +92,8 @@ def _caption(measure: Measure) -> str:
     )
     lessened = f"; {less}: less is".replace("STD", "STD (ddof 1)") if less else ""
     return (
-        "Percentage points, paired by seed: mean over seeds, and under it ± their sample "
-        f"standard deviation (ddof 1). {more}: more is better{lessened}. Bold with ▲ "
-        "(better) or ▼ (worse): p < 0.05, Student's t with Holm's correction over the methods "
-        f"compared (≥ {FEWEST_SEEDS} seeds)."
+        "Percentage points: mean of the pairs, and under it the simultaneous 95 % interval and the "
+        "smallest difference that would have been found with 80 % power. "
+        f"{more}: more is better{lessened}. Bold with ▲ (better) or ▼ (worse): p < 0.05 by Holm's "
+        f"correction over all methods and figures of the table, from {FEWEST} pairs on."
     )

@@ -199,7 +199,9 @@ def notes(comparison: Comparison) -> list[str]:
         )
     by_data: dict[object, set[str]] = {}
     for method in comparison.methods:
-        by_data.setdefault(method.settings("data."), set()).update(map(data_digest, method.runs))
+        for run in method.runs:
+            there = by_data.setdefault((method.settings("data."), run.federation), set())
+            there.add(data_digest(run))
     if any(len(partitions) > 1 for partitions in by_data.values()):
         found.append("Runs with the same data settings had different data or clients.")
     return [*found, *machine_notes(comparison)]
