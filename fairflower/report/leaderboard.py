@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +80,6 @@ class Board:
     def _of(self, benchmark: str, kinds: Sequence[str]) -> pd.DataFrame:
         return self.rows[(self.rows["benchmark"] == benchmark) & self.rows["kind"].isin(kinds)]
 
-    def lacking(self, benchmarks: Sequence[str], rules: Sequence[str]) -> list[str]:
-        """What was not measured of these: benchmarks, or rules there."""
-        found = []
-        for benchmark in benchmarks:
-            there = set(self.trials(benchmark)["method"])
-            if missing := [rule for rule in rules if rule not in there]:
-                found.append(f"{listed(missing)} on {benchmark}" if there else benchmark)
-        return found
-
     def domains(self, benchmark: str) -> list[str]:
         """Their names, in the order of the figures."""
         return shlex.split(self.tests(benchmark)["domains"].iloc[0])
@@ -103,13 +93,6 @@ class Board:
     def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
         """A figure in percent: a row for each method, a column for each seed."""
         return self._figures(benchmark, values, _FIGURES[figure])
-
-    def by_domain(self, benchmark: str) -> dict[str, pd.DataFrame]:
-        """The same of every domain, with the chosen values."""
-        return {
-            name: self._figures(benchmark, CHOSEN, itemgetter(place))
-            for place, name in enumerate(self.domains(benchmark))
-        }
 
     def _figures(
         self, benchmark: str, values: str, of: Callable[[Sequence[float]], float]
@@ -140,22 +123,6 @@ class Board:
         """Ranks by the worst domain over benchmarks; None with fewer than three."""
         table = self.over_benchmarks(WORST).dropna()
         return ranks(table) if min(table.shape) >= 3 else None
-
-    def best(self, rules: Sequence[str], count: int) -> list[str]:
-        """The rules of the lowest mean rank, by the worst domain of what was chosen in trials.
-
-        One of which nothing was chosen, all its trials being lost, is last there.
-        """
-        figures = {}
-        for benchmark in self.benchmarks:
-            trials = self.trials(benchmark)
-            own = trials["settings"] == trials["method"].map(self.chosen(benchmark))
-            own &= trials["outcome"] == "completed"
-            found = trials[own & trials["method"].isin(rules)].drop_duplicates("method")
-            figures[benchmark] = found.set_index("method")["figures"].map(_worst)
-        placed = pd.DataFrame(figures, index=pd.Index(rules, dtype=str))
-        placed = placed.rank(ascending=False, na_option="bottom").mean(axis=1)
-        return [str(name) for name in placed.sort_values(kind="stable").index[:count]]
 
     def variance(self, benchmark: str) -> dict[str, float]:
         """Shares of the variance of the worst domain over trials, by factor.

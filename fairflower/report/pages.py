@@ -19,7 +19,6 @@ from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunError
 from fairflower.report.leaderboard import (
-    add_to_board,
     answers,
     board_tables,
     is_board,
@@ -191,27 +190,6 @@ def generated(summary: Path) -> str:
         board = read_board(summary)
         return markdown_board(answers(board), board_tables(board))
     return f"\n{markdown_tables(read_summary(summary))}\n"
-
-
-def write_board(file: Path, rows: Sequence[Mapping[str, Any]], page: Path) -> None:
-    """Write a leaderboard: beside its protocol ``x.toml``, ``x.csv``, ``x.md`` and figures.
-
-    The ``rows``, of `fairflower.report.leaderboard.COLUMNS`, take the place of all that the file
-    has of their methods and benchmarks. The ``page`` has all of it as HTML; it is self-contained,
-    with tables that can be sorted.
-    """
-    from fairflower.report.figures import leaderboard as figures  # late: so is matplotlib
-
-    board = add_to_board(file.with_suffix(".csv"), rows)
-    document = file.with_suffix(".md")
-    if not document.exists():
-        document.write_text(f"# {file.stem.capitalize()}\n", encoding="utf-8")
-    drawn = figures.draw(board, file.parent / "figures", f"{file.stem}-")
-    sentences, tables = answers(board), board_tables(board)
-    fill(document, file.with_suffix(".csv"), markdown_board(sentences, tables))
-    template = _templates().get_template("board.html.j2")
-    text = template.render(board=board, sentences=sentences, figures=drawn, tables=tables)
-    page.write_text(text, encoding="utf-8")
 
 
 def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:

@@ -72,15 +72,6 @@ def test_differences_are_paired_and_corrected_over_the_methods(tmp_path: Path) -
     )
 
 
-def test_every_domain_has_its_own_figures(tmp_path: Path) -> None:
-    board = made_up(tmp_path, GAINS, ["one"])
-    found = board.by_domain("one")
-    assert list(found) == ["a", "b"]
-    assert (found["b"] == 90).all(axis=None)
-    worst = found["a"].clip(upper=90)
-    np.testing.assert_allclose(worst, board.figures("one", WORST))
-
-
 def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_path: Path) -> None:
     """Where every trial of the worst learning rate is pruned, the learning rate still matters."""
     worst = {0.01: 50.0, 0.1: 50.0, 1.0: 10.0}
@@ -111,8 +102,6 @@ def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
         "afl with chosen values, seed 3, is lost and in no mean: NaN",
         "term: all trials were lost, and nothing is tested.",
     ]
-    assert board.lacking(["one", "two"], ["afl", "pa3fed"]) == ["pa3fed on one", "two"]
-    assert board.best(["term", "fedavg"], 1) == ["fedavg"]
 
 
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
@@ -235,19 +224,6 @@ def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) ->
     said = answers(add_to_board(tmp_path / "x.csv", last))
     (line,) = (line for line in said if "Friedman" in line)
     assert line.endswith("critical difference, 2.7, none is better than another.")
-
-
-def test_a_rule_that_lost_all_trials_somewhere_is_last_there(tmp_path: Path) -> None:
-    worst = {"one": {"term": 60, "afl": 50, "fedavg": 40}, "two": {"afl": 50, "fedavg": 40}}
-    found = [
-        row(benchmark, method, kind, number, value)
-        for benchmark, methods in worst.items()
-        for method, value in methods.items()
-        for kind, number in (("trial", 0), ("both", 1))
-    ]
-    lost = {**row("two", "term", "trial", 0, 0), "outcome": "lost", "figures": ""}
-    board = add_to_board(tmp_path / "x.csv", [*found, lost])
-    assert board.best(["term", "afl", "fedavg"], 2) == ["afl", "term"]
 
 
 def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
