@@ -311,7 +311,7 @@ def probe(vit: nn.Module, name: str, at_most: int = 2000) -> None:
 
 
 def to_text(arrays: Mapping[str, Tensor]) -> str:
-    """Named tensors as the JSON that `fairflower.models.weights.from_text` reads.
+    """Named tensors as the JSON that `fairflower.models.weights.decode_json_weights` reads.
 
     Half precision keeps three digits of a weight, and takes 2.5 bytes.
     """

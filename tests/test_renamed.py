@@ -9,6 +9,10 @@ import pytest
 RENAMED = [
     ("numerics.clustering", "choose", "resolve_variant"),
     ("numerics.clustering", "describe", "cluster_diagnostics"),
+    ("models", "remember", "cache_first_stage"),
+    ("models", "recall", "cached_first_stage"),
+    ("models.weights", "from_text", "decode_json_weights"),
+    ("models.weights", "from_file", "load_weights_file"),
 ]
 
 

@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('model.name=resnet', "Unknown model 'resnet'. Did you mean 'resnet18'?"),
             ('model.name=CNN', "Unknown model 'CNN'. Did you mean 'cnn'?"),
             ('model.weights=imagenet', "model.weights = 'imagenet': cnn takes no pretrained weights. Remove it, or choose prompt-vit-b-16, prompt-vit-tiny, resnet18, vpt-vit-b-16,"),
-            ('model.name=resnet18 -s model.weights=/nope.pth', "Error: model.weights = '/nope.pth': there is no such file. Name a .safetensors file, or a .pth file with a state dict of tensors."),
+            ('model.name=resnet18 -s model.weights=/nope.pth', "Error: model.weights = '/nope.pth': file not found. Expected a .safetensors file, or a .pth file with a state dict of tensors."),
             ('model.width=2', "Unknown run config key 'model.width'. Did you mean 'model.weights'?"),
             ('train.local-epochs=-1', 'train.local-epochs = -1: expected at least 0.'),
             ('train.epochs=2', "Unknown run config key 'train.epochs'. Did you mean 'train.local-epochs'?"),

@@ -1,4 +1,4 @@
-"""The networks, by name, and the shape that they share."""
+"""Models by name, and their common base class `Classifier`."""
 
 from __future__ import annotations
 
@@ -11,65 +11,90 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairflower.config import ModelChoice
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, renamed
 from fairflower.registry import KINDS, PRETRAINED
+
+__getattr__ = renamed(__name__, remember="cache_first_stage", recall="cached_first_stage")
 
 
 class Classifier(nn.Module):
-    """A feature extractor under a linear head: ``forward(x) = head(features(x))``.
+    """Base of all models, a feature extractor under a linear head: ``head(features(x))``.
 
-    Methods that look at the representation (MOON, FedProto, ...) need the two apart; a
-    subclass sets ``head`` and defines ``features``. It is made of the number of classes and the
-    shape of an example: (channels, height, width) of an image; if its ``kinds`` say so (D,)
-    of D features, or (vocabulary, length) of token ids, which are 0 to below the vocabulary.
+    Some trainers need the features (MOON, FedProto, ...). A subclass sets ``head`` and defines
+    ``features``. Its constructor gets the number of classes and the shape of an example: (channels,
+    height, width) of an image, (D,) of D features, or (vocabulary, length) of token ids, which are
+    0 to vocabulary - 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from fairflower.models import Classifier
+    >>> class Linear(Classifier):
+    ...     kinds = ("features",)
+    ...     def __init__(self, num_classes, shape):
+    ...         super().__init__()
+    ...         self.head = nn.Linear(shape[0], num_classes)
+    ...     def features(self, x):
+    ...         return x
+    >>> Linear(num_classes=3, shape=(5,))(torch.zeros(2, 5)).shape
+    torch.Size([2, 3])
     """
 
     head: nn.Linear
 
-    #: What it can be given: "images", "features" or "tokens".
+    #: Kinds of examples that the model accepts: "images", "features" or "tokens".
     kinds: ClassVar[tuple[str, ...]] = ("images",)
 
-    #: True if ``features`` begins with a stage that is frozen, ``first_stage``: what that
-    #: makes of an image never changes, and those who deal batches may ``remember`` it.
+    #: True if ``features`` begins with a frozen stage, ``first_stage``. Its output for an image
+    #: never changes, so batches may carry it (`cache_first_stage`).
     two_stages: ClassVar[bool] = False
 
     def features(self, x: Tensor) -> Tensor:
-        """Normalised images [N, C, H, W], or what else it takes, to the head's input [N, D]."""
+        """Map examples, for example normalized images [N, C, H, W], to the head's input [N, D]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same to logits [N, classes]."""
+        """Map examples to logits [N, classes]."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
     def represent(self, x: Tensor) -> Tensor:
-        """The same to what tells their client's type, [N, D]: the features."""
+        """Map examples to vectors [N, D] that identify the client's type; by default features."""
         return self.features(x)
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """The frozen stage of ``features``, without a gradient."""
+        """Return the output of the frozen stage of ``features``, without a gradient."""
         raise NotImplementedError
 
     def travelling(self) -> dict[str, Tensor]:
-        """The arrays that server and clients exchange, by name: all of the state dict.
+        """Return the arrays that server and clients exchange, by name; by default the state dict.
 
-        A network leaves out what is frozen and everybody has from the start.
+        A model leaves out frozen arrays that all clients have from the start.
         """
         return self.state_dict()
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
-    """The arrays of any model that server and clients exchange; not copies."""
+    """Return the arrays of any model that server and clients exchange, without copying."""
     return model.travelling() if isinstance(model, Classifier) else model.state_dict()
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of any model that are trained, by name and in its order."""
+    """Return the trainable parameters of any model, by name, in its order."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Copies of the arrays that travel, by name."""
+    """Return copies of the arrays that server and clients exchange, by name.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from fairflower.models import copy_arrays
+    >>> {name: array.shape for name, array in copy_arrays(nn.Linear(3, 2)).items()}
+    {'weight': (2, 3), 'bias': (2,)}
+    """
     return {
         name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
         for name, tensor in travelling(model).items()
@@ -77,47 +102,66 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str) -> None:
-    """Copy named arrays into those that travel; the error names the model's ``owner``.
+    """Copy arrays into a model; ``owner`` is the model's owner in error messages.
 
-    ``ValueError`` where they are not exactly the model's: their names, shapes and dtypes.
+    Raises
+    ------
+    ValueError
+        If the arrays differ from the model's in names, shapes or dtypes.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from fairflower.models import copy_arrays, set_arrays
+    >>> model = nn.Linear(3, 2)
+    >>> set_arrays(model, copy_arrays(model), owner="client 0")
     """
-    own = travelling(model)
-    missing = ", ".join([name for name in own if name not in arrays][:3])
-    excess = ", ".join([name for name in arrays if name not in own][:3])
+    tensors = travelling(model)
+    missing = ", ".join([name for name in tensors if name not in arrays][:3])
+    excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
         raise ValueError(
-            f"{owner}: expected the {len(own)} arrays of the model, got {len(arrays)}. "
+            f"{owner}: expected the {len(tensors)} arrays of the model, got {len(arrays)}. "
             f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}."
         )
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         got = (arrays[name].dtype, arrays[name].shape)
         expected = (torch.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape))
         if got != expected:
             raise ValueError(
                 f"{owner}: array {name!r} should be {expected[0]} {expected[1]}, "
-                f"got {got[0]} {got[1]}. Send the model's own shapes and types "
+                f"got {got[0]} {got[1]}. Send the shapes and dtypes of the model "
                 "(Flower's FedAvg makes integer buffers float64, fairflower's does not)."
             )
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         if tensor.device.type == "cpu":
-            np.copyto(tensor.numpy(), arrays[name])  # takes read-only views as they are
+            np.copyto(tensor.numpy(), arrays[name])  # accepts read-only views
         else:
             tensor.copy_(torch.tensor(arrays[name]))
 
 
-def remember(x: Tensor, result: Tensor) -> Tensor:
-    """Note on a batch [N, C, H, W] what ``Classifier.first_stage`` makes of it, [N, D].
+def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
+    """Attach the output [N, D] of ``Classifier.first_stage`` to its batch [N, C, H, W].
 
-    The note is this tensor's. What is computed from it (augmented, mixed, cut) has none,
-    and is looked at anew.
+    It is attached to this tensor object: tensors computed from the batch (augmented, mixed,
+    sliced) do not carry it.
     """
-    noted: Any = x
-    noted.first_stage = (result, _version(x))
+    batch: Any = x
+    batch.first_stage = (result, _version(x))
     return x
 
 
-def recall(x: Tensor) -> Tensor | None:
-    """Give what was noted on a batch; None if nothing was, or it was changed in place since."""
+def cached_first_stage(x: Tensor) -> Tensor | None:
+    """Return the output attached to a batch; None without, or if the batch was changed in place.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fairflower.models import cache_first_stage, cached_first_stage
+    >>> x = cache_first_stage(torch.zeros(2, 3), torch.ones(2, 1))
+    >>> cached_first_stage(x).shape, cached_first_stage(x + 1)
+    (torch.Size([2, 1]), None)
+    """
     result, version = getattr(x, "first_stage", (None, None))
     return result if version == _version(x) else None
 
@@ -129,13 +173,32 @@ def _version(x: Tensor) -> int | None:
 def build(
     name: str, num_classes: int, shape: tuple[int, ...], seed: int, weights: str = ""
 ) -> Classifier:
-    """Make a network; the seed alone decides its initial weights, but for pretrained ones.
+    """Build a model by name, with initial weights that depend on the seed alone.
 
-    ``name`` is what ``model.name`` may be, ``num_classes`` the width of the head and ``shape``
-    that of an example (`Classifier`). Torch's global generator is left as it was. A network that
-    can be pretrained gets its ``weights`` from a file, or ``imagenet``; empty for its own default.
-    ``ConfigError`` on an unknown name, examples that the network cannot take, or weights that are
-    not there or not the network's.
+    Parameters
+    ----------
+    name
+        Value of ``model.name``.
+    num_classes
+        Outputs of the head.
+    shape
+        Shape of an example; see `Classifier`.
+    seed
+        Seed of the initial weights. Torch's global generator is not changed.
+    weights
+        For models that can be pretrained: a file, or ``imagenet``; empty for the model's default.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name, examples that the model does not accept, or weights that are missing or
+        of another model.
+
+    Examples
+    --------
+    >>> from fairflower.models import build
+    >>> build("mlp", num_classes=3, shape=(5,), seed=0).head
+    Linear(in_features=64, out_features=3, bias=True)
     """
     chosen = ModelChoice.read(name)
     chosen.check()

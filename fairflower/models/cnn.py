@@ -1,4 +1,4 @@
-"""A small convolutional network without batch statistics, the default on a CPU."""
+"""Small convolutional network without batch statistics, the default on a CPU."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch.nn import functional as F
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier
 
-_SMALLEST = 8  # pixels: three poolings halve the side three times
+_SMALLEST = 8  # pixels, which three poolings reduce to 1
 
 
 class CNN(Classifier):
-    """Three 3x3 convolutions of 16, 32 and 64 channels, each pooled, normed and rectified.
+    """Three 3x3 convolutions of 16, 32 and 64 channels, each followed by pooling, norm and ReLU.
 
-    Group norm (Wu & He 2018) keeps no statistics of a client's data, so averaging
-    the model averages everything there is. Pooling comes before the norm, not after
-    the ReLU, which leaves the norm a quarter of the pixels: a training step takes up
-    to 30 % less time. The head sees where in the image a feature was; a head on
-    their mean alone is far behind on digits after 15 rounds. Images have at least 8x8 pixels.
+    Group norm (Wu & He 2018) stores no statistics of a client's data, so averaging the parameters
+    averages the whole model. Pooling comes before the norm instead of after the ReLU, which leaves
+    the norm a quarter of the pixels: a training step takes up to 30 % less time. The head sees all
+    positions of the feature maps; a head on their mean is far worse on digits after 15 rounds.
+    Images have at least 8x8 pixels.
     """
 
     def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
@@ -26,8 +26,8 @@ class CNN(Classifier):
         channels, height, width = shape
         if min(height, width) < _SMALLEST:
             raise ConfigError(
-                f"The cnn needs images of at least {_SMALLEST}x{_SMALLEST} pixels, "
-                f"got {height}x{width}. Raise data.image-size."
+                f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, "
+                f"got {height}x{width}. Increase data.image-size."
             )
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(4, 16)
@@ -38,7 +38,7 @@ class CNN(Classifier):
         self.head = nn.Linear(64 * (height // 8) * (width // 8), num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Normalised images [N, C, H, W] to feature maps in a row, [N, 64 * H/8 * W/8]."""
+        """Map normalized images [N, C, H, W] to flattened feature maps [N, 64 * H/8 * W/8]."""
         x = F.relu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
         x = F.relu(self.norm2(F.max_pool2d(self.conv2(x), 2)))
         x = F.relu(self.norm3(F.max_pool2d(self.conv3(x), 2)))

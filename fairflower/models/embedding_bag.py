@@ -1,4 +1,4 @@
-"""A bag of embeddings, the default for texts."""
+"""Bag of embeddings, the default for texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from fairflower.models import Classifier
 
 
 class EmbeddingBag(Classifier):
-    """A linear classifier of the mean of a text's token embeddings, as fastText's.
+    """Linear classifier of the mean token embedding of a text, as in fastText.
 
     A. Joulin, E. Grave, P. Bojanowski, T. Mikolov, *Bag of tricks for efficient text
-    classification* (EACL 2017), without its n-grams. The order of the tokens does not matter,
-    and zeros, which fill short texts up, do not count. An embedding has ``width`` numbers (64).
+    classification* (EACL 2017), without its n-grams. The order of the tokens does not matter, and
+    zeros, the padding of short texts, do not count.
+
+    Parameters
+    ----------
+    width
+        Size of an embedding. Default 64.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("tokens",)
@@ -25,12 +30,12 @@ class EmbeddingBag(Classifier):
     ) -> None:
         super().__init__()
         vocabulary, _ = shape
-        # Not nn.EmbeddingBag, of which a GPU adds gradients in any order.
+        # Not nn.EmbeddingBag, whose gradients a GPU sums in a random order.
         self.tokens = nn.Embedding(vocabulary, width, padding_idx=0)
         self.head = nn.Linear(width, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Token ids, int64 [N, L], to the mean of their embeddings [N, width]."""
+        """Map token ids, int64 [N, L], to the mean of their embeddings [N, width]."""
         count = (x > 0).sum(1, keepdim=True).clamp(min=1)
         mean: Tensor = self.tokens(x).sum(1) / count
         return mean

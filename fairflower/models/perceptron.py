@@ -1,4 +1,4 @@
-"""A multilayer perceptron, the default for features."""
+"""Multilayer perceptron, the default for features."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from fairflower.models import Classifier
 
 
 class MLP(Classifier):
-    """Two hidden layers with ReLUs, of features or of an image's pixels in a row.
+    """Two hidden layers with ReLU, on features or on the flattened pixels of an image.
 
-    It has no norm: a batch's statistics would tell of one client's data, and averages of them fit
-    nobody's. So features have to come standardised (`fairflower.data.FeatureSet`). Both layers are
-    ``hidden`` (64) wide.
+    There is no norm layer: batch statistics depend on a client's data, and their averages fit no
+    client. Features must therefore be standardized (`fairflower.data.FeatureSet`).
+
+    Parameters
+    ----------
+    hidden
+        Width of both hidden layers. Default 64.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("features", "images")
@@ -30,5 +34,5 @@ class MLP(Classifier):
         self.head = nn.Linear(hidden, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Normalised features [N, D], or images [N, C, H, W], to [N, hidden]."""
+        """Map normalized features [N, D], or images [N, C, H, W], to [N, hidden]."""
         return self.layer2(self.layer1(x.flatten(1)).relu()).relu()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""FedGCR's network: a frozen Vision Transformer that is told by prompts what to look for."""
+"""FedGCR's network: a frozen Vision Transformer with trained prompts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.errors import ConfigError
-from fairflower.models import Classifier, recall
+from fairflower.models import Classifier, cached_first_stage
 
-if TYPE_CHECKING:  # it takes two seconds to import, and every command asks FedGC for its arguments
+if TYPE_CHECKING:  # two seconds to import, and every command reads FedGC's arguments
     from torchvision.models import VisionTransformer
 
 #: Global prompts (released code; the paper does not say).
@@ -19,33 +19,46 @@ NUM_PROMPTS = 4
 
 
 class PromptViT(Classifier):
-    """The FedGC model (Cheng et al., AAAI 2024): global prompts, customised to each image.
+    """Frozen Vision Transformer with global prompts, customized to each image (FedGCR, AAAI 2024).
 
-    With ViT(x) the class token of the frozen transformer after its last norm, and
-    ViT(x | p) that with prompts at the end of the sequence of tokens::
+    With ViT(x) the class token of the frozen transformer after its last norm, and ViT(x | p) the
+    class token with prompts appended to the sequence of tokens::
 
         z_raw = ViT(x)                                   first stage, no gradient
         h     = GC-Net(z_raw)                            type-specific prompt
         z     = ViT(x | p_1 + h, ..., p_4 + h)           second stage
         y     = head(z)
 
-    Every image has its own h. Trained, and sent, are the prompts p, GC-Net and the head
-    alone; the transformer is everybody's from the start. Because z_raw of an image never
-    changes, it is computed once and then recalled (`fairflower.clients.Images`), for
-    which images are not augmented.
+    Every image has its h. The prompts p, GC-Net and the head are trained and exchanged; all clients
+    have the same transformer from the start. Since z_raw of an image never changes, it is computed
+    once and cached (`fairflower.clients.Images`), so images are not augmented.
 
-    Without GC-Net, h is 0 and what is left is visual prompt tuning (Jia et al., ECCV 2022),
-    on which FedGC builds: the base of the paper's ablation (Table 5), and what a rule is to
-    be run on that is compared with FedGC. It starts from the same prompts and head as the
-    network with GC-Net of the same seed, and sees the same images.
+    Images are resized to the transformer's size; gray images get three channels.
 
-    Where the paper is silent, the released code decides: four prompts drawn from
-    N(0, 0.02^2), which get no positional embedding; GC-Net d -> 4 d -> d with a ReLU; a
-    linear head (the paper: "MLP"). Its 10 % dropout of z is left out, and its mixing of
-    the h of a batch is not repeated: there sample b gets the h of four other samples.
+    Parameters
+    ----------
+    vit
+        Pretrained transformer; its head is removed.
+    num_classes
+        Outputs of the head.
+    shape
+        C, H, W of an image.
+    gc_net
+        False leaves out GC-Net, so that h = 0 (visual prompt tuning, Jia et al., ECCV 2022): the
+        base of the paper's ablation (Table 5), and the model for strategies that are compared with
+        FedGC. Prompts and head start as in the network with GC-Net of the same seed.
 
-    The ``vit`` loses its own head. It sees images resized to its size, grey ones in three
-    channels, normalised as the data set says; with others than 1 or 3 it is a ConfigError.
+    Raises
+    ------
+    ConfigError
+        If the images have neither 1 nor 3 channels.
+
+    Notes
+    -----
+    Where the paper gives no details, the released code decides: four prompts drawn from
+    N(0, 0.02^2) without positional embedding; GC-Net d -> 4 d -> d with a ReLU; a linear head (the
+    paper: "MLP"). Left out are its 10 % dropout of z, and its mixing of the h of a batch, in which
+    sample b gets the h of four other samples.
     """
 
     two_stages = True
@@ -61,12 +74,12 @@ class PromptViT(Classifier):
         super().__init__()
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"A ViT needs grey or colour images, and these have {shape[0]} channels. "
+                f"A ViT needs images of 1 or 3 channels, got {shape[0]} channels. "
                 "Choose another model.name."
             )
         d = vit.hidden_dim
         self.prompts = nn.Parameter(torch.empty(NUM_PROMPTS, d).normal_(std=0.02))
-        # Drawn even if it is dropped, so that a seed gives both networks the same head.
+        # Drawn also without GC-Net, so that a seed gives both networks the same head.
         drawn = nn.Sequential(nn.Linear(d, 4 * d), nn.ReLU(), nn.Linear(4 * d, d))
         self.gc_net = drawn if gc_net else None
         self.head = nn.Linear(d, num_classes)
@@ -74,46 +87,46 @@ class PromptViT(Classifier):
         self.vit = vit.requires_grad_(False).eval()
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """Give z_raw [N, d] of normalised images [N, C, H, W]; recalled where it is known.
+        """Return z_raw [N, d] of normalized images [N, C, H, W], cached if possible.
 
-        It has a gradient where the images have one, which are then looked at anew.
+        Images with a gradient are not looked up in the cache, and z_raw then has a gradient.
         """
-        known = None if x.requires_grad else recall(x)
-        if known is not None:
-            return known
+        cached = None if x.requires_grad else cached_first_stage(x)
+        if cached is not None:
+            return cached
         with torch.set_grad_enabled(x.requires_grad and torch.is_grad_enabled()):
             return self._class_token(x)
 
     def customise(self, x: Tensor) -> Tensor:
-        """The type-specific prompt h [N, d] of each image; 0 without GC-Net."""
+        """Return the type-specific prompt h [N, d] of each image; 0 without GC-Net."""
         if self.gc_net is None:
             return x.new_zeros(x.shape[0], self.prompts.shape[1])
         h: Tensor = self.gc_net(self.first_stage(x))
         return h
 
     def prompted(self, x: Tensor, h: Tensor) -> Tensor:
-        """See images with the prompts p + h, h being [N, d]: z [N, d]."""
+        """Return z [N, d] of images with the prompts p + h, for h [N, d]."""
         return self._class_token(x, self.prompts + h[:, None])
 
     def features(self, x: Tensor) -> Tensor:
-        """Normalised images [N, C, H, W] to the second stage's class token z [N, d]."""
+        """Map normalized images [N, C, H, W] to the second stage's class token z [N, d]."""
         return self.prompted(x, self.customise(x))
 
     def represent(self, x: Tensor) -> Tensor:
-        """Images to what tells their client's type: h [N, d], averaged to h~ in the paper's Eq. 4.
+        """Map images to h [N, d], which the paper's Eq. 4 averages to the client's representation.
 
-        Without GC-Net it is z_raw [N, d], the only thing that h was made of: unlike z, no
-        training for the classes changes it, and it is known from the first batch on.
+        Without GC-Net, map them to z_raw [N, d], the input of GC-Net: unlike z it does not change
+        during training.
         """
         return self.first_stage(x) if self.gc_net is None else self.customise(x)
 
     def travelling(self) -> dict[str, Tensor]:
-        """All arrays but the transformer's."""
+        """Return all arrays except the transformer's."""
         state = self.state_dict()
         return {name: array for name, array in state.items() if not name.startswith("vit.")}
 
     def train(self, mode: bool = True) -> PromptViT:
-        """Set the mode of all but the transformer, which stays in eval mode."""
+        """Set the mode of all layers except the transformer, which stays in eval mode."""
         super().train(mode)
         self.vit.eval()
         return self

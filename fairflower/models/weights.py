@@ -1,4 +1,4 @@
-"""Pretrained weights from files, without unpickling anything."""
+"""Pretrained weights, read without unpickling code."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, renamed
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
 
 
-def from_text(text: str) -> dict[str, Tensor]:
-    """Named tensors of JSON: real numbers as float16 in base 85, whole numbers as a list.
+__getattr__ = renamed(__name__, from_text="decode_json_weights", from_file="load_weights_file")
 
-    A Flower app bundle carries text alone; ``experiments/pretrain_vit_tiny.py`` wrote it.
+
+def decode_json_weights(text: str) -> dict[str, Tensor]:
+    """Decode named tensors from JSON: floats as float16 in base 85, integers as a list.
+
+    Flower app bundles hold text files only. ``experiments/pretrain_vit_tiny.py`` writes them.
+
+    Examples
+    --------
+    >>> from fairflower.models.weights import decode_json_weights
+    >>> decode_json_weights('{"steps": {"int64": [3, 4], "shape": [2]}}')
+    {'steps': tensor([3, 4])}
     """
     arrays = {}
     for name, entry in json.loads(text).items():
@@ -37,10 +46,13 @@ def from_text(text: str) -> dict[str, Tensor]:
     return arrays
 
 
-def from_file(path: str) -> dict[str, Tensor]:
-    """Named tensors of a .safetensors file, or of one that torch.save wrote of a state dict.
+def load_weights_file(path: str) -> dict[str, Tensor]:
+    """Load named tensors from a .safetensors file, or from a state dict written by torch.save.
 
-    ``ConfigError`` if the file cannot be read so; it names ``model.weights``.
+    Raises
+    ------
+    ConfigError
+        If the file is missing or not readable as either.
     """
     file = Path(path).expanduser()
     check_file(path)
@@ -56,43 +68,58 @@ def from_file(path: str) -> dict[str, Tensor]:
         ) from error
     if not (isinstance(arrays, Mapping) and all(isinstance(a, Tensor) for a in arrays.values())):
         raise ConfigError(
-            f"model.weights = {path!r}: it holds no state dict of tensors but "
+            f"model.weights = {path!r}: expected a state dict of tensors, got "
             f"{type(arrays).__name__}. Save model.state_dict()."
         )
     return dict(arrays)
 
 
 def check_file(path: str) -> None:
-    """Raise a ``ConfigError`` if ``model.weights`` names no file; without reading it."""
+    """Raise ``ConfigError`` if ``model.weights`` is no file, without reading it."""
     if not Path(path).expanduser().is_file():
         raise ConfigError(
-            f"model.weights = {path!r}: there is no such file. Name a .safetensors file, or a .pth "
+            f"model.weights = {path!r}: file not found. Expected a .safetensors file, or a .pth "
             "file with a state dict of tensors."
         )
 
 
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
-    """Named tensors that torchvision publishes, downloaded once to torch's cache.
+    """Load named tensors that torchvision publishes, downloaded once to torch's cache.
 
-    ``ConfigError`` if they cannot be had, or are not what their hash says; it names their address.
+    Raises
+    ------
+    ConfigError
+        If the download fails or does not match its hash; the message has the address.
     """
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"The weights {weights} cannot be downloaded ({error}). Get {weights.url} elsewhere, "
-            "and name it in model.weights."
+            f"The weights {weights} cannot be downloaded ({error}). Download {weights.url} by "
+            "other means, and set model.weights to the file."
         ) from error
 
 
 def copy_into(
     network: nn.Module, arrays: Mapping[str, Tensor], head: str, kind: str, source: str
 ) -> None:
-    """Copy pretrained weights into a network that has no head, whatever head they had.
+    """Copy pretrained weights, without their head, into a network that has no head.
 
-    The arrays whose names begin with ``head`` are left out. BatchNorm's step counters, which
-    older files lack, may be missing. ``ConfigError`` on arrays that are missing, unknown or of
-    another shape; it names the first of them, the ``kind`` of network and their ``source``.
+    Parameters
+    ----------
+    network
+        Network to fill.
+    arrays
+        Named tensors. BatchNorm's step counters, which older files lack, may be missing.
+    head
+        Prefix of the arrays of the head.
+    kind, source
+        Name of the network and of the file, for error messages.
+
+    Raises
+    ------
+    ConfigError
+        If arrays are missing, unknown or of another shape.
     """
     body = {name: array for name, array in arrays.items() if not name.startswith(head)}
     try:
@@ -100,6 +127,6 @@ def copy_into(
     except RuntimeError as error:
         reason = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
         raise ConfigError(
-            f"model.weights = {source!r} are another network's: {reason} "
-            f"Name a file with the state dict of {kind}."
+            f"model.weights = {source!r}: weights of another network: {reason} "
+            f"Set model.weights to a file with the state dict of {kind}."
         ) from error

@@ -1,9 +1,9 @@
-"""Where a run's figures are logged beside its folder: one file per library, each an extra.
+"""Trackers: log a run's metrics to TensorBoard, MLflow or W&B. Each is an optional extra.
 
     track = "tensorboard"  # in a run config
 
-A tracker is told the run config, the figures of every round (`fairflower.server.figures`) and,
-at the end, the final ones. A run that is resumed goes on in the same run of the library.
+A tracker gets the run config, the metrics of every round (`fairflower.server.figures`) and the
+final metrics. A resumed run continues in the same run of the library.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ __all__ = ["Tracker", "check_tracker", "tracker_class"]
 
 
 def tracker_class(track: str) -> type[Tracker]:
-    """The tracker of this name."""
+    """Return the tracker class with this name.
+
+    Examples
+    --------
+    >>> from fairflower.trackers import tracker_class
+    >>> tracker_class("tensorboard").__name__
+    'TensorBoard'
+    """
     module = import_module(f"fairflower.trackers.{track}")
     return getattr(module, TRACKERS[track])  # type: ignore[no-any-return]
 
 
 def check_tracker(track: str) -> None:
-    """Raise ``ConfigError``, with what to install, if the library of ``track`` is not there."""
-    if track in TRACKERS and not installed(track):  # a folder as W&B makes one does not count
+    """Raise ``ConfigError`` if the library of ``track`` is not installed."""
+    if track in TRACKERS and not installed(track):  # W&B's folder "wandb" does not count
         raise ConfigError(
             f'track = "{track}": {track} is not installed. Run: pip install "fairflower[{track}]"'
         )

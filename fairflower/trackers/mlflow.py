@@ -1,4 +1,4 @@
-"""MLflow: a run in the store and the experiment that MLflow's environment variables name."""
+"""MLflow: logs a run to the store and experiment set by MLflow's environment variables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from fairflower.config import Scalar, toml_value
-from fairflower.trackers.tracker import Tracker, markdown
+from fairflower.trackers.tracker import Tracker, metrics_markdown
 
 _STATUS = {"completed": "FINISHED", "stopped": "KILLED", "pruned": "KILLED"}
 
 
 class MLflow(Tracker):
-    """Metrics by round, the config as parameters and ``config.toml``, the final table.
+    """Logs metrics by round, the config as parameters and as ``config.toml``, and the final table.
 
-    ``MLFLOW_TRACKING_URI`` says where (by default MLflow's own place, below the working
-    directory), ``MLFLOW_EXPERIMENT_NAME`` in which experiment, by default ``fairflower``.
+    ``MLFLOW_TRACKING_URI`` sets the store (default: MLflow's, below the working directory),
+    ``MLFLOW_EXPERIMENT_NAME`` the experiment (default: ``fairflower``).
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
@@ -32,11 +32,11 @@ class MLflow(Tracker):
             self._client.update_run(key, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fairflower")
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
         self.key = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(name, str(value)) for name, value in config.items()]
-        for first in range(0, len(params), 100):  # no more are taken at a time
+        for first in range(0, len(params), 100):  # MLflow's limit per call
             self._client.log_batch(self.key, params=params[first : first + 100])
         lines = [f"{name} = {toml_value(value)}" for name, value in config.items()]
         self._client.log_text(self.key, "\n".join(lines) + "\n", "config.toml")
@@ -47,7 +47,7 @@ class MLflow(Tracker):
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
         self._log({f"final/{name}": value for name, value in final.items()})
-        self._client.log_text(self.key, markdown(final) + "\n", "final.md")
+        self._client.log_text(self.key, metrics_markdown(final) + "\n", "final.md")
         self._client.set_terminated(self.key, _STATUS.get(status, "FAILED"))
 
     def _log(self, figures: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run folder's ``tensorboard``."""
+"""TensorBoard: writes event files to ``tensorboard`` in the run folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from fairflower.config import Scalar, toml_value
-from fairflower.trackers.tracker import Tracker, markdown
+from fairflower.trackers.tracker import Tracker, metrics_markdown
 
 
 class TensorBoard(Tracker):
-    """Scalars by round, and config and final figures as text and among the hyper-parameters.
+    """Logs scalars by round, and config and final metrics as text and as hyper-parameters.
 
     ``tensorboard --logdir ~/.fairflower/runs`` shows all runs.
     """
@@ -22,7 +22,7 @@ class TensorBoard(Tracker):
         self.key = "tensorboard"
         self._config = config
         self._last = 0
-        # Of a round that is made again, what was logged of it before is not shown.
+        # Hide the earlier records of rounds that are repeated after resuming.
         purge = after + 1 if key else None
         self._writer = SummaryWriter(str(folder / self.key), purge_step=purge)
         if not key:
@@ -36,7 +36,7 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
-        self._writer.add_text("final", f"{status}\n\n{markdown(final)}", self._last)
+        self._writer.add_text("final", f"{status}\n\n{metrics_markdown(final)}", self._last)
         named = {f"final/{name}": value for name, value in final.items()}
         for summary in hparams(dict(self._config), named):  # type: ignore[no-untyped-call]
             self._writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a tracker has to do."""
+"""The interface of trackers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fairflower.config import Scalar
 
 
 class Tracker(ABC):
-    """Logs one run.
+    """Base of trackers; logs a run.
 
     Parameters
     ----------
     folder : Path
-        The run folder, whose name is the run's.
+        The run folder; its name is the run's name.
     config : mapping
         The run config.
     key : str
-        By which the library knows the run; empty: it is new.
+        The library's id of the run; empty for a new run.
     after : int
-        The last round that is not made again; -1 if the run begins.
+        Last round that is not repeated; -1 for a new run.
     """
 
-    #: By which the library knows the run, for `key` of the session that resumes it.
+    #: The library's id of the run, which a resumed run passes as ``key``.
     key: str
 
     @abstractmethod
@@ -34,17 +34,19 @@ class Tracker(ABC):
 
     @abstractmethod
     def round(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a round."""
+        """Log the metrics of a round."""
 
     @abstractmethod
     def end(self, status: str, final: Mapping[str, float]) -> None:
-        """Log the final figures, and how the run ended: completed, stopped or failed."""
+        """Log the final metrics and the status: completed, stopped or failed."""
 
 
-def markdown(final: Mapping[str, float]) -> str:
-    """The final figures as a table, in percent.
+def metrics_markdown(final: Mapping[str, float]) -> str:
+    """Return the final metrics as a Markdown table, in percent.
 
-    >>> print(markdown({"accuracy/mnist": 0.912}))
+    Examples
+    --------
+    >>> print(metrics_markdown({"accuracy/mnist": 0.912}))
     | | accuracy, % |
     | --- | ---: |
     | mnist | 91.20 |

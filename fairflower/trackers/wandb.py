@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in the project that W&B's environment variables name."""
+"""Weights & Biases: logs a run to the project set by W&B's environment variables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fairflower.trackers.tracker import Tracker
 
 
 class WandB(Tracker):
-    """Figures by round, the config, and the final ones as summary and table.
+    """Logs metrics by round, the config, and the final metrics as summary and table.
 
-    ``WANDB_PROJECT`` says in which project, by default ``fairflower``; with ``WANDB_MODE=offline``
-    all stays in the run folder's ``wandb``, for ``wandb sync``.
+    ``WANDB_PROJECT`` sets the project (default: ``fairflower``). With ``WANDB_MODE=offline`` all
+    data stay in ``wandb`` in the run folder, for ``wandb sync``.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
-        # A session's folder is named by the second in which it begins: of two in one, the second
-        # would lose its figures.
+        # W&B names a session's folder by the second of its start. Wait if this folder exists:
+        # otherwise the metrics of the second session would be lost.
         while any((folder / "wandb").glob(f"*-{datetime.now():%Y%m%d_%H%M%S}-{key}")):
             time.sleep(0.05)
         try:
@@ -39,8 +39,8 @@ class WandB(Tracker):
                 settings=wandb.Settings(silent=True),
             )
         except wandb.Error as error:
-            told = str(error).rstrip(". ")
-            raise ConfigError(f'track = "wandb": {told}. Or set WANDB_MODE=offline.') from error
+            reason = str(error).rstrip(". ")
+            raise ConfigError(f'track = "wandb": {reason}. Or set WANDB_MODE=offline.') from error
         self.key = self._run.id
 
     def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102

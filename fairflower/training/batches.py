@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.data import Augment, Split
-from fairflower.models import Classifier, remember
+from fairflower.models import Classifier, cache_first_stage
 
 #: By the identity of an array of examples: a model, and what its frozen first stage makes
 #: of each of them.
@@ -135,7 +135,7 @@ class Examples(ABC):
             with torch.inference_mode(False), torch.no_grad():
                 seen = torch.cat([self.model.first_stage(self._originals(part)) for part in parts])
             self.first_stages[key] = (self.model, seen)
-        return remember(x, seen[rows])
+        return cache_first_stage(x, seen[rows])
 
 
 class Images(Examples):

@@ -97,7 +97,7 @@ def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
 def test_weights_that_are_not_there_are_told_before_the_data_are_prepared(tmp_path):
     weights = ["--model=resnet18", f"--set=model.weights={tmp_path / 'no.pth'}"]
     output = call("run", *QUICK, f"--output-dir={tmp_path}", *weights, expect=2)
-    assert "no.pth': there is no such file" in output
+    assert "no.pth': file not found" in output
     assert "Preparing" not in output
 
 

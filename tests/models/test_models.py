@@ -277,7 +277,7 @@ def test_files_that_are_no_state_dict_are_refused_unread(
         path = save(arrays, tmp_path / "no.pth")
         with pytest.raises(ConfigError, match=r"model\.weights = '.*no\.pth'.*state"):
             models.build("resnet18", 7, COLOUR, seed=0, weights=path)
-    with pytest.raises(ConfigError, match=r"nowhere\.pth': there is no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.pth': file not found"):
         models.build("resnet18", 7, COLOUR, seed=0, weights=str(tmp_path / "nowhere.pth"))
 
 
@@ -285,7 +285,9 @@ def test_pretrained_weights_are_not_for_grey_images(
     published: dict[str, Tensor], tmp_path: Path
 ) -> None:
     path = save(published, tmp_path / "resnet18.pth")
-    with pytest.raises(ConfigError, match=r"3 channels, and these have 1\. Leave it empty"):
+    with pytest.raises(
+        ConfigError, match=r"3 channels, and the data have 1\. Leave model\.weights empty"
+    ):
         models.build("resnet18", 7, (1, 32, 32), seed=0, weights=path)
 
 
@@ -327,5 +329,5 @@ def test_the_data_sets_that_suit_imagenets_weights_are_named() -> None:
         if (list(data_set.mean), list(data_set.std)) == (wanted.mean, wanted.std)
     }
     text = " ".join((resnet.resnet18.__doc__ or "").split())
-    (named,) = re.findall(r"by which (.*) are normalised here", text)
+    (named,) = re.findall(r"with which (.*) are normalized here", text)
     assert set(re.split(r", | and ", named)) == suited

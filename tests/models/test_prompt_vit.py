@@ -25,10 +25,16 @@ from fairflower.clients import SGD, ClientData, Images, fisher_diagonal, mean_gr
 from fairflower.config import ModelConfig, RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.models import copy_arrays, prompt_vits, recall, remember, set_arrays
+from fairflower.models import (
+    cache_first_stage,
+    cached_first_stage,
+    copy_arrays,
+    prompt_vits,
+    set_arrays,
+)
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.models.prompt_vits import vit_tiny
-from fairflower.models.weights import from_text
+from fairflower.models.weights import decode_json_weights
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
 SHA256 = "299227fdab47ded61b069dff5249e2235e55bcf8dec5268e54b2fc65f42e686e"
@@ -340,8 +346,8 @@ def test_what_was_seen_once_is_what_would_be_seen_again() -> None:
         for (x, y), (again, labels) in pairs:
             assert torch.equal(x, again)  # not augmented
             assert torch.equal(y, labels)
-            assert recall(again) is None
-            known = recall(x)
+            assert cached_first_stage(again) is None
+            known = cached_first_stage(x)
             assert known is not None
             torch.testing.assert_close(known, model.first_stage(again))
 
@@ -355,19 +361,19 @@ def test_another_model_looks_for_itself() -> None:
     for model in (one, other):
         client = trainer(model, held)
         (x, _) = next(client.train_images.eval_batches(20))
-        seen.append(recall(x))
-        torch.testing.assert_close(recall(x), model.first_stage(x.clone()))
+        seen.append(cached_first_stage(x))
+        torch.testing.assert_close(cached_first_stage(x), model.first_stage(x.clone()))
     assert not torch.equal(seen[0], seen[1])
 
 
 def test_a_changed_batch_is_seen_anew() -> None:
     model, x = prompt_vit_tiny().eval(), images(2)
-    remember(x, torch.zeros(2, 128))
+    cache_first_stage(x, torch.zeros(2, 128))
     assert not model.first_stage(x).any()
-    assert recall(x + 0) is None
-    assert recall(x[:1]) is None
+    assert cached_first_stage(x + 0) is None
+    assert cached_first_stage(x[:1]) is None
     x.mul_(1)
-    assert recall(x) is None
+    assert cached_first_stage(x) is None
     assert model.first_stage(x).any()
 
 
@@ -388,7 +394,7 @@ def test_the_shipped_weights_are_these() -> None:
     assert hashlib.sha256(text).hexdigest() == SHA256
     assert len(text) <= 3 * 2**20
     assert isinstance(json.loads(text), dict)
-    arrays = from_text(text.decode("ascii"))
+    arrays = decode_json_weights(text.decode("ascii"))
     assert sum(p.numel() for p in vit_tiny().parameters()) < 1_000_000
     state = prompt_vit_tiny().vit.state_dict()
     assert state.keys() == arrays.keys()
@@ -416,7 +422,7 @@ def test_the_shipped_weights_tell_printed_digits_apart() -> None:
 
 def test_text_keeps_shapes_whole_numbers_and_three_digits() -> None:
     arrays = {"a": torch.randn(3, 4), "n": torch.tensor(2**40), "z": torch.zeros(0, 2)}
-    back = from_text(to_text(arrays))
+    back = decode_json_weights(to_text(arrays))
     assert back.keys() == arrays.keys()
     assert back["n"].dtype == torch.int64
     assert torch.equal(back["n"], arrays["n"])
@@ -454,12 +460,12 @@ def wrong_files(folder: Path) -> dict[str, str]:
     save_file({"conv.weight": torch.zeros(2)}, folder / "cnn.safetensors")
     return {
         "pickle.pth": "state dict of tensors",
-        "list.pth": "no state dict of tensors but list",
+        "list.pth": "expected a state dict of tensors, got list",
         "text.safetensors": "Expected a .safetensors file",
         "text.pth": "Expected a .safetensors file",
-        "cnn.safetensors": "another network's.*class_token",
-        "missing.pth": "there is no such file",
-        "missing.safetensors": "there is no such file",
+        "cnn.safetensors": "another network.*class_token",
+        "missing.pth": "file not found",
+        "missing.safetensors": "file not found",
     }
 
 

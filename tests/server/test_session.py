@@ -82,8 +82,8 @@ def test_pretrained_weights_are_read_once_and_sent(tmp_path, monkeypatch):
     published = torchvision.models.resnet18(weights=None).state_dict()
     save_file(published, path)
     opened = []
-    read = resnet.from_file
-    monkeypatch.setattr(resnet, "from_file", lambda name: opened.append(name) or read(name))
+    read = resnet.load_weights_file
+    monkeypatch.setattr(resnet, "load_weights_file", lambda name: opened.append(name) or read(name))
     folder = run(
         config(
             tmp_path,
