@@ -15,7 +15,7 @@ from typing import Any
 
 from processes import SCRIPTS, TIMEOUT, environment, run, started
 
-from fairflower.deploy.trial import free_port
+from fairflower.deploy.local import free_port
 
 
 class Flower:

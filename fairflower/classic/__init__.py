@@ -1,1 +1,1 @@
-"""Flower's classic API: a strategy and clients for apps of ``Strategy`` and ``NumPyClient``."""
+"""Flower's classic API: strategies and clients for apps of ``Strategy`` and ``NumPyClient``."""

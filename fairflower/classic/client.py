@@ -1,4 +1,4 @@
-"""Trainers as clients of classic Flower's apps."""
+"""Trainers as clients of apps of classic Flower."""
 
 from __future__ import annotations
 
@@ -18,18 +18,33 @@ NDArrays = list[NDArray[Any]]
 
 
 class NumPyTrainer(NumPyClient):
-    """A trainer behind classic Flower's interface, the same to the last bit as behind messages.
+    """A trainer as a `flwr.client.NumPyClient`, with the same bits as with Flower's message API.
 
-    Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. Parameters are
-    the model's arrays that travel, in the order of its state dict.
+    Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. Parameters are the
+    arrays of the model that server and clients exchange, in the order of its state dict.
 
     Parameters
     ----------
     trainer
-        The client's method of training, with its model and data.
+        The client's trainer, with its model and data.
     context
-        The one that ``client_fn`` gets. What the trainer keeps from round to round is
-        kept there, as with the message API.
+        The argument of ``client_fn``. It stores the trainer's state between rounds, as with the
+        message API.
+
+    See Also
+    --------
+    LegacyStrategy : The strategy of the server.
+    make_client_app : The same for the message API.
+
+    Examples
+    --------
+    >>> from fairflower.classic.client import NumPyTrainer
+    >>> from fairflower.clients import SGD
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> def client_fn(context):
+    ...     number = int(context.node_config["partition-id"])
+    ...     trainer = SGD(tiny(), data(number), SETTINGS, client_id=number, seed=0)
+    ...     return NumPyTrainer(trainer, context).to_client()
     """
 
     def __init__(self, trainer: Trainer, context: Context) -> None:
@@ -37,17 +52,17 @@ class NumPyTrainer(NumPyClient):
         self.context = context
 
     def get_parameters(self, config: Mapping[str, Any]) -> NDArrays:
-        """Copy the model's arrays."""
+        """Return copies of the model's arrays."""
         return list(self.trainer.send().values())
 
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[NDArrays, int, dict[str, Any]]:
-        """Train the given parameters; ``config`` has to hold ``server-round``.
+        """Train the given parameters; ``config`` must contain ``server-round``.
 
-        What exchanges share follows the model in ``parameters``. What goes back to them
-        does so in the result, and so do arrays that the config asks for under
-        ``measure``; numbers are among the metrics. See `fairflower.classic.packing`.
+        Arrays for exchanges follow the model's arrays in ``parameters``. The result has the same
+        layout: arrays for exchanges, and arrays that the config requests under ``measure``, follow
+        the model's arrays; numbers are among the metrics. See `fairflower.classic.packing`.
         """
         model, self.trainer.shared = split(parameters, config)
         self._receive(model)
@@ -58,7 +73,7 @@ class NumPyTrainer(NumPyClient):
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Test the given parameters on the client's own test images."""
+        """Test the given parameters on the client's test examples."""
         self._receive(parameters)
         metrics = evaluate_round(self.trainer, self.context, config)
         return metrics.pop("eval_loss"), len(self.trainer.data.test.y), metrics

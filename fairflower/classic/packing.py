@@ -1,11 +1,14 @@
-"""Named arrays behind a model's own, in the one list that classic Flower carries.
+"""Named arrays after a model's arrays, in the single list that classic Flower sends.
 
-A `flwr.client.NumPyClient` gets and sends one list of arrays, and a config or metrics that
-are single values. Arrays of other kinds (a Fisher diagonal, control variates) follow the
-model's in that list, and JSON text tells what they are, among the metrics as ``measured``
-and in the config as ``shared``: ``{"fisher": ["0.weight", "0.bias"]}``.
+A `flwr.client.NumPyClient` receives and returns a list of arrays, and a config or metrics of
+single values. Other arrays (a Fisher diagonal, control variates) follow the model's arrays in
+the list. JSON text describes them, in the metrics under ``measured`` and in the config under
+``shared``: ``{"fisher": ["0.weight", "0.bias"]}``.
 
+Examples
+--------
 >>> import numpy as np
+>>> from fairflower.classic.packing import pack, split, unpack
 >>> model, fisher = [np.ones(2), np.zeros(1)], {"w": np.ones(2)}
 >>> parameters, note = pack(model, {"fisher": fisher})
 >>> len(parameters), note
@@ -25,9 +28,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: The metric that describes the arrays behind the model's, on the way to the server.
+#: Metric that describes the arrays after the model's, from a client to the server.
 MEASURED = "measured"
-#: What describes them in the config, on the way to a client.
+#: Config key that describes them, from the server to a client.
 SHARED = "shared"
 
 _Array = TypeVar("_Array")
@@ -36,11 +39,20 @@ _Array = TypeVar("_Array")
 def pack(
     model: Sequence[NDArray[Any]], measured: Mapping[str, Mapping[str, ArrayLike]]
 ) -> tuple[list[NDArray[Any]], dict[str, str]]:
-    """Put arrays behind a model's: what ``NumPyClient.fit`` returns first, and a note of them.
+    """Append arrays to a model's; return the list for ``NumPyClient.fit``, and a metric about it.
 
-    ``measured`` has, by what it is (``fisher``), named arrays: one for each trained parameter,
-    in the order of the model. CPU tensors will do. The note is to go into the metrics; it is
-    empty if nothing was measured.
+    Parameters
+    ----------
+    model
+        Arrays of the model.
+    measured
+        For each kind (for example ``fisher``) named arrays, a value per trained parameter, in the
+        order of the model. CPU tensors are accepted.
+
+    Returns
+    -------
+    list of arrays, dict
+        The dict is empty if ``measured`` is.
     """
     extra = [np.asarray(array) for arrays in measured.values() for array in arrays.values()]
     names = {name: list(arrays) for name, arrays in measured.items()}
@@ -50,11 +62,19 @@ def pack(
 def unpack(
     note: str, extra: Sequence[_Array], name: str = MEASURED
 ) -> dict[str, dict[str, _Array]]:
-    """Undo ``pack``; ``ValueError`` if the note, called ``name``, does not describe the arrays."""
+    """Undo ``pack``: return the named arrays by kind.
+
+    Raises
+    ------
+    ValueError
+        If ``note``, the value of ``name``, does not describe the arrays.
+    """
     names = _names(note, name)
     count = sum(map(len, names.values()))
     if count != len(extra):
-        raise ValueError(f"{name!r} names {count} arrays, but {len(extra)} follow the model's")
+        raise ValueError(
+            f"{name!r} names {count} arrays, but {len(extra)} follow the model's arrays"
+        )
     arrays = iter(extra)
     return {kind: {str(key): next(arrays) for key in part} for kind, part in names.items()}
 
@@ -62,10 +82,18 @@ def unpack(
 def split(
     parameters: Sequence[_Array], config: Mapping[str, Any]
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
-    """Take apart what ``NumPyClient.fit`` gets from a strategy with exchanges.
+    """Split the parameters of ``NumPyClient.fit`` into the model's arrays and those of exchanges.
 
-    The model's arrays (all, if the server sent nothing beside them), and named arrays by the
-    exchange's name; ``ValueError`` when the config does not describe these arrays.
+    Returns
+    -------
+    list of arrays, dict
+        The model's arrays, and named arrays by the exchange's name; the dict is empty if the server
+        sent the model alone.
+
+    Raises
+    ------
+    ValueError
+        If the config does not describe the arrays.
     """
     note = str(config.get(SHARED, "{}"))
     count = sum(map(len, _names(note, SHARED).values()))
@@ -77,7 +105,7 @@ def _names(note: str, name: str) -> dict[str, list[str]]:
     try:
         names = json.loads(note)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name!r} is no JSON ({error})") from error
+        raise ValueError(f"{name!r} is not valid JSON ({error})") from error
     if not isinstance(names, dict) or not all(isinstance(part, list) for part in names.values()):
-        raise ValueError(f"{name!r} is {note!r}: expected names of arrays by what they are")
+        raise ValueError(f"{name!r} is {note!r}: expected lists of array names by kind")
     return names

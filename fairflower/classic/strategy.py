@@ -1,4 +1,4 @@
-"""Any strategy as a classic one, for ``ServerAppComponents`` and ``NumPyClient``."""
+"""Strategies of fairflower as classic Flower strategies, for ``ServerAppComponents``."""
 
 from __future__ import annotations
 
@@ -32,39 +32,56 @@ from fairflower.strategies.fedavg import FedAvg
 NDArrays = list[NDArray[Any]]
 Metrics = dict[str, Scalar]
 
-#: Of the lists of arrays that classic Flower sends.
+#: Serialization format of the arrays that classic Flower sends.
 TENSOR_TYPE = "numpy.ndarray"
 
 
 class LegacyStrategy(Strategy):
-    """A strategy of fairflower behind ``flwr.server.strategy.Strategy``.
+    """A strategy of fairflower as a ``flwr.server.strategy.Strategy``.
 
-    The strategy gets the same messages as in an app of Flower's message API and so
-    computes the same, to the last bit. Clients are `flwr.client.NumPyClient`s. What
-    they measure they append to their arrays (`fairflower.classic.packing.pack`), numbers they
-    put into their metrics. What exchanges share follows the model's arrays on both ways
-    (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` does it.
+    The strategy gets the same messages as with Flower's message API, and computes the same bits.
+    Clients are `flwr.client.NumPyClient`s. They append measured arrays to their parameters
+    (`fairflower.classic.packing.pack`) and report numbers in their metrics. Arrays of exchanges
+    follow the model's arrays in both directions (`fairflower.classic.packing.split`).
+    `fairflower.classic.client.NumPyTrainer` does all this.
 
     Parameters
     ----------
     strategy : FairStrategy
         For example ``FedHEAL(tau=0.4, fraction_train=0.5)``.
     initial_parameters : mapping of str -> ndarray, or Parameters, optional
-        The first model. A mapping, as in ``{k: v.numpy() for k, v in
-        net.state_dict().items()}``, also tells the names, by which the statistics of
-        BatchNorm are told from parameters. By default a random client is asked; then,
-        and with ``Parameters``, arrays are called "0", "1", ..., and arrays of whole
-        numbers alone count as not trained unless the strategy's ``buffers`` says more.
-        Exchanges need the names; without them they are a ``ValueError``.
+        The initial model. A mapping, for example ``{k: v.numpy() for k, v in
+        net.state_dict().items()}``, also gives the names, which identify BatchNorm statistics and
+        which exchanges need. By default a random client sends the model; then, and with
+        ``Parameters``, arrays are called "0", "1", ..., and only integer arrays count as not
+        trained, unless the strategy's ``buffers`` names others.
     on_fit_config_fn, on_evaluate_config_fn : callable, optional
-        Round -> what to add to the config that clients get.
+        Maps the round to additional values of the clients' config.
     evaluate_fn : callable, optional
-        (round, list of arrays, {}) -> (loss, metrics) or None: a test at the server.
+        Centralized evaluation: (round, list of arrays, {}) -> (loss, metrics) or None.
 
     Attributes
     ----------
     strategy : FairStrategy
         With its ``diagnostics``, ``client_ids`` and ``dropped``.
+
+    Raises
+    ------
+    ValueError
+        If the strategy has exchanges and ``initial_parameters`` is no mapping.
+
+    See Also
+    --------
+    NumPyTrainer : Trainers as clients.
+
+    Examples
+    --------
+    >>> from flwr.server import ServerAppComponents, ServerConfig
+    >>> from fairflower.classic.strategy import LegacyStrategy
+    >>> from fairflower.strategies import FedHEAL
+    >>> def server_fn(context):
+    ...     strategy = LegacyStrategy(FedHEAL(tau=0.4, fraction_train=0.5))
+    ...     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=30))
     """
 
     def __init__(
@@ -79,7 +96,7 @@ class LegacyStrategy(Strategy):
         if strategy.exchanges and not isinstance(initial_parameters, Mapping):
             names = ", ".join(type(exchange).__name__ for exchange in strategy.exchanges)
             raise ValueError(
-                f"Exchanges ({names}) know the model's arrays by name. Give LegacyStrategy the "
+                f"Exchanges ({names}) need the names of the arrays. Give LegacyStrategy the "
                 "initial parameters by name: {k: v.numpy() for k, v in net.state_dict().items()}."
             )
         self.strategy = strategy
@@ -112,7 +129,7 @@ class LegacyStrategy(Strategy):
         return [(proxies[node], self._fit_ins(parameters, m)) for node, m in self._asked.items()]
 
     def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
-        """What the message says; what exchanges share comes behind the model."""
+        """Return the message as FitIns; arrays of exchanges follow the model's."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:
@@ -134,17 +151,17 @@ class LegacyStrategy(Strategy):
         return (None if merged is None else _parameters(merged)), _plain(metrics)
 
     def _check_secure_aggregation(self) -> None:
-        """Refuse rules that would be given the same mean in place of every client's model."""
+        """Raise ``ValueError`` for a strategy that needs more than the mean of the models."""
         if type(self.strategy) is not FedAvg or self.strategy.exchanges:
             raise ValueError(
-                "Flower's secure aggregation shows a strategy the mean of the clients' models by "
-                f"sample count, and no client's own, so {type(self.strategy).__name__} cannot "
-                "weigh them, and no exchange can collect anything. Use FedAvg without exchanges "
-                "with it, or do without it."
+                "Flower's secure aggregation gives a strategy only the mean of the clients' models "
+                f"by sample count: {type(self.strategy).__name__} cannot weight the models, and "
+                "no exchange can collect arrays. Use FedAvg without exchanges, or disable secure "
+                "aggregation."
             )
 
     def _fit_content(self, result: FitRes) -> RecordDict:
-        """The reply that a client of the message API would have sent."""
+        """Return the content of the reply that a client of the message API would have sent."""
         tensors = result.parameters.tensors
         size = len(self._sent)
         content = RecordDict(
@@ -164,13 +181,13 @@ class LegacyStrategy(Strategy):
         return content
 
     def _trained(self, kind: str, count: int) -> list[str]:
-        """Names of the trained arrays of a model whose arrays have no names but numbers."""
+        """Return the names of the trained arrays of a model whose arrays are numbered."""
         received = decode_record(self._sent)
         buffers = self.strategy.buffers_of(received)
         names = [name for name in received if name not in buffers]
         if len(names) != count:
             raise ValueError(
-                f"its {kind!r} has {count} arrays, but {len(names)} of the model's seem to be "
+                f"its {kind!r} has {count} arrays, but {len(names)} arrays of the model seem to be "
                 "trained. Give LegacyStrategy the initial parameters by name"
             )
         return names
@@ -230,7 +247,7 @@ def _ask(
     more: Callable[[int], Metrics] | None,
     manager: ClientManager,
 ) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
-    """The strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
+    """Return the strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
     identify_if_nobody_has()
     proxies: dict[int, ClientProxy] = {}
 
@@ -239,7 +256,7 @@ def _ask(
         proxies.update(present)
         return list(present)
 
-    grid = SimpleNamespace(get_node_ids=get_node_ids)  # all that is asked of one
+    grid = SimpleNamespace(get_node_ids=get_node_ids)  # the only method that strategies call
     added: Mapping[str, Any] = more(server_round) if more else {}
     messages = configure(server_round, arrays, ConfigRecord(dict(added)), grid)
     asked = {message.metadata.dst_node_id: message for message in messages}
@@ -254,7 +271,7 @@ def _replies(
     failures: Sequence[tuple[ClientProxy, Any] | BaseException],
     content_of: Callable[[Any], RecordDict],
 ) -> list[Message]:
-    """A reply for every client that answered or failed."""
+    """Return a reply for every client that answered or failed."""
     missing = dict(asked)
     replies = []
     for proxy, result in results:
@@ -268,7 +285,8 @@ def _replies(
         if not isinstance(failure, BaseException):
             proxy, result = failure
             replies.append(_error(missing.pop(node_of(proxy)), result.status.message))
-    # Flower does not say whose exceptions they are; those who did not answer had them.
+    # Flower does not say which client raised which exception: every client without an answer
+    # gets all of them.
     if reason := " | ".join(dict.fromkeys(map(str, exceptions))):
         replies += [_error(message, reason) for message in missing.values()]
     return replies
@@ -279,11 +297,11 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _named(names: Iterable[str], tensors: Sequence[bytes]) -> ArrayRecord:
-    """Arrays as classic Flower sends them, under names, without decoding them."""
+    """Return arrays as classic Flower sends them, by name, without decoding them."""
     return ArrayRecord(
         {
             name: Array(dtype="", shape=(), stype=TENSOR_TYPE, data=tensor)
-            for name, tensor in zip(names, tensors, strict=False)  # too few are found out later
+            for name, tensor in zip(names, tensors, strict=False)  # checked when decoded
         }
     )
 

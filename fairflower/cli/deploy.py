@@ -52,8 +52,8 @@ def trial(
     A site starts a process for every message, so a round takes ten seconds even where there
     is little to do. Everything is ended at the end, or by Ctrl-C.
     """
+    from fairflower.deploy.local import LocalDeployment
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
-    from fairflower.deploy.trial import Trial
 
     settings = {"data.name": "npz"} if site else {}
     settings |= given.file | {"data.clients-per-domain": 1} | given.options | given.assigned
@@ -73,7 +73,7 @@ def trial(
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
-    with Trial(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
+    with LocalDeployment(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
 

@@ -1,1 +1,1 @@
-"""A federation of real processes: certificates, keys, and a trial of it all on one machine."""
+"""Deployments of real processes: certificates, keys, and a trial on this machine."""

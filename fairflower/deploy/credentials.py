@@ -1,7 +1,7 @@
-"""Certificates and keys, as Flower's SuperLink and SuperNodes read them.
+"""Certificates and keys in the formats of Flower's SuperLink and SuperNodes.
 
-What ``openssl`` and ``ssh-keygen`` would make, without either: the guide in
-``docs/deployment.md`` shows both.
+They are what ``openssl`` and ``ssh-keygen`` write, without either program; the guide
+``docs/deployment.md`` shows both ways.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fairflower.errors import ConfigError
 
 
 class Certificates(NamedTuple):
-    """PEM files of a SuperLink; sites get ``authority`` and nothing else."""
+    """PEM files of a SuperLink. Sites get ``authority`` only."""
 
     authority: Path
     certificate: Path
@@ -33,16 +33,43 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Certificates:
-    """Write a new certificate authority's certificate, and a server's that it signed.
+    """Write the certificate of a new authority, and a server certificate that it signed.
 
-    The authority's own key is thrown away: it signs this one certificate. ``folder`` gets
-    ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner alone); ``hosts`` are
-    the DNS names and IP addresses under which the server is reached, one at least.
-    ``ConfigError`` if one is neither, and ``FileExistsError`` where there is one of the files
-    already: nothing is overwritten.
+    The authority's key is discarded, since it signs a single certificate. ``folder`` gets
+    ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner only).
+
+    Parameters
+    ----------
+    folder
+        Where the files are written.
+    hosts
+        DNS names and IP addresses of the server; at least one.
+    days
+        Days for which the certificates are valid.
+
+    Raises
+    ------
+    ConfigError
+        If a host is neither a DNS name nor an IP address.
+    FileExistsError
+        If any of the files exists; nothing is overwritten.
+
+    See Also
+    --------
+    make_key_pair : The keys of a SuperNode.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from fairflower.deploy.credentials import make_certificates
+    >>> with TemporaryDirectory() as folder:
+    ...     files = make_certificates(Path(folder), ["fl.example.org", "192.0.2.1"])
+    >>> [path.name for path in files]
+    ['ca.crt', 'server.pem', 'server.key']
     """
     if not hosts:
-        raise ValueError("A certificate needs at least one host.")
+        raise ValueError("hosts is empty: a certificate needs at least one host.")
     files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _name("fairflower authority")
@@ -74,9 +101,23 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
 def make_key_pair(path: Path) -> Path:
     """Write a SuperNode's private key to ``path`` and its public key to ``<path>.pub``.
 
-    Both in OpenSSH's format, on the curve P-384: Flower takes no other format. The public
-    key, whose path comes back, is what the server's operator registers. ``FileExistsError``
-    where there is a key already: nothing is overwritten.
+    Both are in OpenSSH's format, on the curve P-384, which Flower requires. Returns the path of the
+    public key, which the server's operator registers.
+
+    Raises
+    ------
+    FileExistsError
+        If either file exists; nothing is overwritten.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from fairflower.deploy.credentials import make_key_pair
+    >>> with TemporaryDirectory() as folder:
+    ...     public = make_key_pair(Path(folder) / "site.key")
+    ...     public.name, public.read_text().split()[0]
+    ('site.key.pub', 'ecdsa-sha2-nistp384')
     """
     key = ec.generate_private_key(ec.SECP384R1())
     openssh = serialization.PrivateFormat.OpenSSH
@@ -96,7 +137,7 @@ def _name(common_name: str) -> x509.Name:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
-    # From yesterday: clocks of sites may be late.
+    # Valid from yesterday, since clocks of sites may be slow.
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -130,14 +171,14 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII):
             raise ConfigError(
-                f"{host!r} is no name or address of a host, as fl.example.org or 192.0.2.1. "
-                "Leave out what is around it, as https:// and the port."
+                f"{host!r} is not a host name or IP address. Expected for example fl.example.org "
+                "or 192.0.2.1, without https:// and port."
             ) from None
         return x509.DNSName(host)
 
 
 def _write_new(public: Mapping[Path, bytes], secret: Mapping[Path, bytes]) -> None:
-    """Write all of the files, ``secret`` ones for their owner alone; none if one is there."""
+    """Write all files, ``secret`` files readable by their owner only; none if any exists."""
     contents = {**public, **secret}
     for path in contents:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The configs of a trial's SuperNodes: shares of one data set, or folders of their own."""
+"""Node configs of a trial's SuperNodes: shares of a data set, or a folder per site."""
 
 from __future__ import annotations
 
@@ -12,18 +12,31 @@ from fairflower.data.cache import make_data_set
 from fairflower.data.sites import open_site, unite
 from fairflower.errors import ConfigError, DataError
 
-#: What a SuperNode gets as ``--node-config``.
+#: Value of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
 
 
 def nodes_with_shares(
     data: DataConfig, sites: int | None = None
 ) -> tuple[DataConfig, list[NodeConfig]]:
-    """Divide one data set, which all nodes have, among ``sites`` of them.
+    """Divide a data set, to which all nodes have access, among ``sites`` nodes.
 
-    By default they are as many as ``data`` says. What comes back describes the same data to
-    processes elsewhere, and each client's node; ``ConfigError`` if the domains cannot share
-    the sites equally.
+    Parameters
+    ----------
+    data
+        The data set.
+    sites
+        Number of nodes. Default: the number of clients in ``data``.
+
+    Returns
+    -------
+    DataConfig, list of NodeConfig
+        The data config for processes elsewhere, and the config of each node.
+
+    Raises
+    ------
+    ConfigError
+        If the sites cannot be divided equally among the domains.
     """
     if sites is not None:
         domains = len(prepare(data).domains)
@@ -39,16 +52,29 @@ def nodes_with_shares(
 
 
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
-    """Read ``["svhn=/data/svhn", "usps=/data/usps"]``: sites with data of their own.
+    """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
 
-    The folders are opened as the sites will open them, so that what is wrong with one is
-    said before any process starts: ``ConfigError`` if one is not of that form or not there, or
-    if there are fewer than two, and ``DataError`` if its data cannot be used, or do not go with
-    the others'. Sites may share a domain, or a folder; ``data`` says what is in the folders.
+    The folders are opened as the sites will open them, so that errors appear before any process
+    starts. Sites may share a domain or a folder.
+
+    Parameters
+    ----------
+    given
+        Values of ``--site``.
+    data
+        Describes the contents of the folders.
+
+    Raises
+    ------
+    ConfigError
+        If a value has another form or no folder, or there are fewer than two sites.
+    DataError
+        If a folder's data cannot be used, or do not match the other sites' data.
     """
     if data.dir:
         raise ConfigError(
-            f"--data-dir {data.dir}: with --site, every site has a folder of its own."
+            f"--data-dir {data.dir}: cannot be combined with --site, which names a folder per "
+            "site. Remove --data-dir."
         )
     if len(given) == 1:
         raise ConfigError(f"--site {given[0]}: a federation needs at least two sites.")
@@ -59,8 +85,8 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
                 raise ConfigError(f"--site {given[k]} is given twice.")
             if domain != other and domain.casefold() == other.casefold():
                 raise ConfigError(
-                    f"--site {given[k]}: another site's domain is written {other!r}. Sites of "
-                    "one domain have to spell it alike."
+                    f"--site {given[k]}: another site's domain is spelled {other!r}. Use the same "
+                    "spelling for all sites of a domain."
                 )
     unite([_opened(data, domain, folder) for domain, folder in places])
     return [{"domain": domain, "data-dir": str(folder)} for domain, folder in places]
@@ -71,7 +97,7 @@ def _place(text: str) -> tuple[str, Path]:
     if not (domain and name):
         raise ConfigError(f"--site {text}: expected <domain>=<folder>, like svhn=/data/svhn.")
     if '"' in text:
-        raise ConfigError(f"--site {text}: Flower cannot read a node config with quotes in it.")
+        raise ConfigError(f"--site {text}: Flower's node configs cannot contain quotes.")
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise ConfigError(f"--site {text}: there is no folder {folder}.")
@@ -83,7 +109,7 @@ def _opened(data: DataConfig, domain: str, folder: Path) -> Federation:
     try:
         if make_data_set(replace(data, domains="")).folder is None:
             raise DataError(
-                f"{data.name} is read from no folder. Choose --data npz, images or a benchmark "
+                f"{data.name} is not read from a folder. Choose --data npz, images or a data set "
                 "with files."
             )
         return open_site(data, domain)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import environment, run
 
-from fairflower.deploy.trial import free_port
+from fairflower.deploy.local import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
-from fairflower.deploy.trial import LINK, Process, Trial, free_port
+from fairflower.deploy.local import LINK, LocalDeployment, Process, free_port
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import TrialError
 from fairflower.report import Run, read_run, terminal_table
@@ -143,7 +143,7 @@ def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").touch()
     result = invoke("deploy", "trial", f"--output-dir={tmp_path}", env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert "is not empty: a trial needs a folder of its own" in " ".join(result.output.split())
+    assert "is not empty: a trial needs an empty folder" in " ".join(result.output.split())
 
 
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             found.append((self.nodes, config))
             raise TrialError("There is none.")
 
-    monkeypatch.setattr("fairflower.deploy.trial.Trial", NoTrial)
+    monkeypatch.setattr("fairflower.deploy.local.LocalDeployment", NoTrial)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return found
 
@@ -275,8 +275,8 @@ def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
     ("option", "error"),
     [
         ("--sites=2", "there are as many as are given"),
-        ("--data-dir=/data", "every site has a folder of its own"),
-        ("--data=uci-digits", "uci-digits is read from no folder"),
+        ("--data-dir=/data", "cannot be combined with --site, which names a folder per site"),
+        ("--data=uci-digits", "uci-digits is not read from a folder"),
         ("--data=digits", "Unknown domain 'a'"),
     ],
 )
@@ -293,7 +293,7 @@ def test_what_sites_with_their_own_folders_have_no_use_for_is_refused(
 # --- the whole ------------------------------------------------------------------------------
 
 
-def intruders(trial: Trial, folder: Path) -> dict[str, Process]:
+def intruders(trial: LocalDeployment, folder: Path) -> dict[str, Process]:
     """SuperNodes that must not get in, by what they are told."""
     node = {"domain": "plain", "data-dir": str(folder / "site plain")}
     unregistered = trial.make_site("unregistered", node)
@@ -316,7 +316,7 @@ def trainings(site: Process) -> int:
     return site.log.read_text().count("Receiving: train message")
 
 
-def outage(trial: Trial, said: list[str]) -> None:
+def outage(trial: LocalDeployment, said: list[str]) -> None:
     """Kill a site while it trains, start it again, and stop the run when the site is back."""
     site = trial.sites[DOMAINS.index(DROPPED)]
 
@@ -343,7 +343,7 @@ def outage(trial: Trial, said: list[str]) -> None:
                 trial.flwr("stop", run["run-id"], LINK)
 
 
-def restart(trial: Trial) -> None:
+def restart(trial: LocalDeployment) -> None:
     """Kill the SuperLink while all sites train, and start it again."""
     before = {site.name: len(site.log.read_text()) for site in trial.sites}
 
@@ -357,7 +357,7 @@ def restart(trial: Trial) -> None:
     trial.superlink.start()
 
 
-def went_on(trial: Trial, folder: Path, rounds: int) -> Path:
+def went_on(trial: LocalDeployment, folder: Path, rounds: int) -> Path:
     """The run folder of a run that was resumed, once more if Flower lost what was being sent."""
     config = RunConfig(num_server_rounds=rounds, resume=str(folder))
     try:
@@ -389,7 +389,10 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
     # Where the server and the sites find the data sets of `vectors`.
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
-    with ThreadPoolExecutor() as pool, Trial(tmp_path / "trial", nodes, said.append) as trial:
+    with (
+        ThreadPoolExecutor() as pool,
+        LocalDeployment(tmp_path / "trial", nodes, said.append) as trial,
+    ):
         strangers = intruders(trial, tmp_path)
         for stranger in strangers.values():
             stranger.start()

@@ -1,7 +1,7 @@
-"""A whole deployment on one machine, for a trial: real processes, TLS, authenticated sites.
+"""A deployment on this machine, for a trial: real processes, TLS, and authenticated sites.
 
-One SuperLink and a SuperNode per site, each with a home folder, a key and a log file of
-its own, on free ports of the loopback interface. Nothing of them outlives the trial.
+A SuperLink and a SuperNode per site, each with its home folder, key and log file, on free ports
+of the loopback interface. All processes end with the trial.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fairflower.numerics.threads import cpus
 
 HOST = "127.0.0.1"
 
-#: Seconds that a process may take to start or to answer; a busy machine is slow.
+#: Timeout in seconds for a process to start or to answer; a busy machine is slow.
 PATIENCE = 180.0
 
 
 @dataclass(eq=False)
 class Process:
-    """A command that runs until it is told to stop, alone in a session.
+    """A command that runs in its process group until it is stopped.
 
-    What it keeps is below ``home``; what it prints goes to the file ``log``.
+    Its files are below ``home``; its output goes to the file ``log``.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Process:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it, or start it again; the log goes on."""
+        """Start the command, or start it again; its output is appended to the log."""
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -64,48 +64,48 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """None as long as it runs."""
+        """Exit code; None while the command runs."""
         return self._process.poll() if self._process else None
 
     def kill(self) -> None:
-        """End it and what it started, as a power cut would."""
+        """Kill the command and its children at once, as in a power failure."""
         if self._process:
-            with suppress(ProcessLookupError, PermissionError):  # macOS's word for zombies
+            with suppress(ProcessLookupError, PermissionError):  # macOS raises it for zombies
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the command."""
         if self._process and self.exit_code is None:
             self._process.terminate()
 
     def end(self, seconds: float = 15) -> None:
-        """Wait until it has ended, and make it after ``seconds``."""
+        """Wait until the command has ended; kill it after ``seconds``."""
         if self._process:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
             self.kill()
 
     def check(self) -> None:
-        """Raise ``TrialError`` if it has ended."""
+        """Raise ``TrialError`` if the command has ended."""
         if self.exit_code is not None:
-            said = self.log.read_text(errors="replace").splitlines()[-20:]
-            raise TrialError("\n".join([f"{self.name} ended with {self.exit_code}:", *said]))
+            lines = self.log.read_text(errors="replace").splitlines()[-20:]
+            raise TrialError("\n".join([f"{self.name} ended with {self.exit_code}:", *lines]))
 
 
-def wait_until(is_so: Callable[[], bool], processes: Sequence[Process], words: str) -> None:
-    """Wait, as long as the processes live and patience lasts."""
+def wait_until(condition: Callable[[], bool], processes: Sequence[Process], event: str) -> None:
+    """Wait for a condition; raise ``TrialError`` if a process ends or the timeout passes."""
     deadline = time.monotonic() + PATIENCE
-    while not is_so():
+    while not condition():
         for process in processes:
             process.check()
         if time.monotonic() > deadline:
-            raise TrialError(f"{PATIENCE:.0f} seconds passed before {words}.")
+            raise TrialError(f"Timeout: {PATIENCE:.0f} seconds passed before {event}.")
         time.sleep(0.2)
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For a process that keeps its files below ``home`` and starts Flower's commands."""
+    """Return the environment of a process that keeps its files below ``home`` and starts Flower."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -116,26 +116,26 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def script(name: str) -> str:
-    """One of Flower's commands, as installed with this Python."""
+    """Return the path of a Flower command installed with this Python."""
     return str(Path(sysconfig.get_path("scripts"), name))
 
 
-#: Ports that were found: who will listen there may still be starting.
-_found: set[int] = set()
+#: Ports returned before, whose processes may still be starting.
+_used_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listened on a moment ago, and another one at every call."""
+    """Return a free port, a different port at every call."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             port = int(probe.getsockname()[1])
-        if port not in _found:
-            _found.add(port)
+        if port not in _used_ports:
+            _used_ports.add(port)
             return port
 
 
-#: What the ``flwr`` command calls the SuperLink.
+#: Name of the SuperLink in the config of the ``flwr`` command.
 LINK = "trial"
 
 APP = """\
@@ -154,13 +154,24 @@ clientapp = "fairflower.client_app:app"
 """
 
 
-class Trial:
-    """A federation of processes, from ``with Trial(...)`` to the end of the block.
+class LocalDeployment:
+    """A federation of processes on this machine, as a context manager.
 
-    Everything is in ``folder``: certificates, keys, logs, what the sites keep, run folders.
-    ``sites``, the SuperNodes, are in the order of ``node_configs``; ``say`` gets a line at a
-    time of what is being done, and the ServerApp's log. ``ConfigError`` if Flower is too old or
-    something is in the folder, and ``TrialError`` on entering if a process does not start.
+    Parameters
+    ----------
+    folder
+        Folder of all files: certificates, keys, logs, state of the sites, run folders.
+    node_configs
+        A config per site; ``sites`` has their SuperNodes in the same order.
+    say
+        Gets progress and the ServerApp's log, line by line.
+
+    Raises
+    ------
+    ConfigError
+        If Flower is too old, or the folder is not empty.
+    TrialError
+        On entering, if a process does not start.
     """
 
     def __init__(
@@ -170,12 +181,15 @@ class Trial:
         say: Callable[[str], Any] = print,
     ) -> None:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
-            raise ConfigError(f"A trial needs Flower 1.40 or newer; this is {version('flwr')}.")
+            raise ConfigError(
+                f"flwr {version('flwr')} is installed: a trial needs Flower 1.40 or newer. "
+                'Run: pip install --upgrade "flwr>=1.40"'
+            )
         self.folder = folder.absolute()
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ConfigError(
-                f"{self.folder} is not empty: a trial needs a folder of its own, also after one "
-                "that failed. Remove it, or give another --output-dir."
+                f"{self.folder} is not empty: a trial needs an empty folder, also after a failed "
+                "trial. Remove the folder, or set another --output-dir."
             )
         self.say = say
         self.port = free_port()
@@ -187,7 +201,7 @@ class Trial:
             "--enable-supernode-auth",
             *("--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db")),
-            # Its ServerApps would outlive it, out of our reach, for half a minute.
+            # Otherwise its ServerApps would outlive it for half a minute.
             *("--isolation", "process"),
         ]
         executor = [
@@ -202,7 +216,7 @@ class Trial:
         self._num_runs = 0
 
     def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
-        """A SuperNode with a new key, neither registered nor started."""
+        """Return a SuperNode with a new key, neither registered nor started."""
         home = self.folder / name
         make_key_pair(home / "key")
         settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]
@@ -216,7 +230,7 @@ class Trial:
         ]
         return Process(name, command, home, self.folder / f"{name}.log")
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> LocalDeployment:
         with ExitStack() as undo:
             undo.callback(self.close)
             self.say(f"Logs, keys and run folders: {self.folder}")
@@ -237,7 +251,7 @@ class Trial:
                 list(pool.map(self._admit, self.sites))
             self.say("Waiting until all SuperNodes are online")
             wait_until(self.complete, self._processes(), "all sites were online")
-            self.say(f"{len(self.sites)} SuperNodes are online, each with a key of its own")
+            self.say(f"{len(self.sites)} SuperNodes are online, each with a separate key")
             undo.pop_all()
         return self
 
@@ -249,7 +263,7 @@ class Trial:
         self.close()
 
     def close(self) -> None:
-        """End every process that is left, undisturbed by a second Ctrl-C."""
+        """End all processes; a second Ctrl-C does not interrupt it."""
         in_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         try:
@@ -265,16 +279,20 @@ class Trial:
         return [*self.sites, self._executor, self.superlink]
 
     def complete(self) -> bool:
-        """Ask the SuperLink if all sites are connected."""
+        """Return whether all sites are connected to the SuperLink."""
         nodes = self.flwr_json("supernode", "list", LINK)["nodes"]
         online = [node for node in nodes if node["status"] == "online"]
         return len(online) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
-        """Make one run, or go on with one (``config.resume``), and return its run folder.
+        """Start or resume (``config.resume``) a run, wait for its end, and return its run folder.
 
-        The clients do the testing, whatever ``config`` says. ``TrialError`` if the run does not
-        complete.
+        The clients evaluate, for any value of ``evaluate.by``.
+
+        Raises
+        ------
+        TrialError
+            If the run does not complete.
         """
         self._num_runs += 1
         place = self.folder / "runs" / str(self._num_runs)
@@ -296,10 +314,10 @@ class Trial:
         return facts.parent
 
     def _follow(self, run_id: str) -> dict[str, Any]:
-        """Say what the run's ServerApp logs, until it ends; its row in ``flwr list``."""
+        """Pass on the log of the run's ServerApp until it ends; return its row of ``flwr list``."""
         while True:
             self._say_log(run_id)
-            # The log also ends with the SuperLink, which the run survives.
+            # The log also ends if the SuperLink is restarted; the run continues then.
             wait_until(self._answers, [], "the SuperLink answered again")
             row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
             if row["status"].startswith("finished"):
@@ -322,7 +340,7 @@ class Trial:
                 log.kill()
 
     def flwr(self, *arguments: str) -> str:
-        """Run a ``flwr`` command and return what it prints; ``TrialError`` if it fails."""
+        """Run a ``flwr`` command and return its output; ``TrialError`` if it fails."""
         done = subprocess.run(
             [script("flwr"), *arguments],
             env=environment(self.superlink.home),
@@ -338,7 +356,7 @@ class Trial:
         return done.stdout
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:
-        """Run a ``flwr`` command and read what it answers with ``--format json``."""
+        """Run a ``flwr`` command with ``--format json`` and return the parsed output."""
         answer: dict[str, Any] = json.loads(self.flwr(*arguments, "--format", "json"))
         return answer
 
