@@ -27,50 +27,65 @@ CDFS: dict[str, Callable[[Vector], Vector]] = {
 
 
 class AAggFF(FairStrategy):
-    """Play for the clients' welfare: weights by online convex optimisation of their losses.
+    """Weight clients by online convex optimization of their losses.
 
-    A round is a decision p on the simplex, which costs -log(1 + <p, r>). The response r of a
+    A round is a decision p on the simplex with the cost -log(1 + <p, r>). The response r of a
     client grows with the received model's loss F_k on its data, but is bounded (Eq. 8)::
 
         r_k = C_2 CDF(F_k / mean_j F_j),        g = -r / (1 + <p, r>), the cost's gradient
 
-    The next p is the one that would have cost least so far (follow the regularised leader),
-    and weighs this round's models. **silo**, for few clients, takes the costs to second
-    order, with C_2 = 1/K, alpha = 4 and beta = K / 4 (AAggFF-S, Online Newton Step)::
+    The next p minimizes the cost of all rounds so far (follow the regularized leader), and weights
+    this round's models. **silo**, for few clients, approximates the costs to second order, with
+    C_2 = 1/K, alpha = 4 and beta = K / 4 (AAggFF-S, Online Newton Step)::
 
         p <- argmin sum_s <g_s, p> + beta/2 <g_s, p - p_s>^2  +  alpha/2 ||p||^2
 
-    **device**, for many of which a share C takes part, to first order, with entropy and
-    C_2 = C (AAggFF-D, exponentiated gradient)::
+    **device**, for many clients with a participating share C, approximates them to first order,
+    with entropy as regularizer and C_2 = C (AAggFF-D, exponentiated gradient)::
 
         p_k ~ exp(-sqrt(ln K) sum_s g_sk / ((2 + C) sqrt(t + 1)))
 
-    where r is made up for the absent: the mean for them, and mean + (r_k - mean) / C for those
-    that are there; then g is taken to first order around the mean, and only differences of r
-    from the mean are left of it. In the silo form, too, an absent client counts as the mean of
-    those present, one never seen before as if it had always been absent. Present clients
-    weigh by their p, normalised.
+    There r is imputed: the mean for absent clients, mean + (r_k - mean) / C for present clients;
+    g is linearized around the mean, so that only differences from the mean remain. In the silo
+    form an absent client counts with the mean of the present clients, and a new client as if it
+    had always been absent. The present clients' p is normalized.
 
-    The clients have to report ``received_loss``. The number of examples does not enter, and
-    BatchNorm statistics are averaged by p. Losses that are equal stay equal weights.
-
-    Reconstructed: of the paper's text the abstract was at hand; the equations are from the
-    authors' code, whose remarks number them, and from the theory that they name. Where the code
-    differs from that: see ``variant``. Its normal distribution function falls with the loss;
-    here it rises.
+    Every client reports ``received_loss``. Equal losses keep equal weights. The number of examples
+    does not enter; BatchNorm statistics are averaged with p.
 
     Parameters
     ----------
     form : {"silo", "device"}
-        Default ``"silo"``; the authors' code has ``"device"`` wherever C < 1.
+        Default ``"silo"``; the authors' code uses ``"device"`` wherever C < 1.
     cdf : {"weibull", "exponential", "frechet", "normal", "gumbel", "logistic"}
-        Default ``"weibull"``, 1 - exp(-x^2) (the authors' script for ISIC 2019, the images
-        among their silos; they search all six). The last three are centred at 1.
+        Distribution function of a loss over the mean loss. Default ``"weibull"``, 1 - exp(-x^2)
+        (the authors' script for ISIC 2019, the images among their silos; they search all six). The
+        last three are centered at 1.
     variant : {"paper", "released"}
-        ``"released"``: the authors' code, which leaves p_s out of the silo form's square, and
-        has beta alpha/2 ||p||^2 twice over: it moves 1 + K/4 times more slowly. In the device
-        form it drops the mean of those present, who so lose weight by taking part. Its first p
-        is C per client, of which the sum is C K: only the first g is other by that.
+        ``"released"``: the authors' code. Its silo form leaves p_s out of the square and has
+        beta alpha/2 ||p||^2 in addition, so it moves 1 + K/4 times more slowly. Its device form
+        drops the mean of the present clients, which then lose weight by taking part. Its first p
+        is C per client, which sums to C K and changes only the first g.
+
+    See Also
+    --------
+    AFL : Online learning with the worst mixture as the objective.
+    QFFL : Weights by a power of the loss.
+
+    Notes
+    -----
+    Reconstructed from the authors' code, whose comments number the equations, from the theory that
+    they name, and from the paper's abstract. The code's normal distribution function falls with
+    the loss; here it rises.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import AAggFF
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = AAggFF()
+    >>> cohort = make_cohort(updates=[[1.0], [5.0]], received_loss=[1.0, 3.0])
+    >>> [strategy.weigh(cohort).round(3).tolist() for _ in range(3)]
+    [[0.467, 0.533], [0.435, 0.565], [0.403, 0.597]]
     """
 
     paper: ClassVar[str] = "Hahn, Kim, Lee, ICML 2024"
@@ -94,7 +109,7 @@ class AAggFF(FairStrategy):
         self.means = np.zeros(0)  # silo: mean r of those present, per round
         self.gains = np.zeros(0)  # silo: <p, r> per round
         self.p: dict[int, float] = {}  # silo: client -> weight
-        self.sums: dict[int, float] = {}  # device: client -> sum of g, but for what all share
+        self.sums: dict[int, float] = {}  # device: client -> sum of g, up to a common constant
         self.played = 0  # device: rounds
 
     def weigh(self, cohort: Cohort) -> Vector:
@@ -106,7 +121,7 @@ class AAggFF(FairStrategy):
         return p / p.sum() if p.sum() > 0 else np.full(len(p), 1 / len(p))
 
     def _silo(self, cohort: Cohort, response: Vector) -> Vector:
-        """The present clients' weights after this round's response, shape (K,)."""
+        """Return the present clients' weights after this round's response, shape (K,)."""
         clients = cohort.client_ids
         K = max(cohort.population, len(self.p.keys() | set(clients)))
         rest = (1 - sum(self.p.values())) / max(K - len(self.p), 1)  # each of those never seen
@@ -118,9 +133,9 @@ class AAggFF(FairStrategy):
         known = sorted(self.p)
         R = np.repeat(self.means[:, None], K, axis=1)  # (rounds, K), the unknown behind
         for i, client in enumerate(known):
-            own = np.append(self.responses[client], now.get(client, np.nan))
-            self.responses[client] = own
-            R[:, i] = np.where(np.isnan(own), self.means, own)
+            responses = np.append(self.responses[client], now.get(client, np.nan))
+            self.responses[client] = responses
+            R[:, i] = np.where(np.isnan(responses), self.means, responses)
         p = np.array([self.p[client] for client in known] + [rest] * (K - len(known)))
         mass = self._mass(cohort) if len(self.gains) == 0 else 1.0
         self.gains = np.append(self.gains, mass * (p @ R[-1]) / p.sum())
@@ -129,11 +144,11 @@ class AAggFF(FairStrategy):
         return np.array([self.p[client] for client in clients])
 
     def _mass(self, cohort: Cohort) -> float:
-        """The sum of all weights before the first round: C K in the authors' code."""
+        """Return the sum of all weights before the first round: C K in the authors' code."""
         return float(len(cohort)) if self.variant == "released" else 1.0
 
     def _newton(self, R: Vector) -> Vector:
-        """All clients' weights after responses R, shape (rounds, K)."""
+        """Return all clients' weights after responses R, shape (rounds, K)."""
         K = R.shape[1]
         alpha, beta = 4.0, K / 4
         g = -R / (1 + self.gains)[:, None]
@@ -145,7 +160,7 @@ class AAggFF(FairStrategy):
         return quadratic_weights(alpha * np.eye(K) + beta * square, linear)
 
     def _device(self, cohort: Cohort, response: Vector) -> Vector:
-        """The present clients' weights after this round's response, shape (K,), unnormalised."""
+        """Return the present clients' weights after a response, shape (K,), unnormalized."""
         C = len(cohort) / cohort.population
         r = C * response
         mean = r.mean()

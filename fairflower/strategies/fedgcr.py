@@ -17,19 +17,19 @@ Values = NDArray[np.float64]
 
 
 class FedGCR(Clustered, FairStrategy):
-    """Find the clients' types, and favour clients and types with a large loss.
+    """Cluster the clients by type, and give weight to clients and clusters with large losses.
 
-    Every client k of K sends a representation h_k, balanced over its classes (Eq. 4).
-    They are divided into T' clusters; a cluster has a loss, too. In round r = 1, 2, ...
-    (Eq. 3 and 5; Algorithm 1, lines 5 to 9)::
+    Each of K clients sends a representation h_k, averaged so that its classes count equally (Eq.
+    4). The server divides the clients into T' clusters. In round r = 1, 2, ... (Eq. 3 and 5;
+    Algorithm 1, lines 5 to 9)::
 
         beta = delta (1 - gamma^(r-1))
         w_k ~ omega_k (L_k^(1-beta) L~_k^beta)^(q+1),    omega_k = n_k / sum_j n_j
         theta <- sum_k w_k theta_k
 
-    with L_k the client's loss and L~_k its cluster's. There are three variants of it, and
-    the default, ``"adapted"``, is neither the paper's text nor the authors' code. ``fedgc``,
-    the local training, has the same three: name one for both, or each says its own::
+    with L_k the client's loss and L~_k its cluster's loss. There are three variants; the default,
+    ``"adapted"``, is neither the paper's text nor the authors' code. ``fedgc``, the local training,
+    has the same three, and both are set separately::
 
                               paper                released                adapted
         h_k (Eq. 4)           by the trained       by the model received   by the model received
@@ -44,55 +44,77 @@ class FedGCR(Clustered, FairStrategy):
                               Eq. 6 by ``fedgc``   first round
         L~_k                  mean over clients    mean over images        mean over clients
         beta / delta          1 - .5^(r-1)         1 - .9^r                1 - .5^(r-1)
-        sum of the weights    1; in Algorithm 1    1                       1
-                              whatever it is
+        sum of the weights    1; not constrained   1                       1
+                              in Algorithm 1
 
-    The paper's text is not the default. L_k as a sum weighs a client by n^(q+2), small
-    ones least of all; h_k by the trained model tells how long it has trained more than
-    what it has; T' is not known where the types are not. In one run each with ``fedgc`` of
-    the same variant, average and worst domain were 77.5 and 65.9 % by the paper's text,
-    82.5 and 70.2 % released, 81.9 and 70.6 % adapted (``fairflower run --config
-    experiments/fedgcr-digit-five-cpu.toml --engine inline --set strategy.variant=V --set
-    client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread); on
-    another processor released and adapted swap places in the worst domain, so one run does not
-    tell these two apart. How well clusters are found is measured in
-    `fairflower.numerics.clustering`. Everywhere a cluster keeps its number from round to round.
-
-    Clients have to send an ArrayRecord ``received_representation`` (the paper's variant:
-    ``representation``) with one array ``h``, of one length for all (``fairflower.clients``
-    do when asked, whatever the model), and ``train_loss`` (released: ``received_loss``).
-    BatchNorm statistics are averaged with w.
+    Every client sends an ArrayRecord ``received_representation`` (the paper's variant:
+    ``representation``) with an array ``h`` of equal length for all clients (``fairflower.clients``
+    send it on request, for any model), and ``train_loss`` (released: ``received_loss``). A cluster
+    keeps its number from round to round. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     num_clusters : int, or "auto"
-        T'. The paper takes the number of domains, and finds more to do no harm (Table
-        4). Default "auto": the number with the least Bayesian information criterion,
-        found anew each round (`fairflower.numerics.clustering.bic`); refused for the
-        paper's and the released variant.
+        T'. The paper uses the number of domains, and reports that more do no harm (Table 4).
+        Default "auto": in each round the number with the lowest Bayesian information criterion
+        (`fairflower.numerics.clustering.bic`); only with ``variant = "adapted"``.
     q : float
-        At least 0; the larger, the more for large losses. Default 1 (paper).
+        At least 0; the larger, the more weight for large losses. Default 1 (paper).
     delta : float in [0, 1]
-        Where beta goes: 0 weighs by the clients' own losses alone, 1 by their clusters'.
-        Default 0.5 (Algorithm 1).
+        Limit of beta: 0 weights by the clients' losses alone, 1 by their clusters' losses. Default
+        0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
-        How slowly. None: 0.5 (paper), or the released variant's 0.9.
+        How slowly beta approaches delta: 0 by round 2, 1 never. None: 0.5 (paper), 0.9 (released).
     clustering : {"variant", "kmeans", "gmm"}
-        How; default: as the variant has it.
+        Clustering algorithm. Default: the variant's.
     representation : {"variant", "received", "trained"}
-        By which model; default: as the variant has it.
+        Model that computes h_k. Default: the variant's.
     variant : {"adapted", "paper", "released"}
-        See above. Default "adapted".
+        See the table. Default "adapted".
 
     Raises
     ------
     ValueError
-        Naming the argument that is wrong, or that the variant has to be given.
+        If ``num_clusters`` is "auto" and the variant needs a number.
+
+    See Also
+    --------
+    fairflower.clients.fedgc.FedGC : The local training.
+    QFFL : Weights by a power of the loss, without clusters.
+
+    Notes
+    -----
+    Why the paper's text is not the default: L_k as a sum weights a client by n^(q+2), which gives
+    small clients the least; h_k by the trained model reflects the length of training more than the
+    data; T' is unknown where the types are.
+
+    In a run per variant, each with ``fedgc`` of the same variant, average and worst domain were
+    77.5 and 65.9 % by the paper's text, 82.5 and 70.2 % released, and 81.9 and 70.6 % adapted
+    (``fairflower run --config experiments/fedgcr-digit-five-cpu.toml --engine inline --set
+    strategy.variant=V --set client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC,
+    one thread). On another processor released and adapted swap places in the worst domain, so a
+    single run does not distinguish these two. `fairflower.numerics.clustering` has the accuracy of
+    the clustering.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedGCR
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedGCR(num_clusters=2)
+    >>> cohort = make_cohort(
+    ...     updates=[[1.0], [2.0], [5.0]],
+    ...     train_loss=[1.0, 1.0, 2.0],
+    ...     measured={"received_representation": [[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]]},
+    ... )
+    >>> strategy.weigh(cohort).round(3).tolist()
+    [0.167, 0.167, 0.667]
+    >>> strategy.diagnostics["cluster"].tolist()
+    [0.0, 0.0, 1.0]
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     extra = "solvers"
-    #: Powers of a negative loss are no weights.
+    #: Powers of a negative loss cannot be weights.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 
     def __init__(
@@ -120,18 +142,19 @@ class FedGCR(Clustered, FairStrategy):
         self.members, self.centres = {}, {}
 
     def weigh(self, cohort: Cohort) -> Values:
-        self.clusters, told = self.find_clusters(cohort)
+        self.clusters, diagnostics = self.find_clusters(cohort)
         loss = self._losses(cohort)
         elapsed = cohort.server_round - (0 if self.variant == "released" else 1)
         beta = float(self.delta * (1 - self.gamma**elapsed))
         omega = cohort.sample_weights
         shares = omega if self.variant == "released" else np.ones(len(cohort))
         cluster_loss = cluster_means(loss, self.clusters.ids, shares)
-        self.diagnostics |= {"loss": loss, "cluster_loss": cluster_loss, "beta": beta, **told}
+        self.diagnostics |= {"loss": loss, "cluster_loss": cluster_loss, "beta": beta}
+        self.diagnostics |= diagnostics
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
     def _losses(self, cohort: Cohort) -> Values:
-        """L_k, shape (K,)."""
+        """Return L_k, shape (K,)."""
         if self.variant == "released":
             if cohort.server_round == 1:
                 return np.ones(len(cohort))
@@ -143,8 +166,10 @@ class FedGCR(Clustered, FairStrategy):
 
 
 def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:
-    """Each client's cluster's mean of the values, weighted by shares; all of shape (K,).
+    """Return for each client the mean of the values in its cluster, weighted by shares, shape (K,).
 
+    Examples
+    --------
     >>> cluster_means(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 4]), np.ones(3)).tolist()
     [2.0, 2.0, 5.0]
     """
@@ -156,16 +181,18 @@ def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -
 
 
 def reweigh(omega: Values, loss: Values, cluster_loss: Values, beta: float, q: float) -> Values:
-    """Weigh by omega (L^(1-beta) L~^beta)^(q+1), normalised; all of shape (K,).
+    """Return weights omega (L^(1-beta) L~^beta)^(q+1), normalized, shape (K,).
 
-    A loss of zero weighs nothing; where all are zero, omega is left as it is.
+    A loss of zero gives weight zero; if all losses are zero, the weights are omega.
 
+    Examples
+    --------
     >>> ones = np.ones(2)
     >>> reweigh(ones, np.array([1.0, 3.0]), 2 * ones, beta=0.0, q=1.0).round(6).tolist()
     [0.1, 0.9]
     """
     with np.errstate(divide="ignore"):
-        # In logarithms, since powers of large losses overflow; 0 times infinity is left out.
+        # In logarithms, since powers of large losses overflow; terms 0 * infinity are left out.
         parts = [s * np.log(x) for s, x in ((1 - beta, loss), (beta, cluster_loss)) if s > 0]
     exponent = (q + 1) * np.sum(parts, axis=0)
     if not np.isfinite(exponent.max()):

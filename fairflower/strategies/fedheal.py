@@ -122,7 +122,7 @@ class FedHEAL(FairStrategy):
         if self.tau is not None:
             for k, client in enumerate(cohort.client_ids):
                 needed[k] = self._needed(client, self.tau)
-                self._open_table(client, cohort, names)
+                self._grow_sign_counts(client, cohort, names)
                 kept[k] = {name: np.empty(cohort.received[name].size, bool) for name in names}
 
         def harmonize(block: Block) -> tuple[str, NDArray[np.float64]]:
@@ -172,7 +172,7 @@ class FedHEAL(FairStrategy):
         rises += rising
         np.less_equal(left, t - needed, out=out)
 
-    def _open_table(self, client: int, cohort: Cohort, names: list[str]) -> None:
+    def _grow_sign_counts(self, client: int, cohort: Cohort, names: list[str]) -> None:
         """Create or widen the client's sign counts so that they can hold another round."""
         if client not in self.rises:
             self.rises[client] = {n: np.zeros(cohort.received[n].size, np.uint8) for n in names}
@@ -186,7 +186,7 @@ class FedHEAL(FairStrategy):
     ) -> NDArray[np.float64]:
         """FAEL: return the clients' weights p, shape (K,) (Eq. 12)."""
         clients = cohort.client_ids
-        self._welcome(cohort)
+        self._init_new_weights(cohort)
         p = np.array([self.p[client] for client in clients])
         mass = p.sum()
         self.distance.update(zip(clients, distances.tolist(), strict=True))
@@ -204,7 +204,7 @@ class FedHEAL(FairStrategy):
         self.dp.update(zip(clients, dp.tolist(), strict=True))
         return np.asarray(p / p.sum())
 
-    def _welcome(self, cohort: Cohort) -> None:
+    def _init_new_weights(self, cohort: Cohort) -> None:
         """Set the first weight of new clients.
 
         In the paper's variant a new client gets the mean weight per example of the known clients,

@@ -20,44 +20,59 @@ Layer = tuple[str, ...]  # names of its parameters
 
 
 class FedLF(FairStrategy):
-    """Find in each layer a step that lowers every client's loss, and evens the losses out.
+    """Take in each layer a step that lowers every client's loss and makes the losses more equal.
 
-    With F_k the received model's loss on client k's data and g_k = -Delta_k, the clients'
-    objectives are joined by one more, P = -cos(1, F), with the gradient (Eq. 5)::
+    With F_k the received model's loss on client k's data and g_k = -Delta_k, a fairness objective
+    joins those of the clients, P = -cos(1, F), with the gradient (Eq. 5)::
 
         g_P = sum_k h_k g_k,    h = ((sum F / ||F||^2) F - 1) / (||1|| ||F||)
 
-    and in each layer l the step is the shortest vector in the hull (Eq. 7, 8)::
+    In each layer l the step is the shortest vector in the hull (Eq. 7, 8)::
 
         d_l = sum_k lambda_k g_k,l + mu g_P,l,    lambda, mu on the simplex
         theta <- theta - d ||mean_k Delta_k|| / ||d||               over all layers
 
-    A layer is the parameters of one module, a weight and its bias. Where d_l = 0, as in a layer
-    of fewer parameters than clients, it is taken together with the next one, the last with
-    the one before (Alg. 1). If it is 0 for all layers together, no step serves all and
-    nothing is changed; that is so where clients agree in their updates, but not in
-    their losses: an equal descent makes these less equal.
+    A layer is the parameters of a module, for example its weight and bias. A layer with d_l = 0, as
+    with fewer parameters than clients, is joined with the next layer, and the last layer with the
+    previous layers (Alg. 1). If d is 0 for all layers together, the model does not change.
 
-    Absent clients last seen up to M / K rounds ago count as if they were there, with their
-    last update, of M clients known and K present. The server keeps every client's last update.
-    A client that did not move in a layer is left out of its hull: it would stop the layer.
-
-    The clients have to report ``received_loss``. BatchNorm statistics are averaged with equal
-    weights. The paper also sends d to the clients instead of the model, which is the same.
+    Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
+    The server keeps every client's last update: with M clients known and K present, absent clients
+    last seen up to M / K rounds ago count with their last update.
 
     Parameters
     ----------
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code, where in each layer all g_k,l, those
-        of absent clients and g_P,l are scaled to the mean length of the g_k,l. M counts the
-        clients known before this round there, and while these are at most K no absent client
-        counts. (The code does not take layers together, which is done here in both.)
+        ``"released"`` follows the authors' code: in each layer all g_k,l, also of absent clients,
+        and g_P,l are scaled to the mean length of the g_k,l; M counts the clients known before the
+        round, and absent clients do not count while M is at most K. (The code does not join
+        layers; here both variants do.)
+
+    See Also
+    --------
+    FedMDFG : The same objectives for all layers together.
+    FedMGDAPlus : A common descent direction of unit-length updates.
+
+    Notes
+    -----
+    d is 0 for all layers, for example, where clients agree in their updates but not in their
+    losses: an equal descent makes the losses less equal. An update of zero in a layer is left out
+    of the layer's hull, because it would stop the layer. The paper sends d to the clients instead
+    of the model, with the same result.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedLF
+    >>> from fairflower.testing import make_cohort
+    >>> cohort = make_cohort(updates=[[1.0, 0.0], [0.0, 1.0]], received_loss=[1.0, 3.0])
+    >>> FedLF().merge(cohort)["w"].round(2).tolist()  # towards the client with the larger loss
+    [0.03, 0.71]
     """
 
     paper: ClassVar[str] = "Pan et al., AAAI 2024"
     extra = "solvers"
-    extrapolates = True  # stretched to the length of the mean step
-    keeps_agreement = False  # where losses differ it stands still
+    extrapolates = True  # scaled to the length of the mean step
+    keeps_agreement = False  # equal updates with different losses give no step
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
@@ -67,7 +82,7 @@ class FedLF(FairStrategy):
         super().__init__(**options)
         self.variant = variant
         self.seen: dict[int, int] = {}  # client -> the last round in which it took part
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta then
+        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
 
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = recall(cohort, self.seen, self.memory, self._oldest(cohort))
@@ -88,14 +103,14 @@ class FedLF(FairStrategy):
         return everyone.move(by_name, equal)
 
     def _oldest(self, cohort: Cohort) -> int:
-        """How many rounds ago an absent client may have been seen to count."""
+        """Return for how many rounds absent clients count."""
         if self.variant == "paper":
             return len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
         known = len(self.seen)
         return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
-        """Coefficients of d over the updates, shape (M,), for every layer."""
+        """Return coefficients of d over the updates, shape (M,), for every layer."""
         joined: list[tuple[list[Layer], Vector]] = []
         left: list[Layer] = []  # layers without a direction yet
         for layer in layers:
@@ -111,19 +126,19 @@ class FedLF(FairStrategy):
                 joined.append((left, c))
                 left = []
         zeros = {layer: np.zeros(len(gram)) for layer, gram in layers.items()}
-        return zeros | {one: c for group, c in joined for one in group}
+        return zeros | {layer: c for group, c in joined for layer in group}
 
     def _descend(self, gram: Matrix, losses: Vector) -> Vector:
-        """Coefficients of the shortest vector in the hull of updates with this Gram matrix."""
+        """Return coefficients of the shortest vector in the hull, from the Gram matrix."""
         lengths = np.sqrt(gram.diagonal())
-        moved, mine = lengths > 0, lengths[: len(losses)] > 0
-        if not mine.any():
+        moved, present = lengths > 0, lengths[: len(losses)] > 0
+        if not present.any():
             return np.zeros(len(gram))
         length = np.where(moved, lengths, 1.0)
         if self.variant == "paper":
             length = np.full(len(length), lengths[moved].min())
         h = np.zeros(len(gram))
-        h[np.flatnonzero(mine)] = equalising(losses[mine])
+        h[np.flatnonzero(present)] = equalising(losses[present])
         fair = h / length
         if self.variant == "released" and (square := float(fair @ gram @ fair)) > 0:
             fair = fair / np.sqrt(square)
@@ -131,11 +146,11 @@ class FedLF(FairStrategy):
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
-        # In the scaled vectors' unit: it differs from layer to layer.
-        unit = length[0] if self.variant == "paper" else lengths[: len(losses)][mine].mean()
+        # Back from the scaled vectors' unit, which differs from layer to layer.
+        unit = length[0] if self.variant == "paper" else lengths[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
 
 
-def _sum(layers: Mapping[Layer, Matrix], of: Iterable[Layer]) -> Matrix:
-    """The Gram matrix of some layers together."""
-    return np.asarray(np.sum([layers[one] for one in of], axis=0))
+def _sum(layers: Mapping[Layer, Matrix], selected: Iterable[Layer]) -> Matrix:
+    """Return the Gram matrix of the selected layers together."""
+    return np.asarray(np.sum([layers[layer] for layer in selected], axis=0))

@@ -24,46 +24,65 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMDFG(FairStrategy):
-    """Find a step that lowers every client's loss, and evens them out where they are unequal.
+    """Take a step that lowers every client's loss, and equalizes the losses where they are unequal.
 
-    With F_k the received model's loss on client k's data, and g_k = -Delta_k, all scaled to
-    the mean length of their round::
+    With F_k the received model's loss on client k's data, and g_k = -Delta_k, scaled to the mean
+    length of their round::
 
         if the angle between F and (1, ..., 1) is above theta:
             g_fair = sum_k h_k g_k,      h ~ (sum F / ||F||^2) F - 1,    ||h|| = 1
         d      = the shortest vector in the hull of g_1 ... g_K, g_fair,
-                 and of those last round's clients that sit this one out
+                 and the gradients of clients that took part in the last round and are absent now
         theta <- theta - d ||mean_k Delta_k|| / ||d||
 
-    g_fair lowers losses that are too large beside the others, and lets too small ones rise: to
-    first order, and were all gradients as long as they are after scaling.
-    Nothing is changed where 0 is in the hull: no step serves all. That is so, too, where
-    clients agree in their updates, but not in their losses, as an equal descent makes these
-    less equal.
+    To first order, and for gradients of equal length, g_fair lowers losses above the others and
+    raises losses below them. Where 0 is in the hull, no step serves all clients and the model does
+    not change.
 
-    **The paper's line search is not in it**: there all clients test the model at up to
-    2 s + 1 step lengths in every round, messages that a round here does not have, so the
-    length is the mean update's (its Appendix A.3). Reconstructed: equations are from that
-    appendix; the main text was not at hand. From the authors' code are the scaling to the mean
-    length and the memory of one round, whose clients keep the mean length of that round; it also
-    has g_fair wherever a client's loss rose above its mean so far, which is not in the appendix,
-    nor here.
-
-    Clients that did not move are left out of the hull, as in the code. The clients have to
-    report ``received_loss``. BatchNorm statistics are averaged with equal weights. The server
-    keeps one round's updates.
+    Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
+    The server keeps the updates of a round.
 
     Parameters
     ----------
     theta : float in [0, 90]
-        The fairness angle that is tolerated, in degrees. Default 11.25 (pi / 16, Table 2 of
-        the appendix); 90 is plain multi-gradient descent.
+        Largest angle, in degrees, without fair guidance. Default 11.25 (pi / 16, Table 2 of the
+        paper's appendix); 90 is plain multi-gradient descent.
+
+    See Also
+    --------
+    FedLF : The same objectives layer by layer.
+    FedMGDAPlus : A common descent direction of unit-length updates.
+    FedFV : Projection of conflicting gradients.
+
+    Notes
+    -----
+    0 is also in the hull where clients agree in their updates but not in their losses, because an
+    equal descent makes the losses less equal. Updates of zero are left out of the hull, as in the
+    authors' code.
+
+    **The paper's line search is not included.** There all clients test the model at up to 2 s + 1
+    step lengths in every round, which needs further messages; here the length is that of the mean
+    update (its Appendix A.3). Reconstructed: the equations are from this appendix; the main text
+    was not available. From the authors' code are the scaling to the mean length, and the memory of
+    a round, whose clients keep the mean length of that round. The code also uses g_fair wherever
+    a client's loss rose above its mean so far, which is neither in the appendix nor here.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedMDFG
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedMDFG()
+    >>> cohort = make_cohort(updates=[[1.0, 0.0], [0.0, 1.0]], received_loss=[1.0, 3.0])
+    >>> strategy.merge(cohort)["w"].round(2).tolist()  # towards the client with the larger loss
+    [0.11, 0.7]
+    >>> round(strategy.diagnostics["angle"], 1)
+    26.6
     """
 
     paper: ClassVar[str] = "Pan et al., AAAI 2023"
     extra = "solvers"
-    extrapolates = True  # stretched to the length of the mean step
-    keeps_agreement = False  # where losses differ it stands still
+    extrapolates = True  # scaled to the length of the mean step
+    keeps_agreement = False  # equal updates with different losses give no step
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
@@ -72,8 +91,8 @@ class FedMDFG(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.theta = theta
-        self.seen: dict[int, int] = {}  # client -> the round in which it was remembered
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta then
+        self.seen: dict[int, int] = {}  # client -> round of its update in the memory
+        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
 
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = recall(cohort, self.seen, self.memory, 1)
@@ -96,22 +115,22 @@ class FedMDFG(FairStrategy):
     def _descend(
         self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
     ) -> NDArray[np.float64]:
-        """Coefficients of d over the updates, shape (M,), the present clients' first.
+        """Return coefficients of d over the updates, shape (M,), present clients first.
 
         ``before`` is the mean length of the last round's updates.
         """
         lengths = np.sqrt(gram.diagonal())
-        moved, mine = lengths > 0, lengths[: len(losses)] > 0
-        if not mine.any():
+        moved, present = lengths > 0, lengths[: len(losses)] > 0
+        if not present.any():
             return np.zeros(len(gram))
         # In units of the present clients' mean length.
         scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=moved)
-        scale[len(losses) :] *= before / lengths[: len(losses)][mine].mean()
+        scale[len(losses) :] *= before / lengths[: len(losses)][present].mean()
         rows = np.diag(scale)[moved]
         h = np.zeros(len(gram))
-        h[np.flatnonzero(mine)] = equalising(losses[mine])
-        # Beside a loss of 1e200, which only a liar has, its square is 0.
-        if angle(losses[mine]) > self.theta and (length := np.linalg.norm(h)) > 0:
+        h[np.flatnonzero(present)] = equalising(losses[present])
+        # The length underflows to 0 next to a false loss of 1e200.
+        if angle(losses[present]) > self.theta and (length := np.linalg.norm(h)) > 0:
             rows = np.vstack([rows, h / length * scale])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
@@ -120,7 +139,7 @@ class FedMDFG(FairStrategy):
 
 
 def _mean_length(memory: Mapping[int, Arrays]) -> float:
-    """The mean length of those updates that are not 0; 0 if there is none."""
+    """Return the mean length of the updates that are not 0; 0 if there are none."""
     lengths = [
         sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in update.values()))
         for _, update in sorted(memory.items())

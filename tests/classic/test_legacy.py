@@ -266,7 +266,7 @@ def fit_result(tensors: int, measured: Any) -> FitRes:
         (4, "{}", "names 0 arrays, but 1 follow"),
         (4, '{"fisher": ["conv.weight", "x"]}', "names 2 arrays, but 1 follow"),
         (4, "fisher:1", "Expecting value"),
-        (4, '{"fisher": 1}', "expected names of arrays"),
+        (4, '{"fisher": 1}', "expected lists of array names"),
         (4, '{"fisher": ["x"]}', r"missing \['conv.weight'\], unexpected \['x'\]"),
         (2, "{}", r"missing \['bn.num_batches_tracked'\]"),
     ],
