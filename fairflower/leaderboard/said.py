@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from fairflower.leaderboard.analysis import Findings, primary
 from fairflower.leaderboard.design import Benchmark, Sweep
-from fairflower.leaderboard.making import progress
-from fairflower.leaderboard.stages import CONFIRMATION
 from fairflower.report.tables.cells import Cell, Group, Row, Table
 from fairflower.report.text import DASH, listed, number, spread
 from fairflower.statistics.differences import FEWEST, Difference, Estimate
@@ -182,8 +180,10 @@ def _difference(one: Difference | None) -> Cell:
 
 
 def left(findings: Findings) -> str:
-    """How many runs of the confirmation are still to be made."""
-    lines = [line for line in progress(findings.stages) if line.stage == CONFIRMATION]
-    missing: Mapping[str, int] = {line.benchmark: line.left for line in lines if line.left}
-    told: Sequence[str] = [f"{name} {count}" for name, count in missing.items()]
+    """How many runs of the confirmation are still to be made; empty if all are there."""
+    missing = {
+        one.name: len(one.confirmed) * len(one.federations) - len(findings.rows[one.name])
+        for one in findings.stages.benchmarks
+    }
+    told = [f"{name} {count}" for name, count in missing.items() if count]
     return f"Confirmed runs still to be made: {', '.join(told)}." if told else ""
