@@ -1,7 +1,7 @@
 """fairflower in Python and notebooks: make runs, compare them, read them back.
 
     run = ff.run(strategy="fedheal:tau=0.4", rounds=30)
-    results = ff.compare(strategies=["fedavg", "fedheal"], clients=["sgd", "moon"], seeds=range(3))
+    results = ff.compare(strategies=["fedavg", "fedheal"], clients="moon", federations="0-9")
     results.table, results.history, results.differences  # pandas DataFrames
     results.plot("worst")
 

@@ -17,7 +17,7 @@ from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.execution import alone_in, announce, execute, going_on
-from fairflower.plans.plan import Plan, at_a_time, parse_seeds, single
+from fairflower.plans.plan import FEDERATIONS, Plan, at_a_time, parse_seeds, single
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import continued
 
@@ -93,13 +93,14 @@ def compare(
     *,
     strategies: Method | Iterable[Method] | None = None,
     clients: Method | Iterable[Method] | None = None,
-    seeds: Iterable[int] | str = range(3),
+    federations: Iterable[int] | str | None = None,
+    seeds: Iterable[int] | str | None = None,
     jobs: int | None = None,
     output_dir: str | PathLike[str] | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Results:
-    """Train every client with every strategy and seed, as ``fairflower compare`` does.
+    """Train every client with every strategy on every federation, as ``fairflower compare`` does.
 
     Parameters
     ----------
@@ -110,8 +111,11 @@ def compare(
         ``settings``.
     clients : likewise, optional
         Methods of local training. Default: that of ``settings``.
-    seeds : iterable of int, or str
-        ``range(3)``, ``[0, 7]``, ``"0-2"``.
+    federations : iterable of int, or str, optional
+        ``range(20)``, ``[0, 7]``, ``"0-19"``: each number draws who holds what and the run's seed.
+        Default: ten, without ``seeds``.
+    seeds : likewise, optional
+        Seeds on one federation, that of ``data.seed``, of which alone the verdicts are then.
     jobs : int, optional
         Runs at a time, each in its own process on the inline engine. Default: one per core if
         there are as many runs, none uses a GPU and neither ``engine``, ``ray_address`` nor
@@ -136,9 +140,13 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
-    numbers = parse_seeds(seeds) if isinstance(seeds, str) else _whole(seeds)
+    if seeds is not None and federations is not None:
+        raise ConfigError("seeds, federations: give one of them. Federations draw the seed, too.")
+    name = "federations" if seeds is None else "seeds"
+    chosen = (FEDERATIONS if federations is None else federations) if seeds is None else seeds
+    numbers = parse_seeds(chosen, f"--{name}") if isinstance(chosen, str) else _whole(chosen)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"seeds = {seeds!r}: expected different numbers, as range(3).")
+        raise ConfigError(f"{name} = {chosen!r}: expected different numbers, as range(3).")
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
         raise ConfigError("strategies, clients: name at least one, or leave the argument out.")
@@ -153,6 +161,7 @@ def compare(
         rules,
         numbers,
         clients=trainers,
+        federations=seeds is None,
     )
     console = Console(quiet=not progress)
     announce(plan, console)

@@ -14,7 +14,7 @@ from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_o
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.execution import alone_in, announce, execute, going_on
-from fairflower.plans.plan import Plan, at_a_time, parse_seeds
+from fairflower.plans.plan import FEDERATIONS, Plan, at_a_time, parse_seeds
 
 
 @with_settings(
@@ -31,7 +31,21 @@ def compare(
             "fedavg and strategy.name."
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds, or a range as 0-4.")] = "0-2",
+    federations: Annotated[
+        str | None,
+        typer.Option(
+            help="Federations, comma-separated or a range as 0-9: each number draws who holds "
+            "what and the model's and batches' seed (data.seed = seed). Default: "
+            f"{FEDERATIONS}, without --seeds."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Seeds on one federation (data.seed) instead of federations, as 0-4: verdicts "
+            "are then of that federation alone."
+        ),
+    ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
@@ -52,20 +66,21 @@ def compare(
         Path | None, typer.Option(help="The comparison's folder; default: a new one.")
     ] = None,
 ) -> None:
-    """Train every strategy (times client, times seed) on the same data; write one report.
+    """Train every strategy (times client) on every federation; write one report.
 
     A config's strategy.* arguments are those of the strategy that it names, each time it is
     listed, and of no other; `--set strategy.tau=0.4` goes to all strategies that have a tau.
     Arguments after colons win over both, one by one; tau=default is the strategy's default.
-    Clients are treated alike. Seeds come from --seeds alone. What is run is printed first,
-    with all arguments that are not defaults.
+    Clients are treated alike. Seeds come from --federations or --seeds alone. What is run is
+    printed first, with all arguments that are not defaults.
 
     A folder used again keeps its earlier runs: those that are completed are not made again,
     others go on where they were, and the report covers them all.
     """
     folder = new_folder("comparisons", output_dir)
     count = at_a_time(given.settings, at_once(jobs))
-    plan = plan_of(given, strategies, parse_seeds(seeds), clients, folder / "runs")
+    numbers, own = replicates(given, federations, seeds)
+    plan = plan_of(given, strategies, numbers, clients, folder / "runs", own)
     announce(plan, console)
     with alone_in(folder):
         rest = going_on(plan, folder / "runs", console)
@@ -79,7 +94,7 @@ def compare(
 
 #: Keys that many runs cannot have in common -> what to do.
 _OTHERWISE = {
-    "seed": "name them by --seeds",
+    "seed": "name them by --federations or --seeds",
     "strategy.name": "name them by --strategies",
     "run-name": "runs are named by method and seed",
     "output-dir": "give --output-dir",
@@ -96,8 +111,29 @@ def at_once(jobs: str) -> int | None:
     return int(jobs)
 
 
+def replicates(given: Given, federations: str | None, seeds: str | None) -> tuple[list[int], bool]:
+    """The numbers of ``--federations`` or ``--seeds``, and whether they are federations."""
+    if seeds is not None and federations is not None:
+        raise ConfigError(
+            "--federations and --seeds: give one of them. Federations draw the seed, too."
+        )
+    if seeds is not None:
+        return parse_seeds(seeds), False
+    if "data.seed" in given.assigned:
+        raise ConfigError(
+            "--set data.seed: every federation has its own. Name them by --federations, or give "
+            "--seeds for several seeds on one."
+        )
+    return parse_seeds(federations or FEDERATIONS, "--federations"), True
+
+
 def plan_of(
-    given: Given, strategies: str | None, seeds: list[int], clients: str | None, folder: Path
+    given: Given,
+    strategies: str | None,
+    seeds: list[int],
+    clients: str | None,
+    folder: Path,
+    federations: bool = False,
 ) -> Plan:
     """Every client with every strategy and seed, to be written below ``folder``."""
     for key, instead in _OTHERWISE.items():
@@ -111,4 +147,4 @@ def plan_of(
     named = [*chosen, *trainers, *methods_of(given.settings)]
     for key in given.settings:
         check_key(key, named)
-    return Plan.grid(settings, chosen, seeds, given.shared, trainers)
+    return Plan.grid(settings, chosen, seeds, given.shared, trainers, federations)

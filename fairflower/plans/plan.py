@@ -1,4 +1,4 @@
-"""Several runs on one federation: strategies times seeds, with the same data."""
+"""Several runs: strategies times federations, or times seeds on one federation."""
 
 from __future__ import annotations
 
@@ -102,8 +102,12 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     ]
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Read ``"0,1,5"`` or ``"0-2"``.
+#: Federations of a comparison of which nobody says how many.
+FEDERATIONS = "0-9"
+
+
+def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
+    """Read ``"0,1,5"`` or ``"0-2"`` of an option.
 
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
@@ -115,9 +119,9 @@ def parse_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = []
     if len(seeds) > MOST_SEEDS:
-        raise ConfigError(f"--seeds {text!r}: more than {MOST_SEEDS} seeds. Name fewer.")
+        raise ConfigError(f"{option} {text!r}: more than {MOST_SEEDS} numbers. Name fewer.")
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text!r}: expected different numbers as 0,1,2 or 0-2.")
+        raise ConfigError(f"{option} {text!r}: expected different numbers as 0,1,2 or 0-2.")
     return seeds
 
 
@@ -135,8 +139,12 @@ class Plan:
         seeds: Sequence[int],
         shared: Mapping[str, Any] | None = None,
         clients: Sequence[ClientConfig] = (),
+        federations: bool = False,
     ) -> Plan:
         """Every client with every strategy and seed, as `combine` has it.
+
+        With ``federations`` the seeds draw the partition and the clients' data, too:
+        ``data.seed`` = ``seed``, a federation each.
 
         Uniform averaging is always among the strategies, by default FedAvg and the one that
         ``flat`` names. ``ConfigError`` as of `combine`, and on a method that is named twice.
@@ -148,12 +156,14 @@ class Plan:
             strategies = [*strategies, StrategyConfig("uniform")]
         runs = []
         for seed in seeds:
-            configs = combine({**flat, "seed": seed}, strategies, shared, clients)
+            drawn = {"seed": seed, "data.seed": seed} if federations else {"seed": seed}
+            configs = combine({**flat, **drawn}, strategies, shared, clients)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
                     raise ConfigError(f"Method {label!r} is named twice; remove one.")
-                name = f"{file_name(label)}-seed{seed}"
+                unit = "federation" if federations else "seed"
+                name = f"{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
         return cls(runs)
 
@@ -171,18 +181,21 @@ class Plan:
         Arguments that are not shown are the methods' defaults.
         """
         runs = self.runs
+        same_data = len({config.data.seed for config in runs}) == 1
         facts: dict[str, Iterable[object]] = {
             "rounds": (config.num_server_rounds for config in runs),
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
             "seed": (config.seed for config in runs),
+            "data seed": () if same_data else (config.data.seed for config in runs),
             "to": (config.resume or runs_home(config) for config in runs),
         }
         several = len(runs) > 1
         lines = [f"{len(runs)} run{'s' if several else ''} on {runs[0].data.name}"]
         for name, values in facts.items():
             shown = ", ".join(dict.fromkeys(map(str, values)))
-            lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
+            if shown:
+                lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
         if not several:
             return ", ".join(lines)
         return "\n".join([*lines, "Arguments that are not shown are the methods' defaults."])

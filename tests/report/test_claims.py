@@ -684,3 +684,52 @@ def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
     result = command.invoke("report", tmp_path, "--format", "latex")
     assert "% fedheal: seed 0, failed after round" in result.stdout
+
+
+# --- federations -------------------------------------------------------------------------------
+
+
+def federated(
+    root: Path, label: str, values: Sequence[float], shared: int | None = None
+) -> list[Path]:
+    """A run on each federation, whose number draws its seed; or seeds on a ``shared`` one."""
+    folders = []
+    for number, a in enumerate(values):
+        folder = make_run(
+            root / f"{label}-{number}", constant(a=a, b=0.9), label=label, seed=number
+        )
+        drawn = number if shared is None else shared
+        edit("config.toml", "[data]\n", f"[data]\nseed = {drawn}\n")(folder)
+        folders.append(folder)
+    return folders
+
+
+def test_runs_on_federations_of_their_own_are_one_method_and_paired_by_federation(
+    tmp_path: Path,
+) -> None:
+    base, gains = (0.5, 0.3, 0.7, 0.4, 0.6, 0.45), (0.06, 0.05, 0.07, 0.055, 0.065, 0.06)
+    better = [a + gain for a, gain in zip(base, gains, strict=True)]
+    folders = [*federated(tmp_path, "uniform", base), *federated(tmp_path, "x", better[:5])]
+    (comparison,) = compare(map(read_run, folders))
+    assert [(m.name, len(m.runs), m.unit) for m in comparison.methods] == [
+        ("uniform", 6, "federation"),
+        ("x", 5, "federation"),
+    ]
+    assert not comparison.differing
+    (sentence,) = [text for text in sections(folders)[""] if text.startswith("x:")]
+    assert "worst domain +6.00 ± 0.79 points against Uniform" in sentence
+    assert "(5 federations): fairer" in sentence
+    # With one run left it is still of a federation, and says too little.
+    alone = sections([*folders[:6], folders[6]])[""][1]
+    assert "(1 federation): too few pairs" in alone
+
+
+def test_seeds_on_one_federation_say_which_and_other_federations_are_no_pairs(
+    tmp_path: Path,
+) -> None:
+    values = (0.5, 0.52, 0.48, 0.51, 0.49)
+    own = [*federated(tmp_path, "uniform", values, 7), *federated(tmp_path, "x", values[::-1], 7)]
+    assert "(5 seeds of federation 7)" in sections(own)[""][1]
+    other = [*own[:5], *federated(tmp_path / "o", "x", values, 3)]
+    (comparison,) = compare(map(read_run, other))
+    assert contrast(*comparison.methods[::-1], measures(comparison)[0]) is None

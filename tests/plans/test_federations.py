@@ -1,0 +1,26 @@
+"""Plans over federations: one number draws the data and the seed."""
+
+from __future__ import annotations
+
+from fairflower.config import StrategyConfig
+from fairflower.plans.plan import Plan
+
+
+def test_a_federation_is_data_and_seed_of_one_number() -> None:
+    plan = Plan.grid({"data.seed": 9}, StrategyConfig.parse("fedavg"), [3, 4], federations=True)
+    assert [(c.strategy.name, c.data.seed, c.seed, c.run_name) for c in plan.runs] == [
+        ("fedavg", 3, 3, "fedavg-federation3"),
+        ("uniform", 3, 3, "uniform-federation3"),
+        ("fedavg", 4, 4, "fedavg-federation4"),
+        ("uniform", 4, 4, "uniform-federation4"),
+    ]
+    assert "data seed  3, 4" in plan.summary()
+
+
+def test_seeds_leave_the_federation_as_it_is() -> None:
+    plan = Plan.grid({"data.seed": 9}, StrategyConfig.parse("uniform"), [3, 4])
+    assert [(c.data.seed, c.seed, c.run_name) for c in plan.runs] == [
+        (9, 3, "uniform-seed3"),
+        (9, 4, "uniform-seed4"),
+    ]
+    assert "data seed" not in plan.summary()
