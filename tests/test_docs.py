@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional as F
 
+from fairflower import registry
 from fairflower import strategies as shipped
 from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
@@ -386,6 +387,16 @@ def test_what_is_told_of_liars_is_measured(liar: Any) -> None:
                 assert_same(measure(name), row)
     for row in exchanges[::2]:
         assert_same(liar.exchange_row(row[0].strip("`"), float(row[1])), row)
+
+
+@pytest.mark.parametrize(
+    "methods", [registry.STRATEGIES, registry.CLIENTS], ids=["strategies", "clients"]
+)
+def test_every_method_has_an_example_and_related_methods(methods: Any) -> None:
+    for name, method in methods.items():
+        text = method.__doc__ or ""
+        assert "\n    See Also\n    --------\n" in text, name
+        assert "\n    Examples\n    --------\n    >>> " in text, name
 
 
 def test_every_table_is_in_some_document() -> None:

@@ -66,8 +66,8 @@ class NumPyTrainer(NumPyClient):
         """
         model, self.trainer.shared = split(parameters, config)
         self._receive(model)
-        metrics, beside = train_round(self.trainer, self.context, config)
-        arrays, note = pack(self.get_parameters(config), beside)
+        metrics, measured = train_round(self.trainer, self.context, config)
+        arrays, note = pack(self.get_parameters(config), measured)
         return arrays, len(self.trainer.data.train.y), {**metrics, **note}
 
     def evaluate(

@@ -82,7 +82,7 @@ def unpack(
 def split(
     parameters: Sequence[_Array], config: Mapping[str, Any]
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
-    """Split the parameters of ``NumPyClient.fit`` into the model's arrays and those of exchanges.
+    """Split the parameters of ``NumPyClient.fit`` into the model's and the exchanges' arrays.
 
     Returns
     -------

@@ -22,7 +22,7 @@ class HarmoFL(Trainer):
 
         x <- F^-1(A_mean exp(i P))
 
-    In its first round a client keeps a running mean over its batches,
+    In the first round a client keeps a running mean over its batches,
     ``A_k <- (1 - momentum) A_k + momentum * (mean of the batch)``, and normalizes with it. The
     server averages the A_k, and the result does not change any more. A_mean is a buffer of the
     model (`AmplitudeNorm`): it is sent, averaged and saved with the model.

@@ -1,6 +1,6 @@
 """Certificates and keys in the formats of Flower's SuperLink and SuperNodes.
 
-They are what ``openssl`` and ``ssh-keygen`` write, without either program; the guide
+The files equal those of ``openssl`` and ``ssh-keygen``, but neither program is needed; the guide
 ``docs/deployment.md`` shows both ways.
 """
 

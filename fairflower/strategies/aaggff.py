@@ -106,7 +106,7 @@ class AAggFF(FairStrategy):
         super().__init__(**options)
         self.form, self.cdf, self.variant = form, cdf, variant
         self.responses: dict[int, Vector] = {}  # silo: client -> r per round, NaN where absent
-        self.means = np.zeros(0)  # silo: mean r of those present, per round
+        self.means = np.zeros(0)  # silo: mean r of the present clients, per round
         self.gains = np.zeros(0)  # silo: <p, r> per round
         self.p: dict[int, float] = {}  # silo: client -> weight
         self.sums: dict[int, float] = {}  # device: client -> sum of g, up to a common constant
@@ -124,7 +124,7 @@ class AAggFF(FairStrategy):
         """Return the present clients' weights after this round's response, shape (K,)."""
         clients = cohort.client_ids
         K = max(cohort.population, len(self.p.keys() | set(clients)))
-        rest = (1 - sum(self.p.values())) / max(K - len(self.p), 1)  # each of those never seen
+        rest = (1 - sum(self.p.values())) / max(K - len(self.p), 1)  # weight of a new client
         for client in clients:
             self.p.setdefault(client, rest)
             self.responses.setdefault(client, np.full(len(self.means), np.nan))

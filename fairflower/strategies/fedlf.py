@@ -22,8 +22,8 @@ Layer = tuple[str, ...]  # names of its parameters
 class FedLF(FairStrategy):
     """Take in each layer a step that lowers every client's loss and makes the losses more equal.
 
-    With F_k the received model's loss on client k's data and g_k = -Delta_k, a fairness objective
-    joins those of the clients, P = -cos(1, F), with the gradient (Eq. 5)::
+    With F_k the received model's loss on client k's data and g_k = -Delta_k, the clients'
+    objectives are joined by a fairness objective, P = -cos(1, F), with the gradient (Eq. 5)::
 
         g_P = sum_k h_k g_k,    h = ((sum F / ||F||^2) F - 1) / (||1|| ||F||)
 

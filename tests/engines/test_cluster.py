@@ -18,7 +18,7 @@ import pytest
 from processes import ROOT, TIMEOUT, environment, run, started, wait_for
 
 from fairflower.config import RunConfig
-from fairflower.deploy.trial import free_port
+from fairflower.deploy.local import free_port
 from fairflower.engines import cluster
 from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
 from fairflower.engines.workers import Workers
