@@ -21,7 +21,7 @@ from common import machine_facts, markdown, say, version_facts
 from merge import MB, Answers
 
 from fairflower.aggregation.records import decode_record
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.strategies import FairStrategy, FedAvg, FedFV, FedHEAL
@@ -36,7 +36,7 @@ REPETITIONS = 5
 
 def main() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    identify()
+    set_task_identity()
     rows = []
     for model in ("cnn", "resnet10"):
         answers = Answers(model, clients=20)

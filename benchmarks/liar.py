@@ -48,11 +48,11 @@ from fairflower.arrays import record_of
 from fairflower.errors import RoundFailed
 from fairflower.exchanges import (
     ControlVariates,
-    DynamicRegulariser,
+    DynamicRegularizer,
     Exchange,
     Prototypes,
 )
-from fairflower.flower import identify, set_message_id
+from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.numerics.clustering import Clusters
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg
 
@@ -288,7 +288,7 @@ class Local:
 EXCHANGES: dict[str, type[Exchange] | None] = {
     "sgd": None,
     "scaffold": ControlVariates,
-    "feddyn": DynamicRegulariser,
+    "feddyn": DynamicRegularizer,
     "fedproto": Prototypes,
 }
 
@@ -347,7 +347,7 @@ def exchange_row(method: str, length: float) -> list[str]:
 
 def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    identify()
+    set_task_identity()
     find_clusters_once()
     print(version_facts("numpy", "flwr"))
     for title, make in TABLES.items():

@@ -45,7 +45,7 @@ from threadpoolctl import threadpool_info
 
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.records import decode_record, is_buffer
-from fairflower.flower import identify, set_message_id
+from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.models import build
 from fairflower.strategies import Cohort, FairStrategy, FedAvg, FedHEAL, Uniform
 
@@ -217,7 +217,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    identify()
+    set_task_identity()
     answers = Answers(options.model, options.clients)
     if options.memory_of:
         print(json.dumps(measure_memory(answers, *options.memory_of)))

@@ -20,7 +20,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fairflower import config as run_config
-from fairflower.arguments import Argument, declared
+from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES
 
@@ -161,7 +161,7 @@ def method_page(room: str, names: list[str], method: Any) -> str:
     parts = [f"# {names[0]}", f"*{method.paper}*", *before]
     choice = " or ".join(f"`--{table} {name}`" for name in names)
     parts.append(f"{choice}; in Python `{method.__module__}.{method.__name__}`.")
-    own = declared(method)
+    own = argument_specs(method)
     parts += ["## Arguments"] if own else []
     for name, argument in own.items():
         head = f"`{table}.{run_config.kebab(name)} = {shown(argument.default)}`"
@@ -185,7 +185,7 @@ def described(section: DocstringSection) -> dict[str, str]:
     return {one.name: one.description for one in section.value} if of_arguments else {}
 
 
-def takes(own: Argument) -> str:
+def takes(own: ArgumentSpec) -> str:
     """What an argument allows, in words."""
     number = str(own.range or "a number")
     parts = [number.replace("a ", "a whole ", 1) if own.whole else number] if own.number else []

@@ -1,8 +1,8 @@
 """What the arguments of a method allow, declared once: at its constructor.
 
->>> class Rule(Declared):
+>>> class Method(Configurable):
 ...     '''What methods stand on.'''
->>> class Mine(Rule):
+>>> class Mine(Method):
 ...     def __init__(
 ...         self,
 ...         *,
@@ -94,7 +94,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Argument:
+class ArgumentSpec:
     """An argument of a constructor, with what its annotation allows."""
 
     default: Any
@@ -107,7 +107,7 @@ class Argument:
     optional: bool = False  # whether it takes None
 
     @classmethod
-    def of(cls, default: Any, hint: Any) -> Argument:
+    def of(cls, default: Any, hint: Any) -> ArgumentSpec:
         """Read an annotation: numbers, words and None; of anything else nothing is known."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -161,7 +161,7 @@ class Argument:
         return "a whole number" if self.whole and not isinstance(value, Integral) else None
 
 
-class Declared:
+class Configurable:
     """A class whose constructor says what its keyword arguments allow, and is held to it.
 
     A class that names it among its bases is a base of methods: what its constructor and those
@@ -170,46 +170,50 @@ class Declared:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls) and Declared not in cls.__bases__:
+        if "__init__" in vars(cls) and Configurable not in cls.__bases__:
             setattr(cls, "__init__", _checked(vars(cls)["__init__"]))  # noqa: B010
 
     @classmethod
-    def declared(cls) -> dict[str, Argument]:
+    def argument_specs(cls) -> dict[str, ArgumentSpec]:
         """The method's own arguments, with what they allow."""
-        return taken(cls)
+        return constructor_specs(cls)
 
     @classmethod
     def arguments(cls) -> dict[str, Any]:
         """The method's own arguments with their defaults: the paper's hyper-parameters."""
-        return {name: argument.default for name, argument in cls.declared().items()}
+        return {name: argument.default for name, argument in cls.argument_specs().items()}
 
     @classmethod
     def made_with(cls, arguments: Mapping[str, Any]) -> Self:
         """Make one with those of the arguments that its constructor takes."""
-        own = taken(cls)
+        own = constructor_specs(cls)
         return cls(**{name: value for name, value in arguments.items() if name in own})
 
 
-def declared(made_by: Callable[..., Any]) -> dict[str, Argument]:
-    """The own arguments of a method, and of any class or function: its keyword-only ones."""
-    if not isinstance(made_by, type):
-        return dict(_own(made_by))
-    return made_by.declared() if issubclass(made_by, Declared) else taken(made_by)
+def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
+    """Return the keyword-only arguments of a class or function, without its bases' common ones."""
+    if not isinstance(factory, type):
+        return dict(_keyword_specs(factory))
+    if issubclass(factory, Configurable):
+        return factory.argument_specs()
+    return constructor_specs(factory)
 
 
-def taken(kind: type) -> dict[str, Argument]:
+def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
     """The keyword-only arguments of a class's constructor and of those that it passes on to."""
-    return dict(_taken(kind))
+    return dict(_constructor_specs(kind))
 
 
 @functools.cache
-def _taken(kind: type) -> dict[str, Argument]:
-    found: dict[str, Argument] = {}
+def _constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
+    found: dict[str, ArgumentSpec] = {}
     for one in kind.__mro__:
-        if Declared in one.__bases__:
+        if Configurable in one.__bases__:
             break
         if init := vars(one).get("__init__"):
-            found = found | {name: a for name, a in _own(init).items() if name not in found}
+            found = found | {
+                name: a for name, a in _keyword_specs(init).items() if name not in found
+            }
             passed = inspect.signature(init).parameters.values()
             if not any(p.kind is p.VAR_KEYWORD for p in passed):
                 break
@@ -217,12 +221,12 @@ def _taken(kind: type) -> dict[str, Argument]:
 
 
 @functools.cache
-def _own(init: Callable[..., None]) -> dict[str, Argument]:
+def _keyword_specs(init: Callable[..., None]) -> dict[str, ArgumentSpec]:
     own = [p for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
     raw = SimpleNamespace(__annotations__={p.name: p.annotation for p in own})
     names = getattr(inspect.unwrap(init), "__globals__", {})
     hints = get_type_hints(raw, names, include_extras=True)
-    return {p.name: Argument.of(p.default, hints[p.name]) for p in own}
+    return {p.name: ArgumentSpec.of(p.default, hints[p.name]) for p in own}
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
@@ -230,7 +234,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name, argument in _own(init).items():
+        for name, argument in _keyword_specs(init).items():
             if name in given:
                 argument.check(name, given[name])
         init(self, *args, **given)

@@ -55,7 +55,7 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def view(array: Array) -> NDArray[Any]:
     """The values of a Flower array, sharing its bytes."""
-    data = buffer_of(array)
+    data = array_bytes(array)
     length_size = 2 if data[6] == 1 else 4  # of the header's length, by format version
     length = int.from_bytes(data[_MAGIC : _MAGIC + length_size], "little")
     header = _header(bytes(data[: _MAGIC + length_size + length]))
@@ -86,7 +86,7 @@ class SharedArray(Array):
         return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
-def buffer_of(array: Array) -> bytes | memoryview:
+def array_bytes(array: Array) -> bytes | memoryview:
     """The bytes of a Flower array, where they lie."""
     return array.__dict__["buffer"] if isinstance(array, SharedArray) else array.data
 

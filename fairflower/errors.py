@@ -36,7 +36,7 @@ class Diverged(RoundFailed):
     """Training that has left the numbers: a loss, an update or the model is NaN or infinite."""
 
 
-class RuleError(UserError, RuntimeError):
+class StrategyError(UserError, RuntimeError):
     """A strategy that raised something in its own code; the message says what, and where."""
 
 
@@ -44,7 +44,7 @@ class EngineError(UserError, RuntimeError):
     """What clients run on cannot go on; the message says why, and the remedy."""
 
 
-class RunError(UserError, ValueError):
+class RunFolderError(UserError, ValueError):
     """A run folder that cannot be read; the message says why."""
 
 
@@ -56,7 +56,7 @@ class TrialError(UserError, RuntimeError):
     """A trial deployment that cannot go on; the message says which process ended and why."""
 
 
-class Stopped(Exception):
+class RunInterrupted(Exception):
     """The run was asked to stop."""
 
 
@@ -134,7 +134,7 @@ _REMEDIES = {
 }
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in words; of the system's the path, the reason and the remedy, if one is known."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
@@ -154,3 +154,13 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
         return getattr(sys.modules[module], names[name])
 
     return resolve
+
+
+__getattr__ = renamed(
+    __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
+)
+
+
+__getattr__ = renamed(
+    __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
+)

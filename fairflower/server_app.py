@@ -10,8 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from fairflower.config import RunConfig, keys
-from fairflower.flower import stopping_with_flower
-from fairflower.server.checkpoint import continued
+from fairflower.flower_compat import stopping_with_flower
+from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
 
 app = ServerApp()
@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
         # Flower sends every key; those that are not as in pyproject.toml were given.
         flat, defaults = config.to_flat(), keys()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
-        config = continued(Path(config.resume), given)
+        config = resumed_config(Path(config.resume), given)
     console, stop = Console(width=200, force_terminal=False), threading.Event()
     with stopping_with_flower(stop):
         Session(grid, config, console, stop=stop).run()

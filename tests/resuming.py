@@ -16,8 +16,8 @@ from rich.console import Console
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import Stopped
-from fairflower.server.checkpoint import continued
+from fairflower.errors import RunInterrupted
+from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
 
 SETTINGS = {
@@ -43,7 +43,7 @@ def session(made: RunConfig, app: ClientApp = client_app, **options: Any) -> Ses
 
 def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
     """Go on with a run in a federation of its own, as after the death of everything."""
-    return session(continued(folder, given), app).run()
+    return session(resumed_config(folder, given), app).run()
 
 
 def stopped(made: RunConfig, server_round: int) -> Path:
@@ -58,7 +58,7 @@ def stopped(made: RunConfig, server_round: int) -> Path:
     made_session = session(made, replacing(train=train), stop=stop)
     try:
         made_session.run()
-    except Stopped:
+    except RunInterrupted:
         assert made_session.folder is not None
         return made_session.folder.path
     raise AssertionError(f"the run ended before round {server_round}")

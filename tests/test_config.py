@@ -42,7 +42,7 @@ def test_a_run_that_went_on_by_other_settings_that_are_allowed_is_still_the_same
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategys_arguments_are_refused_alike_in_a_config_and_in_a_constructor(name):
-    for arg, allowed in STRATEGIES[name].declared().items():
+    for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         bad = float("nan") if allowed.range else 0
         with pytest.raises(ConfigError) as by_hand:

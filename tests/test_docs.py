@@ -339,7 +339,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
     import liar
 
     monkeypatch.setattr(clusters, "cluster", clusters.cluster)  # it is restored at the end
-    liar.identify()
+    liar.set_task_identity()
     liar.find_clusters_once()
     return liar
 

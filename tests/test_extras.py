@@ -14,7 +14,7 @@ from command import call
 import fairflower as ff
 from fairflower import errors
 from fairflower.errors import EXTRAS, NotInstalled, installed
-from fairflower.exchanges import Centres
+from fairflower.exchanges import ClusterCenters
 from fairflower.strategies import STRATEGIES, min_norm_weights
 
 
@@ -37,7 +37,7 @@ def test_a_strategy_that_needs_more_says_so_where_it_is_made(name: str) -> None:
 
 @pytest.mark.usefixtures("lacking")
 def test_so_does_what_others_compute_with() -> None:
-    for needing in (Centres, lambda: min_norm_weights([[1.0]])):
+    for needing in (ClusterCenters, lambda: min_norm_weights([[1.0]])):
         with pytest.raises(NotInstalled, match=r"fairflower\[solvers\]"):
             needing()
 

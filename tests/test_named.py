@@ -141,7 +141,7 @@ def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> N
 
 def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
     made = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
-    assert made.strategy.made_by().declared().keys() == {"power", "mode"}
+    assert made.strategy.made_by().argument_specs().keys() == {"power", "mode"}
 
 
 def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:

@@ -13,6 +13,20 @@ RENAMED = [
     ("models", "recall", "cached_first_stage"),
     ("models.weights", "from_text", "decode_json_weights"),
     ("models.weights", "from_file", "load_weights_file"),
+    ("aggregation.carried_weights", "shares", "current_weights"),
+    ("aggregation.carried_weights", "hold", "store_weights"),
+    ("aggregation.directions", "angle", "inequality_angle"),
+    ("aggregation.directions", "equalising", "inequality_gradient"),
+    ("aggregation.directions", "recall", "with_absent_clients"),
+    ("aggregation.directions", "remember", "store_updates"),
+    ("aggregation.directions", "stretched", "rescale_to_length"),
+    ("aggregation.consistency", "UpdateConsistency", "SignConsistency"),
+    ("aggregation.clusters", "Clustered", "ClusteringMixin"),
+    ("errors", "RuleError", "StrategyError"),
+    ("errors", "RunError", "RunFolderError"),
+    ("errors", "Stopped", "RunInterrupted"),
+    ("exchanges", "Centres", "ClusterCenters"),
+    ("exchanges", "DynamicRegulariser", "DynamicRegularizer"),
 ]
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("mkdocs", reason="the site needs the extra 'docs'")
 import docstrings
 import pages
 
-from fairflower.arguments import Argument, Range
+from fairflower.arguments import ArgumentSpec, Range
 from fairflower.registry import CLIENTS, STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -59,14 +59,14 @@ def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        (Argument(1.0, number=True, range=Range(0, 1), optional=True),
+        (ArgumentSpec(1.0, number=True, range=Range(0, 1), optional=True),
          "A number in [0, 1] or `none`"),
-        (Argument(1, number=True, whole=True, range=Range(1)), "A whole number from 1"),
-        (Argument("a", words=("a", "b")), "`a` or `b`"),
-        (Argument("a", text=True), "Any word"),
+        (ArgumentSpec(1, number=True, whole=True, range=Range(1)), "A whole number from 1"),
+        (ArgumentSpec("a", words=("a", "b")), "`a` or `b`"),
+        (ArgumentSpec("a", text=True), "Any word"),
     ],
 )  # fmt: skip
-def test_what_an_argument_takes_is_said_in_words(argument: Argument, text: str) -> None:
+def test_what_an_argument_takes_is_said_in_words(argument: ArgumentSpec, text: str) -> None:
     assert pages.takes(argument) == text
 
 

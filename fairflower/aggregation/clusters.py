@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.errors import renamed
 from fairflower.numerics.clustering import Clustering, Clusters, cluster, cluster_diagnostics
 
 
-class Clustered:
+class ClusteringMixin:
     """A base of what finds clusters: of the representations that it ``needs`` first."""
 
     STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
@@ -40,3 +41,9 @@ class Clustered:
         )
         self.members, self.centres = clusters.members, clusters.centres
         return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)
+
+
+__getattr__ = renamed(__name__, Clustered="ClusteringMixin")
+
+
+__getattr__ = renamed(__name__, Clustered="ClusteringMixin")

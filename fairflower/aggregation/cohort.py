@@ -140,9 +140,11 @@ class Cohort:
         """||Delta_k||^2 over all parameters, or over arrays by name, shape (K,)."""
 
         def measure(block: Block) -> NDArray[np.float64]:
-            return np.array([squares(block.update(k)) for k in range(len(self))])
+            return np.array([partial_squared_sums(block.update(k)) for k in range(len(self))])
 
-        return summed(self.each(self.parameters if names is None else names, measure), len(self))
+        return sum_in_order(
+            self.each(self.parameters if names is None else names, measure), len(self)
+        )
 
     def gram(
         self, measured: str | None = None, names: Sequence[str] | None = None
@@ -317,8 +319,8 @@ class Cohort:
         return step
 
 
-def squares(values: Floats) -> list[float]:
-    """Sums of squares of values [b], one for each ``BLOCK`` of them, for `summed`.
+def partial_squared_sums(values: Floats) -> list[float]:
+    """Sums of squares of values [b], one for each ``BLOCK`` of them, for `sum_in_order`.
 
     In the values' own precision, or in double where that overflows.
     """
@@ -336,7 +338,7 @@ def squares(values: Floats) -> list[float]:
     return sums
 
 
-def summed(parts: Iterable[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
+def sum_in_order(parts: Iterable[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
     """Sum the rows of arrays [rows, n] that lie side by side, from left to right."""
     whole = np.concatenate([np.zeros((rows, 1)), *parts], axis=1)
     return np.asarray(np.add.accumulate(whole, axis=1)[:, -1])

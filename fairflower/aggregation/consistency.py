@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.errors import renamed
 
-#: Bins of ``UpdateConsistency``, of equal width from 1/2 to 1.
+#: Bins of ``SignConsistency``, of equal width from 1/2 to 1.
 BINS = 10
 
 
-class UpdateConsistency:
+class SignConsistency:
     """How steadily parameters are pushed in one direction (FedHEAL, Fig. 2).
 
     A parameter's consistency at a client is the larger share of a window's rounds in
@@ -64,3 +65,9 @@ def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArra
     # The hair keeps 0.6 = 1 - 0.4 in the bin that begins there.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)
     return np.asarray(np.bincount(place, tally, minlength=BINS) / tally.sum())
+
+
+__getattr__ = renamed(__name__, UpdateConsistency="SignConsistency")
+
+
+__getattr__ = renamed(__name__, UpdateConsistency="SignConsistency")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.errors import renamed
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -22,7 +23,7 @@ Matrix = NDArray[np.float64]
 STATIONARY = 1e-4
 
 
-def recall(
+def with_absent_clients(
     cohort: Cohort, seen: Mapping[int, int], memory: Mapping[int, Arrays], oldest: int
 ) -> tuple[Cohort, NDArray[np.int64]]:
     """Put clients that sit out behind the cohort, as if they moved as they did last.
@@ -42,21 +43,21 @@ def recall(
     return replace(cohort, returned=(*cohort.returned, *recalled)), ages
 
 
-def remember(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays]) -> None:
-    """Keep this round's updates for `recall`."""
+def store_updates(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays]) -> None:
+    """Keep this round's updates for `with_absent_clients`."""
     for k, client in enumerate(cohort.client_ids):
         returned, received = cohort.returned[k], cohort.received
         memory[client] = {n: returned[n] - received[n] for n in cohort.parameters}
         seen[client] = cohort.server_round
 
 
-def equalising(losses: Vector) -> Vector:
+def inequality_gradient(losses: Vector) -> Vector:
     """Find how much more unequal the losses get as each of them rises, shape (K,).
 
     The gradient of -cos(1, F) with respect to the losses F, positive for those that are too
     large: ((sum F / ||F||^2) F - 1) / (||1|| ||F||). Zero where all are equal.
 
-    >>> equalising(np.array([3.0, 1.0])).round(4).tolist()
+    >>> inequality_gradient(np.array([3.0, 1.0])).round(4).tolist()
     [0.0447, -0.1342]
     """
     F = np.maximum(losses, 0)
@@ -67,10 +68,10 @@ def equalising(losses: Vector) -> Vector:
     return np.asarray((F * (F.sum() / (F @ F)) - 1) / sqrt(len(F) * float(F @ F)) / largest)
 
 
-def angle(losses: Vector) -> float:
+def inequality_angle(losses: Vector) -> float:
     """The angle between losses and (1, ..., 1), in degrees: how unequal they are.
 
-    >>> round(angle(np.array([3.0, 1.0])), 2), angle(np.zeros(2))
+    >>> round(inequality_angle(np.array([3.0, 1.0])), 2), inequality_angle(np.zeros(2))
     (26.57, 0.0)
     """
     F = np.maximum(losses, 0)
@@ -78,7 +79,27 @@ def angle(losses: Vector) -> float:
     return degrees(acos(min(float(F.sum()) / sqrt(len(F) * float(F @ F)), 1.0)))
 
 
-def stretched(c: Vector, gram: Matrix, like: Vector) -> Vector:
+def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
     """The direction with coefficients ``c``, as long as that with coefficients ``like``."""
     before, after = float(like @ gram @ like), float(c @ gram @ c)
     return c * sqrt(before / after) if after > 0 else np.zeros_like(c)
+
+
+__getattr__ = renamed(
+    __name__,
+    angle="inequality_angle",
+    equalising="inequality_gradient",
+    recall="with_absent_clients",
+    remember="store_updates",
+    stretched="rescale_to_length",
+)
+
+
+__getattr__ = renamed(
+    __name__,
+    angle="inequality_angle",
+    equalising="inequality_gradient",
+    recall="with_absent_clients",
+    remember="store_updates",
+    stretched="rescale_to_length",
+)

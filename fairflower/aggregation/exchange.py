@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fairflower.aggregation.bounds import clip_updates
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.records import check_arrays
-from fairflower.arguments import Declared
+from fairflower.arguments import Configurable
 
 
-class Exchange(Declared):
+class Exchange(Configurable):
     """One kind of shared state; a subclass is one method's."""
 
     #: Of the ArrayRecord in train messages and, if ``returned``, in their replies.
@@ -55,7 +55,7 @@ class Exchange(Declared):
         """
         return ()
 
-    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+    def clip_cohort(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
         """The cohort's returns, none longer than ``median`` times their median length.
 
         Called where updates are bounded so (``clip_update_median``). By default they are
@@ -71,7 +71,7 @@ class Exchange(Declared):
         return merged
 
 
-def bound(
+def clip_cohort(
     cohort: Cohort, exchanges: Sequence[Exchange], norm: float | None, median: float | None
 ) -> tuple[Cohort, NDArray[np.float64] | None]:
     """Clip a cohort's updates and, by the median, what it returned to exchanges.

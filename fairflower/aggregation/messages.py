@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.records import decode_record
-from fairflower.aggregation.rule import Rule
-from fairflower.flower import copied, privacy_wrapper
+from fairflower.flower_compat import copied, privacy_wrapper
 
 
 @dataclass(frozen=True)
-class Enrolment:
+class EnrolledClients:
     """The clients, as far as a strategy knows them."""
 
     #: Client id -> node id of the whole federation, by client id; None before
@@ -39,7 +39,7 @@ class Enrolment:
         return [nodes[i] for i in sorted(chosen)]
 
 
-def tell(message: Message, config_key: str, told: Mapping[str, float | str]) -> None:
+def add_client_config(message: Message, config_key: str, told: Mapping[str, float | str]) -> None:
     """Add to a message's config what its client alone is to know."""
     if told:
         # The messages of a round share their content.
@@ -47,7 +47,7 @@ def tell(message: Message, config_key: str, told: Mapping[str, float | str]) -> 
         message.content = RecordDict({**message.content, config_key: copied(config, told)})
 
 
-def check_privacy(rule: Rule, model: ArrayRecord) -> None:
+def check_dp_compatible(rule: StrategyHooks, model: ArrayRecord) -> None:
     """Refuse what clipping by Flower's differential privacy would take for parameters."""
     if not (wrapper := privacy_wrapper()):
         return

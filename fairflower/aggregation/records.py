@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, squares
+from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
@@ -76,7 +76,7 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     return check_arrays(arrays, {"h": h})
 
 
-def check_signs(arrays: Arrays) -> None:
+def check_non_negative(arrays: Arrays) -> None:
     """Refuse negative values."""
     for name, array in arrays.items():
         if array.size and array.min() < 0:
@@ -142,7 +142,7 @@ def squared_length(array: NDArray[Any]) -> float:
     if array.dtype.kind != "f":
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return sum(squares(array.reshape(-1)))
+        return sum(partial_squared_sums(array.reshape(-1)))
 
 
 def is_real(array: NDArray[Any]) -> bool:

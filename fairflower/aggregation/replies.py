@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.messages import Enrolment
+from fairflower.aggregation.hooks import StrategyHooks
+from fairflower.aggregation.messages import EnrolledClients
 from fairflower.aggregation.records import (
     LARGEST,
     MOST,
@@ -29,15 +30,14 @@ from fairflower.aggregation.records import (
     NotFinite,
     check_arrays,
     check_metric,
+    check_non_negative,
     check_representation,
     check_round,
-    check_signs,
     decode_record,
     length,
     measured_arrays,
     scalar_metrics,
 )
-from fairflower.aggregation.rule import Rule
 from fairflower.errors import Diverged, RoundFailed, logger
 
 #: What errors speak of that numbers cause which are none any more: ours, PyTorch's, NumPy's.
@@ -57,12 +57,12 @@ Answer = TypeVar("Answer")
 
 
 @dataclass
-class Sorter:
+class ReplyFilter:
     """Tells a round's usable replies from the others."""
 
     server_round: int
     asked: Sequence[Message]
-    enrolment: Enrolment  # learns the ids of clients that were not known
+    enrolment: EnrolledClients  # learns the ids of clients that were not known
     examples_key: str  # the metric that counts examples
     min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
@@ -95,7 +95,7 @@ class Sorter:
             waiting.discard(node)
             try:
                 if reply.has_error():
-                    reason = short(reply.error.reason or "failed without a reason")
+                    reason = shorten_error(reply.error.reason or "failed without a reason")
                     raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
                 metrics = scalar_metrics(reply.content)
                 claimed = _client_id(metrics, default=client)
@@ -174,7 +174,7 @@ class Sorter:
             raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
 
 
-class Member(NamedTuple):
+class ParsedReply(NamedTuple):
     """A usable reply to a train message, taken apart."""
 
     content: RecordDict
@@ -183,21 +183,21 @@ class Member(NamedTuple):
     measured: dict[str, Arrays]
 
 
-class Examiner:
+class ReplyParser:
     """Takes replies to a round's train messages apart.
 
     The rule says what they have to hold; clients received a model, and of some the number of
     training examples is known: ``sizes``, by their ids.
     """
 
-    def __init__(self, rule: Rule, received: Arrays, sizes: Mapping[int, int]) -> None:
+    def __init__(self, rule: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
         self.rule, self.received, self.sizes = rule, received, sizes
         self.buffers = rule.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.length = length(received)
         self.striking: list[str] = []  # who returned what is far longer than usual
 
-    def take_apart(self, client: int, content: RecordDict, metrics: MetricRecord) -> Member:
+    def take_apart(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """One client's reply, or ``InvalidReply`` saying what is wrong with it."""
         self._check_size(client, metrics)
         if "state-round" in metrics:
@@ -216,9 +216,9 @@ class Examiner:
         for exchange in self.rule.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
-        return Member(content, metrics, arrays, measured)
+        return ParsedReply(content, metrics, arrays, measured)
 
-    def members(self, replies: Iterable[Message], sorter: Sorter) -> dict[int, Member]:
+    def members(self, replies: Iterable[Message], sorter: ReplyFilter) -> dict[int, ParsedReply]:
         """The usable replies by client id; ``RoundFailed`` if they are too few."""
         members = sorter.usable(replies, self.take_apart)
         sorter.check_enough(len(members))
@@ -226,7 +226,7 @@ class Examiner:
         self._drop_overlong(members, sorter)
         return members
 
-    def _drop_odd_shapes(self, members: dict[int, Member], sorter: Sorter) -> None:
+    def _drop_odd_shapes(self, members: dict[int, ParsedReply], sorter: ReplyFilter) -> None:
         """Go on without those whose arrays have another shape than most others'."""
         shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
@@ -244,7 +244,7 @@ class Examiner:
                     del members[client]
             sorter.check_enough(len(members))
 
-    def _drop_overlong(self, members: dict[int, Member], sorter: Sorter) -> None:
+    def _drop_overlong(self, members: dict[int, ParsedReply], sorter: ReplyFilter) -> None:
         """Go on without those who sent beside the model what would be all that is left of a sum."""
         for name in sorted(next(iter(members.values())).measured):
             lengths = {client: length(m.measured[name]) for client, m in members.items()}
@@ -273,11 +273,15 @@ class Examiner:
             self.striking.append(f"client {client}'s {said}")
 
     def cohort(
-        self, members: Mapping[int, Member], server_round: int, population: int, max_weight: float
+        self,
+        members: Mapping[int, ParsedReply],
+        server_round: int,
+        population: int,
+        max_weight: float,
     ) -> Cohort:
         """The members as a cohort, in the order of their ids."""
         ordered = [members[i] for i in sorted(members)]
-        metrics = common([member.metrics for member in ordered])
+        metrics = stack_common_metrics([member.metrics for member in ordered])
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(members)),
@@ -327,14 +331,14 @@ class Examiner:
     def _vectors(self, name: str, content: RecordDict) -> Arrays:
         """What a client measured that is no number."""
         self._check_there(name, "ArrayRecord", content.array_records)
-        with _about(name):
+        with _naming_record(name):
             arrays = decode_record(content.array_records[name])
             if name in self.rule.REPRESENTATIONS:
                 arrays = check_representation(arrays)
             else:
                 arrays = check_arrays(arrays, self.trained)
             if name in self.rule.NON_NEGATIVE:
-                check_signs(arrays)
+                check_non_negative(arrays)
         return arrays
 
     def _returned(self, exchange: Exchange, content: RecordDict, metrics: MetricRecord) -> Arrays:
@@ -344,7 +348,7 @@ class Examiner:
                 f"it sent no ArrayRecord {exchange.name!r}, which {type(exchange).__name__} "
                 "collects. Train with a method that returns it"
             )
-        with _about(exchange.name):
+        with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
             examples = float(metrics[self.rule.weighted_by_key])  # type: ignore[arg-type]
             return exchange.check(arrays, self.trained, examples)
@@ -361,13 +365,13 @@ def check_test(metrics: MetricRecord, examples_key: str, most: float) -> None:
         check_metric(key, value)
 
 
-def common(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
+def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
     """Those metrics that all records have, shape (K,) each."""
     keys = [key for key in records[0] if all(key in record for record in records)]
     return {key: np.array([record[key] for record in records], float) for key in keys}
 
 
-def mean_of(
+def aggregate_metrics(
     metrics: Mapping[str, NDArray[np.float64]],
     examples_key: str,
     function: Callable[[list[RecordDict], str], MetricRecord],
@@ -383,12 +387,12 @@ def mean_of(
     )
 
 
-def short(reason: str) -> str:
+def shorten_error(reason: str) -> str:
     """What an error reply says at its heart, without the traceback around it.
 
-    >>> short("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
+    >>> shorten_error("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
     'boom'
-    >>> short("<class 'fairflower.errors.DataError'>:<'no images'>")
+    >>> shorten_error("<class 'fairflower.errors.DataError'>:<'no images'>")
     'DataError: no images'
     """
     if "ActorDiedError" in reason or "actor is dead" in reason:
@@ -406,7 +410,7 @@ def _client_id(metrics: MetricRecord, default: int) -> int:
 
 
 @contextmanager
-def _about(name: str) -> Iterator[None]:
+def _naming_record(name: str) -> Iterator[None]:
     """Say which of a reply's records is invalid."""
     try:
         yield

@@ -1,9 +1,9 @@
 """What a rule carries from round to round, as plain arrays that any file can hold.
 
->>> flat = flatten({"p": {0: 0.25, 7: 0.75}, "beta": None})
+>>> flat = flatten_state({"p": {0: 0.25, 7: 0.75}, "beta": None})
 >>> {name: array.tolist() for name, array in flat.items()}
 {'p/#0!': 0.25, 'p/#7!': 0.75, 'beta?': 0}
->>> unflatten(flat)
+>>> unflatten_state(flat)
 {'p': {0: 0.25, 7: 0.75}, 'beta': None}
 """
 
@@ -29,7 +29,7 @@ _VALUES: dict[str, Callable[[NDArray[Any]], Any]] = {
 }
 
 
-class Carrier(NamedTuple):
+class StatefulPart(NamedTuple):
     """An object with attributes that are carried from round to round."""
 
     kind: str
@@ -38,17 +38,20 @@ class Carrier(NamedTuple):
     attributes: tuple[str, ...]
 
 
-def save(carriers: Sequence[Carrier]) -> Arrays:
+def collect_state(carriers: Sequence[StatefulPart]) -> Arrays:
     """What they carry, as named arrays."""
     state: dict[str, dict[str, Any]] = {}
     for kind, name, place, attributes in carriers:
         state.setdefault(kind, {})[name] = {a: getattr(place, a) for a in attributes}
-    return flatten(state)
+    return flatten_state(state)
 
 
-def load(carriers: Sequence[Carrier], state: Mapping[str, NDArray[Any]]) -> None:
-    """Give them what ``save`` took; ``ValueError`` if it is not theirs, and none is changed."""
-    saved = unflatten(state)
+def restore_state(carriers: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
+    """Set the attributes that `collect_state` read.
+
+    ``ValueError``, before anything is changed, if ``state`` has other attributes.
+    """
+    saved = unflatten_state(state)
     for kind, name, place, attributes in carriers:
         values = saved.get(kind, {}).get(name, {})
         if set(values) != set(attributes):
@@ -62,7 +65,7 @@ def load(carriers: Sequence[Carrier], state: Mapping[str, NDArray[Any]]) -> None
             setattr(place, attribute, value)
 
 
-def flatten(state: Mapping[Any, Any], parent: str = "") -> Arrays:
+def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     """Nested dicts (keys: text or whole numbers) of numbers, None and arrays, as arrays.
 
     ``TypeError`` names anything else by its path.
@@ -71,7 +74,7 @@ def flatten(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     for key, value in state.items():
         path = parent + (f"#{key}" if isinstance(key, int) else key.translate(_ESCAPES))
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, path + "/")
+            flat |= flatten_state(value, path + "/")
         elif isinstance(value, Mapping):
             flat[path + "{"] = np.zeros((), np.int8)
         elif value is None:
@@ -85,8 +88,8 @@ def flatten(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     return flat
 
 
-def unflatten(flat: Mapping[str, NDArray[Any]]) -> dict[Any, Any]:
-    """Undo ``flatten``: the same keys, numbers and arrays, in the same order."""
+def unflatten_state(flat: Mapping[str, NDArray[Any]]) -> dict[Any, Any]:
+    """Undo ``flatten_state``: the same keys, numbers and arrays, in the same order."""
     state: dict[Any, Any] = {}
     for path, array in flat.items():
         *parents, leaf = path.split("/")

@@ -14,13 +14,19 @@ from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.exchange import Exchange, bound
-from fairflower.aggregation.messages import Enrolment, check_privacy, tell
+from fairflower.aggregation.exchange import Exchange, clip_cohort
+from fairflower.aggregation.hooks import Diagnostic, StrategyHooks
+from fairflower.aggregation.messages import EnrolledClients, add_client_config, check_dp_compatible
 from fairflower.aggregation.records import check_finite, decode_record, is_finite
-from fairflower.aggregation.replies import Examiner, Sorter, check_test, common, mean_of
-from fairflower.aggregation.rule import Diagnostic, Rule
-from fairflower.aggregation.state import Carrier, load, save
-from fairflower.arguments import Declared
+from fairflower.aggregation.replies import (
+    ReplyFilter,
+    ReplyParser,
+    aggregate_metrics,
+    check_test,
+    stack_common_metrics,
+)
+from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
+from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, require
 
@@ -65,11 +71,11 @@ class Options(TypedDict, total=False):
     clip_update_median: float | None
 
 
-class FairStrategy(Rule, Declared, flower.FedAvg):
+class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     """Base of all aggregation rules of fairflower.
 
     A subclass says how to merge a cohort: by weights (``weigh``) or altogether (``merge``);
-    `Rule` has all that it may define. Messages, checks and ordering are done here.
+    `StrategyHooks` has all that it may define. Messages, checks and ordering are done here.
 
     Parameters
     ----------
@@ -116,7 +122,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self.seed = 0
-        self._enrolment = Enrolment()
+        self._enrolment = EnrolledClients()
         self._population = 0
         self._striking: list[str] = []  # what was far longer than usual, in the last such round
         self._sent: ArrayRecord | None = None
@@ -125,18 +131,18 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
 
     def state_dict(self) -> Arrays:
         """What is carried from round to round, as named arrays for a checkpoint."""
-        return save(self._carriers())
+        return collect_state(self._carriers())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from where ``state_dict`` was called; ``ValueError`` if it is not of this rule."""
-        load(self._carriers(), state)
+        restore_state(self._carriers(), state)
 
-    def _carriers(self) -> list[Carrier]:
+    def _carriers(self) -> list[StatefulPart]:
         observers: list[Any] = [o for o in self.observers if hasattr(o, "STATE")]
         return [
-            Carrier("rule", "own", self, (*self.STATE, "merged_rounds")),
-            *(Carrier("exchanges", e.name, e, e.STATE) for e in self.exchanges),
-            *(Carrier("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
+            StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
+            *(StatefulPart("exchanges", e.name, e, e.STATE) for e in self.exchanges),
+            *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
         ]
 
     # --- what Flower calls -----------------------------------------------------------
@@ -152,7 +158,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         reply that claims others is left out.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._enrolment = Enrolment(dict(sorted(nodes.items())), sizes or {}, clients)
+        self._enrolment = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
         self.seed = seed
         for exchange in self.exchanges:
             exchange.seed = seed
@@ -165,7 +171,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         ``ValueError`` if a wrapper of Flower's clips updates, and would clip what is none; or if
         the rule refuses the config (`read_config`).
         """
-        check_privacy(self, arrays)
+        check_dp_compatible(self, arrays)
         self.read_config(config)
         if self.measurements:
             config["measure"] = ",".join(self.measurements)
@@ -188,7 +194,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
             told = {**self._last_merged(client), **self.tell(client)}
             for exchange in self.exchanges:
                 told |= exchange.tell(client)
-            tell(message, self.configrecord_key, told)
+            add_client_config(message, self.configrecord_key, told)
         self._sent, self._asked = arrays, messages
         return messages
 
@@ -206,7 +212,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
             last = self._last_merged(self._enrolment.client_of(message))
-            tell(message, self.configrecord_key, last)
+            add_client_config(message, self.configrecord_key, last)
         self._asked_to_test = messages
         return messages
 
@@ -224,7 +230,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         if not self._asked:
             return None, None
         sorter = self._sorter(server_round, self._asked)
-        examiner = Examiner(self, decode_record(self._sent), self._enrolment.sizes)
+        examiner = ReplyParser(self, decode_record(self._sent), self._enrolment.sizes)
         members = examiner.members(replies, sorter)
         if examiner.striking:
             self._striking = [f"round {server_round}: {text}" for text in examiner.striking]
@@ -234,7 +240,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.diagnostics, self.clusters = {}, None
         sorter.check_cap(len(cohort), self.max_client_weight)
         bounds = self.clip_update_norm, self.clip_update_median
-        cohort, factors = bound(cohort, self.exchanges, *bounds)
+        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
         if factors is not None:
             self.diagnostics["clipped"] = factors
         merged = self.merge(cohort)
@@ -251,7 +257,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         contents = [members[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
-        return record_of(merged), mean_of(cohort.metrics, key, function, contents)
+        return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -277,7 +283,7 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
         key, function = self.weighted_by_key, self.evaluate_metrics_aggr_fn
-        return mean_of(common(metrics), key, function, list(contents))
+        return aggregate_metrics(stack_common_metrics(metrics), key, function, list(contents))
 
     def evaluations(
         self, server_round: int, replies: Iterable[Message], most_tested: Mapping[int, int]
@@ -308,8 +314,8 @@ class FairStrategy(Rule, Declared, flower.FedAvg):
         last = self.merged_rounds.get(client, default)
         return {} if last is None else {"merged-round": last}
 
-    def _sorter(self, server_round: int, asked: list[Message]) -> Sorter:
-        sorter = Sorter(
+    def _sorter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+        sorter = ReplyFilter(
             server_round,
             asked,
             self._enrolment,

@@ -14,15 +14,15 @@ from rich.console import Console
 from fairflower.api.given import Method, Options, Settings, method, methods, options_of, settings_of
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.execution import alone_in, announce, execute, going_on
 from fairflower.plans.plan import FEDERATIONS, Plan, at_a_time, parse_seeds, single
 from fairflower.report import Run, read_run, read_runs
-from fairflower.server.checkpoint import continued
+from fairflower.server.checkpoint import resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and what is wrong is said before
-    from fairflower.server.telling import OnRound
+    from fairflower.server.callbacks import OnRound
 
 
 def run(
@@ -80,7 +80,7 @@ def run(
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
                 raise ConfigError(f"{name}: a run that is resumed keeps its own settings.")
-        config = continued(Path(resume), given)
+        config = resumed_config(Path(resume), given)
     console = Console(quiet=not progress)
     plan = Plan([config])
     announce(plan, console)
@@ -185,17 +185,19 @@ def read(*paths: str | PathLike[str]) -> Results:
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
     Each run is read once. What a pattern matches and is no run is passed over; of runs that
-    cannot be read there is a warning. ``RunError`` where no run is left, ``ConfigError`` where a
-    path holds none.
+    cannot be read there is a warning. ``RunFolderError`` where no run is left, ``ConfigError``
+    where a path holds none.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for given in paths for place in _places(str(given))):
         try:
             runs += read_runs(place)
-        except RunError as error:
+        except RunFolderError as error:
             warnings.warn(f"Left out: {error}", stacklevel=2)
     if not runs:
-        raise RunError(f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}.")
+        raise RunFolderError(
+            f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}."
+        )
     return Results(runs)
 
 

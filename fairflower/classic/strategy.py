@@ -26,7 +26,7 @@ from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.classic.packing import MEASURED, SHARED, unpack
-from fairflower.flower import identify_if_nobody_has, node_of, set_message_id
+from fairflower.flower_compat import ensure_task_identity, proxy_node_id, set_message_id
 from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
@@ -248,11 +248,11 @@ def _ask(
     manager: ClientManager,
 ) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
     """Return the strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
-    identify_if_nobody_has()
+    ensure_task_identity()
     proxies: dict[int, ClientProxy] = {}
 
     def get_node_ids() -> list[int]:
-        present = {node_of(proxy): proxy for proxy in manager.all().values()}
+        present = {proxy_node_id(proxy): proxy for proxy in manager.all().values()}
         proxies.update(present)
         return list(present)
 
@@ -275,7 +275,7 @@ def _replies(
     missing = dict(asked)
     replies = []
     for proxy, result in results:
-        message = missing.pop(node_of(proxy))
+        message = missing.pop(proxy_node_id(proxy))
         try:
             replies.append(Message(content_of(result), reply_to=message))
         except ValueError as problem:
@@ -284,7 +284,7 @@ def _replies(
     for failure in failures:
         if not isinstance(failure, BaseException):
             proxy, result = failure
-            replies.append(_error(missing.pop(node_of(proxy)), result.status.message))
+            replies.append(_error(missing.pop(proxy_node_id(proxy)), result.status.message))
     # Flower does not say which client raised which exception: every client without an answer
     # gets all of them.
     if reason := " | ".join(dict.fromkeys(map(str, exceptions))):

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from fairflower import config as run_config
-from fairflower.arguments import declared
+from fairflower.arguments import argument_specs
 from fairflower.cli.terminal import console, friendly_errors, table
 from fairflower.errors import ConfigError, require
-from fairflower.registry.named import origin
+from fairflower.registry.named import distribution_of
 
 _Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
 _Described = type[run_config.DataChoice | run_config.ModelChoice]
@@ -67,9 +67,9 @@ def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]
     for name, offer in kind.NAMED.offers().items():
         try:
             found = kind(name).made_by
-            yield name, _summary(found), origin(offer), _arguments(found)
+            yield name, _summary(found), distribution_of(offer), _arguments(found)
         except ConfigError as error:
-            yield name, str(error), origin(offer), ""
+            yield name, str(error), distribution_of(offer), ""
 
 
 def _summary(thing: Any) -> str:
@@ -78,7 +78,7 @@ def _summary(thing: Any) -> str:
 
 def _arguments(made_by: Any) -> str:
     shown = []
-    for name, own in declared(made_by).items():
+    for name, own in argument_specs(made_by).items():
         words = ", ".join(word for word in own.words if word != own.default)
         more = [str(own.search)] * bool(own.search) + [f"or {words}"] * bool(words)
         default = "none" if own.default is None else own.default

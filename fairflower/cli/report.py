@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import unknown
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import run_folders
 from fairflower.plans.protocol import STUDY
 
@@ -153,6 +153,6 @@ def _read(paths: list[Path], messages: Console) -> list[Run]:
     for path in paths:
         try:
             runs += read_runs(path)
-        except RunError as error:
+        except RunFolderError as error:
             messages.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
     return runs

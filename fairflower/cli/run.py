@@ -16,7 +16,7 @@ from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
 from fairflower.plans.execution import announce, execute
 from fairflower.plans.plan import Plan, single
-from fairflower.server.checkpoint import continued
+from fairflower.server.checkpoint import resumed_config
 
 
 @with_settings(
@@ -55,7 +55,7 @@ def run(
         for option, value in named.items():
             if value is not None:
                 raise ConfigError(f"--{option}: a run that is resumed keeps its own settings.")
-        config = continued(resume, given.options | given.assigned)
+        config = resumed_config(resume, given.options | given.assigned)
     plan = Plan([config])
     announce(plan, console)
     folders = execute(plan, console)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairflower.errors import USER_ERRORS, ConfigError, require, told
+from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
 # Warnings and errors of a run appear between its progress lines, so on one stream.
 console = Console()
@@ -26,7 +26,7 @@ def friendly_errors(extra: str = "sim") -> Iterator[None]:
         yield
     except USER_ERRORS as error:
         # File names may hold what no terminal can show.
-        text = told(error).encode("utf-8", "backslashreplace").decode()
+        text = error_text(error).encode("utf-8", "backslashreplace").decode()
         console.print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True, highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fairflower.arguments import Range, Search
-from fairflower.exchanges.regulariser import DynamicRegulariser
+from fairflower.exchanges.regularizer import DynamicRegularizer
 from fairflower.training.trainer import Trainer
 
 
@@ -19,7 +19,7 @@ class FedDyn(Trainer):
 
     The client stores s_k = -g_k / alpha, the sum of all its updates, so each gradient gets
     ``alpha (s_k + theta - theta_t)``. The server corrects the merged model with its sum of updates
-    (``DynamicRegulariser``). At convergence, g_k is the gradient of L_k, including weight decay, at
+    (``DynamicRegularizer``). At convergence, g_k is the gradient of L_k, including weight decay, at
     the common model. ``train_loss`` is L_k alone. Buffers are averaged and not regularized.
 
     Parameters
@@ -50,7 +50,7 @@ class FedDyn(Trainer):
     """
 
     paper = "Acar et al., ICLR 2021"
-    exchanges = (DynamicRegulariser,)
+    exchanges = (DynamicRegularizer,)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fairflower.arguments import Range, Search
 from fairflower.errors import ConfigError
-from fairflower.exchanges.centres import Centres
+from fairflower.exchanges.centers import ClusterCenters
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.training.features import FeatureTrainer
 from fairflower.training.measurements import representation, requested
@@ -100,7 +100,7 @@ class FedGC(FeatureTrainer):
     """
 
     paper = "Cheng et al., AAAI 2024 (FedGCR)"
-    exchanges = (Centres,)
+    exchanges = (ClusterCenters,)
     models = ("prompt-vit-tiny", "prompt-vit-b-16")
 
     model: PromptViT

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from fairflower.arguments import declared
+from fairflower.arguments import argument_specs
 from fairflower.config.text import Scalar, argument, kebab, parse_assignments, unknown
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
-from fairflower.registry.named import Described, Methods, Named, look_here
+from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
 
 #: The value of an argument that is left to the method.
 DEFAULT = "default"
@@ -25,7 +25,7 @@ class Choice:
 
     #: The table of the run config that it stands in, and what it can name.
     TABLE: ClassVar[str]
-    NAMED: ClassVar[Named]
+    NAMED: ClassVar[Registry]
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -51,14 +51,14 @@ class Choice:
             hint = own if "." in self.name else ""
             raise ConfigError(unknown(self.NAMED.kind, self.name, self.NAMED.names()) + hint)
         if ":" in self.name:
-            look_here()
+            add_cwd_to_path()
         return self.NAMED[self.name]
 
     def check(self) -> None:
         """Raise ``ConfigError`` for another one's argument, or a value that is not allowed."""
         if self.name in self.NAMED.data and not self.args:
             return  # nothing to import
-        own = declared(self.made_by)
+        own = argument_specs(self.made_by)
         for arg, value in self.args.items():
             if arg not in own:
                 raise self._unknown(arg, own)
@@ -80,7 +80,7 @@ class DataChoice(Choice):
     """Which data set: what ``data.name`` says."""
 
     TABLE: ClassVar[str] = "data"
-    NAMED: ClassVar[Described] = DATA_SETS
+    NAMED: ClassVar[DescribedRegistry] = DATA_SETS
 
     @property
     def kind(self) -> str:
@@ -92,7 +92,7 @@ class ModelChoice(Choice):
     """Which network: what ``model.name`` says."""
 
     TABLE: ClassVar[str] = "model"
-    NAMED: ClassVar[Described] = MODELS
+    NAMED: ClassVar[DescribedRegistry] = MODELS
 
     def check_kind(self, kind: str) -> None:
         """Raise ``ConfigError`` if it does not take such examples, with a model that does."""
@@ -114,7 +114,7 @@ class MethodChoice(Choice):
     """A method, whose arguments are run config keys."""
 
     HELP: ClassVar[str]
-    NAMED: ClassVar[Methods]
+    NAMED: ClassVar[MethodRegistry]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
@@ -221,7 +221,7 @@ class StrategyConfig(MethodChoice):
     HELP: ClassVar[str] = (
         "Aggregation rule; `fairflower list strategies` shows all, or module:Class."
     )
-    NAMED: ClassVar[Methods] = STRATEGIES
+    NAMED: ClassVar[MethodRegistry] = STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -235,4 +235,4 @@ class ClientConfig(MethodChoice):
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
     HELP: ClassVar[str] = "Local training; `fairflower list clients` shows all, or module:Class."
-    NAMED: ClassVar[Methods] = CLIENTS
+    NAMED: ClassVar[MethodRegistry] = CLIENTS

@@ -35,7 +35,7 @@ from fairflower.config.settings import (
 )
 from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN, PRETRAINED, TRACKERS
+from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED, TRACKERS
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RunConfig:
     def label(self) -> str:
         """How tables and figures call the method: ``fedheal``, or ``fedprox+fedheal``."""
         client, strategy = self.client.label, self.strategy.label
-        return strategy if client in PLAIN else f"{client}+{strategy}"
+        return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
 
     def evaluates(self, split: str) -> bool:
         """Whether models are tested on ``"test"`` images, or on those for ``"validation"``."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import STARTED
+from fairflower.registry import INIT_ONLY_WEIGHTS
 
 
 def setting(
@@ -118,7 +118,7 @@ class ModelConfig:
 
     def to_receive(self) -> ModelConfig:
         """The same for who is to overwrite it: without weights that are then all replaced."""
-        return dataclasses.replace(self, weights="") if self.name in STARTED else self
+        return dataclasses.replace(self, weights="") if self.name in INIT_ONLY_WEIGHTS else self
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fairflower.flower import copied, identify, set_message_id
+from fairflower.flower_compat import copied, set_message_id, set_task_identity
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -42,7 +42,7 @@ class InlineGrid(Grid):
         *,
         raise_errors: bool = False,
     ) -> None:
-        identify(RUN_ID, SERVER_NODE)
+        set_task_identity(RUN_ID, SERVER_NODE)
         self.client_app = client_app
         self.raise_errors = raise_errors
         self.contexts = {

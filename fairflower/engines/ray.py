@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fairflower.arrays import SharedArray, buffer_of
+from fairflower.arrays import SharedArray, array_bytes
 from fairflower.engines.cluster import (
     Nodes,
     connect,
@@ -38,7 +38,7 @@ from fairflower.engines.cluster import (
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid, answer, failed, set_content
 from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 
 #: Bytes from which a record of arrays, or what a node keeps, is an object of its own to Ray.
 _LARGE = 64 * 1024
@@ -321,7 +321,7 @@ class Actor:
     def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         sys.path += [path for path in paths if path not in sys.path]
-        identify(RUN_ID, SERVER_NODE)
+        set_task_identity(RUN_ID, SERVER_NODE)
         if shared:
             share_arrays()
         self._pickled = client_app
@@ -372,7 +372,7 @@ def _pickled_if_small(state: RecordDict) -> bytes | RecordDict:
 
 
 def _num_bytes(record: ArrayRecord) -> int:
-    return sum(len(buffer_of(array)) for array in record.values())
+    return sum(len(array_bytes(array)) for array in record.values())
 
 
 def share_arrays() -> None:
@@ -383,7 +383,7 @@ def share_arrays() -> None:
 
 
 def _parts(array: Array) -> tuple[str, tuple[int, ...], str, NDArray[np.uint8]]:
-    return array.dtype, array.shape, array.stype, np.frombuffer(buffer_of(array), np.uint8)
+    return array.dtype, array.shape, array.stype, np.frombuffer(array_bytes(array), np.uint8)
 
 
 def _whole(parts: tuple[str, tuple[int, ...], str, NDArray[np.uint8]]) -> Array:

@@ -9,19 +9,23 @@ strategy knows a method of local training and no method knows a strategy.
 from __future__ import annotations
 
 from fairflower.aggregation.exchange import Exchange
+from fairflower.errors import renamed
 from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.exchanges.averages import AveragedBatches
-from fairflower.exchanges.centres import Centres
+from fairflower.exchanges.centers import ClusterCenters
 from fairflower.exchanges.control import ControlVariates
 from fairflower.exchanges.prototypes import Prototypes
-from fairflower.exchanges.regulariser import DynamicRegulariser
+from fairflower.exchanges.regularizer import DynamicRegularizer
 
 __all__ = [
     "AveragedBatches",
-    "Centres",
+    "ClusterCenters",
     "ControlVariates",
-    "DynamicRegulariser",
+    "DynamicRegularizer",
     "Exchange",
     "Prototypes",
     "SemanticAnchors",
 ]
+
+
+__getattr__ = renamed(__name__, Centres="ClusterCenters", DynamicRegulariser="DynamicRegularizer")

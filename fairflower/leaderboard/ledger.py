@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from fairflower.config import RunConfig, identity, keys, shown
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 
 #: Completed, or lost: the run diverged, or a domain was not tested throughout.
 Outcome = Literal["completed", "lost"]
@@ -81,7 +81,7 @@ class Ledger:
 
         Raises
         ------
-        RunError
+        RunFolderError
             If the file is no ledger, or a row of it cannot be read.
         """
         self.path = path
@@ -92,12 +92,12 @@ class Ledger:
         whole = text[: text.rfind("\n") + 1]
         reader = csv.DictReader(StringIO(whole), strict=True)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise RunError(f"{path} is no leaderboard's results: its columns are others.")
+            raise RunFolderError(f"{path} is no leaderboard's results: its columns are others.")
         for number, cells in enumerate(reader, start=2):
             try:
                 row = Row.read(cells)
             except (TypeError, ValueError) as error:
-                raise RunError(f"{path}, row {number} cannot be read: {error!r}.") from error
+                raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
             self.rows[row.key] = row
         if whole != text:
             path.write_text(whole, encoding="utf-8")
@@ -107,14 +107,14 @@ class Ledger:
 
         Raises
         ------
-        RunError
+        RunFolderError
             If clients had other data than in earlier runs of this federation.
         """
         for other in self.rows.values():
             place = (row.stage, row.benchmark, row.federation)
             same = (other.stage, other.benchmark, other.federation) == place
             if same and row.stage != "sweep" and other.data != row.data:
-                raise RunError(
+                raise RunFolderError(
                     f"{self.path}: clients of {row.benchmark}, federation {row.federation}, have "
                     f"other data than in earlier runs ({row.data}, not {other.data}). Bring back "
                     "the data, or delete that benchmark's rows."

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fairflower.config import RunConfig
 from fairflower.data import prepare
-from fairflower.errors import Diverged, told
+from fairflower.errors import Diverged, error_text
 from fairflower.leaderboard.ledger import Row
 from fairflower.leaderboard.stages import STAGES, Planned, Stages
 from fairflower.plans.plan import Plan
@@ -76,7 +76,7 @@ class Making:
 
 def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
     federation = prepare(planned.config.data)
-    accuracies, reason = "", told(error) if error else ""
+    accuracies, reason = "", error_text(error) if error else ""
     if run and run.whole():
         values = run.accuracy[run.last()].mean(axis=0).tolist()
         accuracies = " ".join(f"{value:.6g}" for value in values)

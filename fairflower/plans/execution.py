@@ -15,11 +15,11 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.errors import ConfigError, Stopped
+from fairflower.errors import ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, fitting
 from fairflower.plans.protocol import STUDY
-from fairflower.server.checkpoint import unfinished
-from fairflower.server.folder import check_place, hold, runs_home
+from fairflower.server.checkpoint import resumable_configs
+from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.trackers import check_tracker
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
     from fairflower.data import Federation
     from fairflower.plans.parallel import Study
-    from fairflower.server.telling import OnRound
+    from fairflower.server.callbacks import OnRound
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def alone_in(folder: Path, study: bool = False) -> Iterator[None]:
             "Choose another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    held = hold(folder)
+    held = lock_folder(folder)
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ def going_on(plan: Plan, folder: Path, console: Console) -> Plan:
     plan = plan.without(readable(folder))
     if len(plan.runs) < planned:
         console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
-    plan = plan.resuming(unfinished(folder))
+    plan = plan.resuming(resumable_configs(folder))
     if count := sum(bool(config.resume) for config in plan.runs):
         console.print(f"{count} of {planned} runs go on where they were stopped.")
     return plan
@@ -164,7 +164,7 @@ def execute(
                         plan.execute(grid, console, stop, folders, on_round)
 
                     launch(run_all, first, len(federation.clients))
-        except Stopped:
+        except RunInterrupted:
             console.print("Stopped." + (" The run folder has what was done." if folders else ""))
             raise KeyboardInterrupt from None
     return folders

@@ -25,13 +25,13 @@ from rich.markup import escape
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
-from fairflower.errors import USER_ERRORS, EngineError, Stopped, told
+from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
 from fairflower.plans.plan import Plan, same
 from fairflower.report import read_run, readable
-from fairflower.server.checkpoint import unfinished
+from fairflower.server.callbacks import OnRound
+from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line
-from fairflower.server.telling import OnRound
 
 
 class Study(Protocol):
@@ -84,7 +84,7 @@ def execute_side_by_side(
             ended = processes.ended(timeout=0.5)
             if stop.is_set():
                 processes.stop()
-                raise Stopped
+                raise RunInterrupted
             new = []
             for config, future in ended:
                 more, over = runs.ended(config, future)
@@ -108,7 +108,7 @@ class _Runs:
         problem: Exception | None = None
         try:
             folder, line = future.result()
-        except (BrokenProcessPool, Stopped):
+        except (BrokenProcessPool, RunInterrupted):
             name = config.run_name or title
             self._deaths[name] += 1
             if self._deaths[name] == 1:
@@ -127,7 +127,7 @@ class _Runs:
         if problem is not None:
             self.failure = self.failure or (None if excused else problem)
             how = ("yellow", "is lost") if excused else ("red", "failed")
-            self._say(how[0], f"{title} {how[1]}:", told(problem))
+            self._say(how[0], f"{title} {how[1]}:", error_text(problem))
         return more, True
 
     def _again(self, config: RunConfig) -> tuple[list[RunConfig], bool]:
@@ -140,7 +140,7 @@ class _Runs:
         if whole := [run.path for run in made if run.status == "completed"]:
             self._folders.append(whole[-1])
             return [], True
-        return Plan([config]).resuming(unfinished(home)).runs, False
+        return Plan([config]).resuming(resumable_configs(home)).runs, False
 
     def _say(self, color: str, what: str, text: str) -> None:
         said = f"[{color}]{escape(what)}[/] {escape(text)}"
@@ -172,7 +172,7 @@ class _Processes:
         found = []
         for future in done:
             config, process = self.at_work.pop(future)
-            if isinstance(future.exception(), (BrokenProcessPool, Stopped)):
+            if isinstance(future.exception(), (BrokenProcessPool, RunInterrupted)):
                 process.shutdown(wait=False)
                 process = self._new()
             self._idle.append(process)
@@ -247,7 +247,7 @@ def _end_with_parent() -> None:
 def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
     """One run in this process."""
     if _stopping.is_set():
-        raise Stopped
+        raise RunInterrupted
     folders: list[Path] = []
     unseen = Console(file=io.StringIO())
     stopping = stop_on_interrupt(unseen.print, [signal.SIGTERM])
@@ -260,7 +260,7 @@ def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
                 config,
                 num_clients,
             )
-        except Stopped:
+        except RunInterrupted:
             _stopping.set()
             raise
     run = read_run(folders[0])

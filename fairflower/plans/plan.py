@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.markup import escape
 
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
-from fairflower.errors import USER_ERRORS, ConfigError, told
+from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.numerics.threads import cpus
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import check_images
+from fairflower.server.checkpoint import check_same_data
 from fairflower.server.folder import runs_home
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from rich.console import Console
 
     from fairflower.report import Run
-    from fairflower.server.telling import OnRound
+    from fairflower.server.callbacks import OnRound
 
 
 #: A comparison of more is a slip of the pen.
@@ -208,7 +208,7 @@ class Plan:
         """
         made = list(made)
         for run in made:
-            check_images(run.path, run.info, run.config)
+            check_same_data(run.path, run.info, run.config)
         there = {same(run.config) for run in made if run.status == "completed"}
         return Plan([config for config in self.runs if same(config.to_flat()) not in there])
 
@@ -252,7 +252,8 @@ class Plan:
                 failure = failure or error
                 if len(self.runs) > 1:
                     console.print(
-                        f"[red]{escape(title)} failed:[/] {escape(told(error))}", soft_wrap=True
+                        f"[red]{escape(title)} failed:[/] {escape(error_text(error))}",
+                        soft_wrap=True,
                     )
             finally:
                 if session.folder is not None:

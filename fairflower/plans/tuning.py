@@ -26,7 +26,7 @@ from optuna.trial import TrialState, create_trial
 from fairflower.arguments import Search
 from fairflower.config import RunConfig, execution, kebab, keys
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, Diverged, RunError
+from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, same
 from fairflower.plans.protocol import STUDY, Behind, Protocol, check_fresh, figure, worth
@@ -34,7 +34,7 @@ from fairflower.report import Run, read_run
 from fairflower.report.reading import read_config
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
-from fairflower.server.checkpoint import continued, unfinished
+from fairflower.server.checkpoint import resumable_configs, resumed_config
 from fairflower.server.folder import read_facts
 
 _STATES: dict[Outcome, TrialState] = {
@@ -70,7 +70,7 @@ def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
     found = {
         f"{choice.TABLE}.{kebab(name)}": Tunable(one.search, one.default, one.whole)
         for choice in (config.strategy, config.client)
-        for name, one in choice.made_by.declared().items()
+        for name, one in choice.made_by.argument_specs().items()
         if one.search and isinstance(one.default, (int, float)) and name not in choice.args
     }
     lr, epochs = config.train.lr, config.train.local_epochs
@@ -235,7 +235,7 @@ class Method:
         path = self.path(trial.number)
         if path.exists() and path.name not in self.submitted:
             try:
-                return continued(path, {})
+                return resumed_config(path, {})
             except ConfigError:  # it has no run.json yet, or no checkpoint
                 shutil.rmtree(path)
         own: dict[str, Any] = {**trial.values, "run-name": path.name}
@@ -269,7 +269,7 @@ class Method:
         lost = self._lost()
         planned = (config for _, config in self._planned())
         plan = Plan([config for config in planned if same(config.to_flat()) not in lost])
-        return plan.without(self._made()).resuming(unfinished(self.folder / "runs")).runs
+        return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
         """All tests, each with the trial whose values it has."""
@@ -398,7 +398,7 @@ def _read(path: Path) -> Run | None:
     """A run, if a round of it was tested."""
     try:
         return read_run(path)
-    except RunError:
+    except RunFolderError:
         return None
 
 

@@ -6,9 +6,9 @@ Kept apart from the code that it names, which is imported when it is asked for: 
 
 from __future__ import annotations
 
-from fairflower.registry.named import Described, Methods
+from fairflower.registry.named import DescribedRegistry, MethodRegistry
 
-STRATEGIES = Methods(
+STRATEGIES = MethodRegistry(
     "fairflower.strategies",
     {
         "fedavg": "fedavg:FedAvg",
@@ -40,7 +40,7 @@ STRATEGIES = Methods(
     base="fairflower.strategies:FairStrategy",
 )
 
-CLIENTS = Methods(
+CLIENTS = MethodRegistry(
     "fairflower.clients",
     {
         "sgd": "sgd:SGD",
@@ -80,9 +80,9 @@ KINDS = {1: "features", 2: "tokens", 3: "images"}
 MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
 
 #: Names of plain local training, left out of a method's label.
-PLAIN = ("sgd", "fedavg")
+PLAIN_CLIENTS = ("sgd", "fedavg")
 
-MODELS = Described(
+MODELS = DescribedRegistry(
     "fairflower.models",
     {
         "cnn": ("cnn:CNN", "three convolutions with group norm, 26 k to 34 k parameters"),
@@ -135,9 +135,9 @@ PRETRAINED = frozenset(
 )
 
 #: Of these, those all of whose arrays travel: only who makes the first model reads the weights.
-STARTED = frozenset({"resnet18"})
+INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
 
-DATA_SETS = Described(
+DATA_SETS = DescribedRegistry(
     "fairflower.data",
     {
         "uci-digits": (

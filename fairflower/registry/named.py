@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fairflower.arguments import declared
+from fairflower.arguments import argument_specs
 from fairflower.errors import ConfigError
 
 
-class Named(UserDict[str, Any]):
+class Registry(UserDict[str, Any]):
     """Classes and functions by name, imported when asked for.
 
     Those that are built in, from ``"module:attribute"`` below ``package``, are what it iterates
@@ -56,7 +56,7 @@ class Named(UserDict[str, Any]):
             offer for offer in _entry_points(self.package) if name in (offer.name, offer.value)
         ]
         if len({offer.value for offer in claims}) > 1:
-            listed = " and ".join(f"{offer.value} ({origin(offer)})" for offer in claims)
+            listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(
                 f"Two packages offer a {self.kind} {name!r}: {listed}. Name it by its place "
                 f"instead, as in {claims[0].value}, or uninstall one of them."
@@ -76,7 +76,9 @@ class Named(UserDict[str, Any]):
     def _checked(self, name: str, offer: EntryPoint) -> Any:
         """Import what somebody else has written; ``ConfigError`` names it, and what to do."""
         module, _, attribute = offer.value.partition(":")
-        start = f"The {self.kind} {name!r}" + (f" of {origin(offer)}" if offer.dist else "")
+        start = f"The {self.kind} {name!r}" + (
+            f" of {distribution_of(offer)}" if offer.dist else ""
+        )
         mend = f"Mend or reinstall {offer.dist.name}" if offer.dist else f"Mend {module}"
         try:
             there: Any = importlib.import_module(module)
@@ -106,7 +108,7 @@ class Named(UserDict[str, Any]):
                 f"{', or a function that makes one' if self._makers else ''}, got {found!r}."
             )
         try:
-            declared(found)
+            argument_specs(found)
         except Exception as error:
             raise ConfigError(
                 f"{start}: the annotations of its arguments cannot be read ({error}). They have "
@@ -115,13 +117,13 @@ class Named(UserDict[str, Any]):
         return found
 
 
-def look_here() -> None:
+def add_cwd_to_path() -> None:
     """Let modules in the working directory be found, after all others: they shadow no library."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
-def origin(offer: EntryPoint) -> str:
+def distribution_of(offer: EntryPoint) -> str:
     """The package that an entry point is of, with its version."""
     return f"{offer.dist.name} {offer.dist.version}" if offer.dist else ""
 
@@ -145,19 +147,19 @@ def _is_kind(thing: Any, base: type) -> bool:
     return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
 
-class Methods(Named):
+class MethodRegistry(Registry):
     """Methods, whose docstrings and constructors say what they are."""
 
     def arguments(self) -> dict[str, list[str]]:
         """The built-in methods' own arguments, each with the names of those that take it."""
         owners: dict[str, list[str]] = {}
         for name, method in self.items():
-            for argument in method.declared():
+            for argument in method.argument_specs():
                 owners.setdefault(argument, []).append(name)
         return owners
 
 
-class Described(Named):
+class DescribedRegistry(Registry):
     """Things that a list shows without importing them: place and line by name."""
 
     def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:

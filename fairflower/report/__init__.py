@@ -12,14 +12,14 @@ terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML p
 ``landscape`` looks at a run's final model itself.
 """
 
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.report.pages import terminal_table, write_report
 from fairflower.report.reading import Run, read_run, readable
 from fairflower.report.summary import read_runs, read_summary, write_summary
 
 __all__ = [
     "Run",
-    "RunError",
+    "RunFolderError",
     "read_run",
     "read_runs",
     "read_summary",

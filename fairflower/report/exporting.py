@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairflower.config import RunConfig, unknown
 from fairflower.data import Federation
-from fairflower.errors import ConfigError, RunError, require
+from fairflower.errors import ConfigError, RunFolderError, require
 from fairflower.files import replacing
 from fairflower.registry import KINDS
 from fairflower.report.landscape import load, load_model
@@ -91,7 +91,7 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
         On an unknown format.
     NotInstalled
         Where the libraries for ONNX are missing.
-    RunError
+    RunFolderError
         When the run has no model, or it cannot be exported so.
     DataError
         When its data are not here.
@@ -112,7 +112,7 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
             raise
         except Exception as error:  # of a tracer, which may be any, in anybody's model
             reason = str(error).strip().partition("\n")[0]
-            raise RunError(
+            raise RunFolderError(
                 f"{run.path}: {run.config['model.name']} cannot be exported as {format_} "
                 f"({type(error).__name__}: {reason}). Its arrays can: --format state-dict."
             ) from error

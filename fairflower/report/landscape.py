@@ -24,13 +24,13 @@ from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.models import set_arrays, trainable
 from fairflower.numerics.metrics import Vector
 from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
-from fairflower.server.checkpoint import check_images
+from fairflower.server.checkpoint import check_same_data
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
@@ -105,7 +105,7 @@ def landscape(
     ------
     ConfigError
         On a grid, span or device that is none; it names the command's option.
-    RunError
+    RunFolderError
         When the run has no model, or one that does not fit its config.
     DataError
         When its data are not here.
@@ -145,18 +145,20 @@ def load(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    A `RunError` when there is none, or it is not the config's; a `ConfigError` when its
+    A `RunFolderError` when there is none, or it is not the config's; a `ConfigError` when its
     clients had other images than they would get now.
     """
-    check_images(run.path, run.info, run.config)
+    check_same_data(run.path, run.info, run.config)
     path = run.path / "model.safetensors"
     if not path.is_file():
-        raise RunError(f"{run.path} has no model.safetensors: no round was trained in full.")
+        raise RunFolderError(f"{run.path} has no model.safetensors: no round was trained in full.")
     model = build_model(config.model.to_receive(), config.client, federation, seed=0)
     try:
         set_arrays(model, load_file(path), config.model.name)
     except (SafetensorError, ValueError) as error:
-        raise RunError(f"{path} is not a {config.model.name} for these data: {error}") from error
+        raise RunFolderError(
+            f"{path} is not a {config.model.name} for these data: {error}"
+        ) from error
     return model.eval()
 
 

@@ -35,7 +35,7 @@ _CHARACTERS = {
 
 
 def latex(runs: Sequence[Run]) -> str:
-    """Write every table of the runs as a ``table`` with caption and label; `RunError` without."""
+    """Return all tables of the runs in LaTeX; `RunFolderError` if there is none."""
     found = chapters(runs)
     tables = [table for chapter in found for table in chapter.tables]
     notes = [_comment(f"Note: {note}") + "\n" for chapter in found for note in chapter.notes]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.numerics import metrics
 from fairflower.report.methods import Estimate
 from fairflower.report.reading import read_text
@@ -154,18 +154,18 @@ def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
 
 
 def read_board(path: Path) -> Board:
-    """Read the file; `RunError` if it is not there or is no such file."""
+    """Read the file; `RunFolderError` if it is not there or is no such file."""
     try:
         rows = pd.read_csv(path, keep_default_na=False, dtype={"figures": str})
     except (OSError, ValueError) as error:
-        raise RunError(f"Cannot read {path}: {error}.") from error
+        raise RunFolderError(f"Cannot read {path}: {error}.") from error
     if missing := set(COLUMNS) - set(rows.columns):
-        raise RunError(f"{path} is no leaderboard's: it lacks {listed(sorted(missing))}.")
+        raise RunFolderError(f"{path} is no leaderboard's: it lacks {listed(sorted(missing))}.")
     return Board(rows)
 
 
 def is_board(path: Path) -> bool:
-    """Whether a CSV file is a leaderboard's; `RunError` if it cannot be read."""
+    """Whether a CSV file is a leaderboard's; `RunFolderError` if it cannot be read."""
     return read_text(path).startswith(f"{COLUMNS[0]},")
 
 

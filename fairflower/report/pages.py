@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.report.leaderboard import (
     answers,
     board_tables,
@@ -55,10 +55,10 @@ class Chapter(NamedTuple):
 def chapters(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> list[Chapter]:
     """All that is said of the runs, by their domains, and how their methods were tuned.
 
-    A `RunError` without runs.
+    A `RunFolderError` without runs.
     """
     if not runs:
-        raise RunError("No runs to report on. Name at least one run folder.")
+        raise RunFolderError("No runs to report on. Name at least one run folder.")
     return [
         Chapter(
             comparison,
@@ -89,7 +89,7 @@ def terminal_table(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> Renderab
 
     Runs with the same label and config except the seed become one row. The mean of
     the last five tested rounds comes first, then the last round; last how the methods were
-    ``tuned``, and nothing but that where there are no runs yet. A `RunError` without either.
+    ``tuned``, and nothing but that where there are no runs yet. A `RunFolderError` without either.
     """
     parts: list[RenderableType] = []
     if tuned and not runs:
@@ -170,7 +170,7 @@ def fill(document: Path, summary: Path, text: str) -> None:
 
     Raises
     ------
-    RunError
+    RunFolderError
         When a document that is there cannot be read.
     """
     before = read_text(document) if document.exists() else ""
@@ -253,7 +253,7 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
 
     Raises
     ------
-    RunError
+    RunFolderError
         Without runs.
     """
     found = chapters(runs, tuned)

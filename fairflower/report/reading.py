@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.server.figures import WINDOW as WINDOW
-from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_held
+from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_locked
 
 #: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
@@ -140,16 +140,16 @@ def read_run(path: str | Path) -> Run:
 
     Raises
     ------
-    RunError
+    RunFolderError
         When the folder does not exist, is no run folder, has a malformed file, or
         no round was trained and tested in full.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
-        raise RunError(f"There is no run folder {path}.")
+        raise RunFolderError(f"There is no run folder {path}.")
     for name in ("run.json", "config.toml", "history.csv"):
         if not (path / name).is_file():
-            raise RunError(f"{path} is not a run folder: it has no {name}.")
+            raise RunFolderError(f"{path} is not a run folder: it has no {name}.")
     info, domains, clients = _read_info(path / "run.json")
     config = read_config(path)
     history, finished = _read_history(path / "history.csv")
@@ -161,13 +161,13 @@ def read_run(path: str | Path) -> Run:
     scores = {score: history[of_domains, score] for score in SCORES if history[of_domains, score]}
 
     status = str(info["status"])
-    if status == "running" and not is_held(path):
+    if status == "running" and not is_locked(path):
         if _read_info(path / "run.json")[0]["status"] != status:  # it has ended meanwhile
             return read_run(path)
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        raise RunError(f"{path} has no round that was trained and tested ({status}).{reason}")
+        raise RunFolderError(f"{path} has no round that was trained and tested ({status}).{reason}")
     return Run(
         path=path,
         label=str(info["label"]),
@@ -186,11 +186,11 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """All settings of a run folder, by run config key; `RunError` where its file is no TOML."""
+    """Return a run folder's settings by run config key; `RunFolderError` if they are no TOML."""
     try:
         own = read_toml(path / "config.toml")
     except ConfigError as error:
-        raise RunError(str(error)) from error
+        raise RunFolderError(str(error)) from error
     # A run made before a setting existed ran with what is now its default.
     return RunConfig().concise() | own
 
@@ -199,7 +199,7 @@ def readable(path: Path) -> list[Run]:
     """The runs below a folder that can be reported on; none where there is no folder."""
     runs = []
     for info in path.rglob("run.json"):
-        with suppress(RunError):
+        with suppress(RunFolderError):
             runs.append(read_run(info.parent))
     return runs
 
@@ -208,11 +208,11 @@ def readable(path: Path) -> list[Run]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; a `RunError` if it cannot be read."""
+    """A file's text; a `RunFolderError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"Cannot read {path}: {error}.") from error
+        raise RunFolderError(f"Cannot read {path}: {error}.") from error
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -236,15 +236,15 @@ def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Clien
         )
         missing = {"label", "status"} - set(info)
     except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON: {error}.") from error
+        raise RunFolderError(f"{path} is not valid JSON: {error}.") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} does not describe a run: {error!r}.") from error
+        raise RunFolderError(f"{path} does not describe a run: {error!r}.") from error
     if missing:
-        raise RunError(f"{path} does not describe a run: it has no {sorted(missing)[0]!r}.")
+        raise RunFolderError(f"{path} does not describe a run: it has no {sorted(missing)[0]!r}.")
     strangers = [client for client in clients if client.domain not in domains]
     if strangers or not domains:
         wrong = f"client {strangers[0].client_id} is of none of the" if strangers else "it has no"
-        raise RunError(f"{path} does not describe a run: {wrong} domains.")
+        raise RunFolderError(f"{path} does not describe a run: {wrong} domains.")
     return info, domains, clients
 
 
@@ -259,7 +259,7 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
     reader = csv.reader(whole_lines(path))
     header = next(reader, [])
     if header != HISTORY_COLUMNS:
-        raise RunError(
+        raise RunFolderError(
             f"{path} has the columns {','.join(header)!r}; expected {','.join(HISTORY_COLUMNS)!r}."
         )
     metrics = ("accuracy", "personal_accuracy", *SCORES)
@@ -277,10 +277,10 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
                 continue
             index, value = int(number), float(text)
         except ValueError as error:
-            raise RunError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
+            raise RunFolderError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
         unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
         if not (unmeasured or 0 <= value <= 1):
-            raise RunError(
+            raise RunFolderError(
                 f"{path}, line {reader.line_num}: {metric} {text} of {level} {name}; "
                 "expected a fraction between 0 and 1."
             )
@@ -318,8 +318,8 @@ def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise RunError(f"{path}, line {number} is not valid JSON: {error}.") from error
+            raise RunFolderError(f"{path}, line {number} is not valid JSON: {error}.") from error
         if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise RunError(f"{path}, line {number}: expected an object with a 'round'.")
+            raise RunFolderError(f"{path}, line {number}: expected an object with a 'round'.")
         records[record["round"]] = records.get(record["round"], {}) | record
     return tuple(records.values())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.report.clusters import IDS, clusters
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, Run, Tests, read_run
@@ -68,7 +68,7 @@ def read_summary(path: str | Path) -> list[Run]:
 
     Raises
     ------
-    RunError
+    RunFolderError
         When there is no such file, it is no summary, or a row of it cannot be read.
     """
     path = Path(path).expanduser()
@@ -76,10 +76,10 @@ def read_summary(path: str | Path) -> list[Run]:
         reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RunError(f"Cannot read {path}: {error}.") from error
+        raise RunFolderError(f"Cannot read {path}: {error}.") from error
     missing = {*_FIRST, *_LAST, "rounds", "clients"} - set(reader.fieldnames or ())
     if missing:
-        raise RunError(
+        raise RunFolderError(
             f"{path} is no summary of runs: it has no column {sorted(missing)[0]!r}. "
             "`fairflower report RUNS --summary FILE` writes one."
         )
@@ -90,9 +90,9 @@ def read_summary(path: str | Path) -> list[Run]:
                 raise ValueError("another number of cells than columns")
             runs.append(_run(row))
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}, row {number} cannot be read: {error!r}.") from error
+            raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
     if not runs:
-        raise RunError(f"{path} has no runs.")
+        raise RunFolderError(f"{path} has no runs.")
     return runs
 
 

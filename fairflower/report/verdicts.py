@@ -17,7 +17,7 @@ from functools import wraps
 
 import numpy as np
 
-from fairflower.registry import PLAIN
+from fairflower.registry import PLAIN_CLIENTS
 from fairflower.report.measures import Figure, Measure, measures
 from fairflower.report.methods import (
     BASELINES,
@@ -219,7 +219,7 @@ def _blocks(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
     """Every local training against plain local training, under the same strategy."""
     for grid in products(comparison):
-        plain = next((client for client in grid if client in PLAIN), "")
+        plain = next((client for client in grid if client in PLAIN_CLIENTS), "")
         under = grid.get(plain, {})
         for client, row in grid.items():
             if client != plain:
@@ -234,7 +234,7 @@ def against_other_models(comparison: Comparison) -> Iterator[Compared]:
         return method.setting - method.settings("model."), method.runs[0].reach
 
     for base in comparison.methods:
-        if base.strategy == "fedavg" and base.client in PLAIN:
+        if base.strategy == "fedavg" and base.client in PLAIN_CLIENTS:
             model = base.config.get("model.name")
             others = [m for m in comparison.methods if m.config.get("model.name") != model]
             pairs = {m.name: (m, base) for m in others if rest(m) == rest(base)}

@@ -86,7 +86,7 @@ def prune(run: Path, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
+def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """The config by which a run folder's run goes on, with the keys that the user gave beside.
 
     ``ConfigError`` if the folder is none, its run is completed, its clients would get other
@@ -97,7 +97,7 @@ def continued(run: Path, given: Mapping[str, Any]) -> RunConfig:
     facts = read_facts(run)
     # A run made before a setting existed ran with what is now its default.
     own = keys() | read_toml(run / "config.toml")
-    check_images(run, facts, own)
+    check_same_data(run, facts, own)
     _check_unchanged(run, own)
     methods = methods_of(own)
     for key, value in given.items():
@@ -157,7 +157,7 @@ def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
         )
 
 
-def check_images(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Refuse a run that was begun when the same config gave clients other images.
 
     Its ``run.json``, ``facts``, has no ``images``, the fingerprint of the draw, which tells
@@ -171,7 +171,7 @@ def check_images(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any])
         )
 
 
-def unfinished(folder: Path) -> Iterator[RunConfig]:
+def resumable_configs(folder: Path) -> Iterator[RunConfig]:
     """Configs to go on by, of all runs below a folder that are not completed and can go on.
 
     Of several of the same run that with the most rounds comes last.
@@ -181,7 +181,7 @@ def unfinished(folder: Path) -> Iterator[RunConfig]:
         with suppress(ConfigError):
             facts = read_facts(info.parent)
             if facts["status"] != "completed":
-                found.append((facts["rounds"], continued(info.parent, {})))
+                found.append((facts["rounds"], resumed_config(info.parent, {})))
     yield from (config for _, config in sorted(found, key=lambda pair: pair[0]))
 
 

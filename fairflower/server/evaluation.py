@@ -21,7 +21,7 @@ from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
 
 
-class Evaluator:
+class CentralizedEvaluator:
     """Builds the initial model and tests a global model domain by domain.
 
     Test examples are loaded on first use and stay on the device, images as uint8. On a

@@ -91,7 +91,7 @@ class RunFolder:
             **_here(config),
             **facts,
         }
-        folder = cls(path, hold(path), begun)
+        folder = cls(path, lock_folder(path), begun)
         (path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         folder._write_facts()
         folder._rewind({})
@@ -115,7 +115,7 @@ class RunFolder:
         no run folder, another process writes to it, the facts are others, or files are missing
         what they held.
         """
-        lock = hold(path)
+        lock = lock_folder(path)
         try:
             earlier = read_facts(path)
             _compare(path, earlier, facts)
@@ -271,7 +271,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a run folder: its run.json: {reason}.") from error
 
 
-def hold(path: Path) -> int:
+def lock_folder(path: Path) -> int:
     """Keep other processes from a folder until this one ends, or closes the descriptor.
 
     ``ConfigError`` if another process holds it.
@@ -290,7 +290,7 @@ def hold(path: Path) -> int:
     return descriptor
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process of this machine holds a folder, or there are no locks to tell it."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)

@@ -15,17 +15,17 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.messages import tell as tell_client
+from fairflower.aggregation.messages import add_client_config as tell_client
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import USER_ERRORS, ConfigError, RuleError, StopRun, logger
+from fairflower.errors import USER_ERRORS, ConfigError, StopRun, StrategyError, logger
 from fairflower.machine import release_memory
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.figures import Figures, settled
 from fairflower.server.folder import LEVELS, LOG, RunFolder
-from fairflower.server.meeting import Meeting
 from fairflower.server.progress import RunProgress
-from fairflower.server.roll import NodeTracker
+from fairflower.server.registration import NodeTracker
+from fairflower.server.setup import RunSetup
 from fairflower.server.transport import send_and_receive
 
 #: Times the cross entropy of guessing, beyond which a model has learnt nothing but certainty.
@@ -38,20 +38,20 @@ _RELEASE_EVERY = 5.0
 _ACCURACIES = ("accuracy", "personal_accuracy")
 
 
-class Rounds:
+class RoundLoop:
     """Makes a run's rounds."""
 
     def __init__(
-        self, grid: Grid, meeting: Meeting, folder: RunFolder, stop: threading.Event
+        self, grid: Grid, setup: RunSetup, folder: RunFolder, stop: threading.Event
     ) -> None:
-        self.grid, self.meeting, self.folder, self.stop = grid, meeting, folder, stop
-        self.config, self.strategy = meeting.config, meeting.strategy
-        self.federation = meeting.federation
-        self.nodes = meeting.roll.nodes
-        self._settings = {**meeting.settings(), "run-id": folder.run_id}
+        self.grid, self.setup, self.folder, self.stop = grid, setup, folder, stop
+        self.config, self.strategy = setup.config, setup.strategy
+        self.federation = setup.federation
+        self.nodes = setup.registry.nodes
+        self._settings = {**setup.settings(), "run-id": folder.run_id}
         self._released = time.monotonic()
         self._tracker = NodeTracker(
-            grid, meeting.roll, self.config.round_timeout, stop, self.settings()
+            grid, setup.registry, self.config.round_timeout, stop, self.settings()
         )
 
     def settings(self) -> ConfigRecord:
@@ -59,14 +59,17 @@ class Rounds:
         return ConfigRecord(dict(self._settings))
 
     def run(
-        self, saved: Checkpoint | None, progress: RunProgress, tell: Callable[[int, Figures], bool]
+        self,
+        saved: Checkpoint | None,
+        progress: RunProgress,
+        on_round: Callable[[int, Figures], bool],
     ) -> None:
         """Make all rounds, or those that are left after a checkpoint.
 
-        ``tell`` gets every round's figures, as they are in the folder by then; where it returns
-        True, ``StopRun`` is raised when all of that round is kept; what it raises comes before.
+        ``on_round`` gets a round's figures after they were written. If it returns True, the round
+        is saved and ``StopRun`` is raised; an exception of its own ends the run before that.
         """
-        model = saved.model if saved else self.meeting.evaluator.arrays()
+        model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
@@ -87,7 +90,7 @@ class Rounds:
             self.folder.history(server_round, "run", "", seconds)
             progress.round(server_round, accuracies)
             # Before it is saved, so that who goes on asks again.
-            stopped = tell(server_round, self.folder.figures.of(server_round))
+            stopped = on_round(server_round, self.folder.figures.of(server_round))
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
             if time.monotonic() - self._released > _RELEASE_EVERY:
@@ -145,7 +148,7 @@ class Rounds:
             nodes = self._tracker.locate(self.nodes)
             if nodes != self.nodes:  # SuperNodes came back under other ids
                 self.nodes = nodes
-                self.meeting.enroll(nodes)
+                self.setup.enroll(nodes)
             settings = self.settings()
             train, num_rounds = self.config.train, self.config.num_server_rounds
             settings["train.lr"] = train.lr_in(server_round, num_rounds)
@@ -166,7 +169,7 @@ class Rounds:
         return merged
 
     def _merge(self, server_round: int, replies: Iterable[Message]) -> ArrayRecord | None:
-        """The next model; ``RuleError`` where the strategy, which may be anybody's, breaks."""
+        """The next model; ``StrategyError`` where the strategy, which may be anybody's, breaks."""
         try:
             return self.strategy.aggregate_train(server_round, replies)[0]
         except ConfigError as error:  # of weights that are none, say
@@ -178,7 +181,7 @@ class Rounds:
             frames = traceback.extract_tb(error.__traceback__)
             file = getattr(sys.modules.get(type(self.strategy).__module__), "__file__", None)
             place = [frame for frame in frames if frame.filename == file] or frames
-            raise RuleError(
+            raise StrategyError(
                 f"Round {server_round}: {self.config.strategy.name} broke off with "
                 f"{type(error).__name__}: {error} ({Path(place[-1].filename).name}, line "
                 f"{place[-1].lineno}, in {place[-1].name}). The traceback is in "
@@ -217,7 +220,7 @@ class Rounds:
             results = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
             # What clients alone can measure stays.
-            tested = self.meeting.evaluator(arrays_of(arrays), split)
+            tested = self.setup.evaluator(arrays_of(arrays), split)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():
@@ -234,7 +237,7 @@ class Rounds:
         settings = self.settings()
         settings["split"] = split
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
-        most = self.meeting.most_tested(split)
+        most = self.setup.most_tested(split)
         answers = strategy.evaluations(server_round, self._exchange(messages), most)
         folder.dropped_in_test(server_round, strategy.dropped)
         accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]

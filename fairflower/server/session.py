@@ -18,23 +18,31 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import resolve
-from fairflower.errors import ConfigError, Pruned, Stopped, StopRun, WriteError, logger, told
+from fairflower.errors import (
+    ConfigError,
+    Pruned,
+    RunInterrupted,
+    StopRun,
+    WriteError,
+    error_text,
+    logger,
+)
 from fairflower.machine import about_precision
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
+from fairflower.server.callbacks import CallbackList, OnRound
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LOG, RunFolder
-from fairflower.server.meeting import Meeting, meet
 from fairflower.server.progress import RunProgress
-from fairflower.server.rounds import Rounds
-from fairflower.server.telling import OnRound, Telling
+from fairflower.server.rounds import RoundLoop
+from fairflower.server.setup import RunSetup, set_up
 from fairflower.trackers import check_tracker
 
 
 class Session:
     """A run that begins, or goes on where another session left it.
 
-    A ``config`` with ``resume`` is one by `fairflower.server.checkpoint.continued`; ``title`` is
+    A ``config`` with ``resume`` is by `fairflower.server.checkpoint.resumed_config`; ``title`` is
     the run's name on the screen, by default the method's in reports. Setting ``stop`` ends the run
     early, with a readable run folder, which is ``folder`` once the clients have met. ``on_round``
     is called after every round of training with its number and figures
@@ -73,34 +81,35 @@ class Session:
 
         ``ConfigError`` or ``DataError`` if the run cannot begin, ``WriteError`` if the run folder
         can no longer be written, ``RoundFailed`` if too few clients sent a usable update,
-        ``RuleError`` if the strategy raised something else, ``Stopped`` if ``stop`` was set.
+        ``StrategyError`` if the strategy raised something else, ``RunInterrupted`` if ``stop``
+        was set.
         """
-        with self.console.status("Meeting the clients"):
-            meeting = meet(self.grid, self.config, self.resume, self.stop)
-        self.folder, saved = self._open(meeting)
+        with self.console.status("Waiting for the clients"):
+            setup = set_up(self.grid, self.config, self.resume, self.stop)
+        self.folder, saved = self._open(setup)
         folder = self.folder
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
-        telling = Telling(folder, self.config, self.on_round)
+        callbacks = CallbackList(folder, self.config, self.on_round)
         with _logged(folder) as log:
-            if note := about_precision(self.config.train.precision, meeting.evaluator.device):
+            if note := about_precision(self.config.train.precision, setup.evaluator.device):
                 logger.warning(note)
             progress.start(folder.path)
             try:
-                telling.begin(saved.server_round if saved else -1)
-                rounds = Rounds(self.grid, meeting, folder, self.stop)
-                rounds.run(saved, progress, telling.round)
+                callbacks.begin(saved.server_round if saved else -1)
+                rounds = RoundLoop(self.grid, setup, folder, self.stop)
+                rounds.run(saved, progress, callbacks.round)
             except StopRun:
                 folder.finish("stopped")
             except Pruned as reason:
                 _close(folder, "pruned", str(reason))
-            except Stopped:
+            except RunInterrupted:
                 folder.finish("stopped")
                 raise
             except OSError as error:
                 with suppress(OSError):  # of a full disk; it then stays "running"
-                    folder.finish("failed", told(error))
+                    folder.finish("failed", error_text(error))
                 raise WriteError(
-                    f"{told(error)} What was done is in the run folder, and goes on with: "
+                    f"{error_text(error)} What was done is in the run folder, and goes on with: "
                     f"fairflower run --resume {shlex.quote(str(folder.path))}"
                 ) from error
             except Exception as error:
@@ -113,16 +122,16 @@ class Session:
             else:
                 _close(folder, "completed")
             finally:
-                telling.end()
+                callbacks.end()
                 progress.stop()
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
         return folder.path
 
-    def _open(self, meeting: Meeting) -> tuple[RunFolder, Checkpoint | None]:
+    def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
         """Make the run folder, or open the one to resume and load what it was left with."""
         # By its id, clients that serve several runs tell what they keep for this one.
-        facts = {"run_id": uuid.uuid4().hex, **meeting.facts()}
+        facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
         saved = checkpoint.load(self.resume)
@@ -134,7 +143,7 @@ class Session:
                 "whether config.toml was changed since the run began is not known."
             )
         try:
-            meeting.strategy.load_state_dict(saved.state)
+            setup.strategy.load_state_dict(saved.state)
         except ValueError as error:
             raise ConfigError(f"{self.resume} cannot go on: {error}") from error
         folder = RunFolder.reopen(

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fairflower.errors import Stopped
-from fairflower.flower import set_message_id
+from fairflower.errors import RunInterrupted
+from fairflower.flower_compat import set_message_id
 
 
 def send_and_receive(
@@ -19,7 +19,7 @@ def send_and_receive(
     """Push messages and poll for their replies, until all are there or time is up.
 
     Flower's own method polls ten times a second and cannot be interrupted: this one raises
-    ``Stopped`` as soon as ``stop`` is set. A grid that waits for replies itself
+    ``RunInterrupted`` as soon as ``stop`` is set. A grid that waits for replies itself
     (`fairflower.engines.ray`) is asked again at once.
     """
     messages = list(messages)
@@ -33,7 +33,7 @@ def send_and_receive(
     pause = 0.005
     while waiting:
         if stop.is_set():
-            raise Stopped
+            raise RunInterrupted
         asked = time.monotonic()
         pulled = grid.pull_messages(waiting)
         # A grid may also hand out what comes late, to messages that nobody waits for.

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import hold, shares
+from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
@@ -74,7 +74,7 @@ class AFL(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
-        lambdas = shares(self.lambdas, clients, equal)
+        lambdas = current_weights(self.lambdas, clients, equal)
         F = cohort.metrics["received_loss"]
-        hold(self.lambdas, clients, equal, project(lambdas + self.lr * F))
+        store_weights(self.lambdas, clients, equal, project(lambdas + self.lr * F))
         return lambdas

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import hold, shares
+from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
@@ -88,8 +88,8 @@ class FairFed(FairStrategy):
         clients, n = cohort.client_ids, cohort.num_examples
         m = cohort.metrics[self.metric]
         gap = np.abs(m - cohort.sample_weights @ m)
-        w = np.maximum(shares(self.w, clients, n) - self.beta * (gap - gap.mean()), 0)
+        w = np.maximum(current_weights(self.w, clients, n) - self.beta * (gap - gap.mean()), 0)
         w = np.asarray(w / w.sum())  # the sum is at least 1: the steps sum to 0
-        hold(self.w, clients, n, w)
+        store_weights(self.w, clients, n, w)
         self.diagnostics["gap"] = gap
         return w

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Unpack
 import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.directions import angle
+from fairflower.aggregation.directions import inequality_angle
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
@@ -107,7 +107,7 @@ class FedEBAPlus(FairStrategy):
         F = cohort.metrics["received_loss"]
         tilt = np.exp((F - F.max()) / self.tau)
         weights = cohort.cap(tilt / tilt.sum())
-        unequal = angle(F)
+        unequal = inequality_angle(F)
         self.diagnostics |= {"weights": weights, "angle": unequal}
         if self.alpha == 0 or unequal > self.theta:
             return cohort.average(weights)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.directions import recall, remember, stretched
+from fairflower.aggregation.directions import rescale_to_length, store_updates, with_absent_clients
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines
@@ -100,9 +100,9 @@ class FedFV(FairStrategy):
         now = cohort.server_round
         self.seen = {k: r for k, r in self.seen.items() if now - r <= self.oldest}
         self.memory = {k: self.memory[k] for k in self.seen}
-        everyone, ages = recall(cohort, self.seen, self.memory, self.oldest)
+        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self.oldest)
         if self.oldest > 0:
-            remember(cohort, self.seen, self.memory)
+            store_updates(cohort, self.seen, self.memory)
         gram = everyone.gram()
         K = len(cohort)
         equal = (ages == 0) / K
@@ -110,7 +110,7 @@ class FedFV(FairStrategy):
         if now > self.oldest:
             for age in range(self.oldest, self.oldest - self.tau, -1):
                 c = _reconcile(c, gram, ages == age)
-        c = stretched(c, gram, equal)
+        c = rescale_to_length(c, gram, equal)
         self.diagnostics.update(
             weights=equal[:K], coefficients=c[:K], conflict=cosines(gram[:K, :K])
         )

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import hold, shares
+from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
@@ -82,11 +82,11 @@ class FedGA(FairStrategy):
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
         gap = self._gaps(cohort)
-        w = shares(self.w, clients, equal)
+        w = current_weights(self.w, clients, equal)
         if gap.any():
             w = np.maximum(w + self._step(cohort) / len(cohort) * gap / np.abs(gap).max(), 0)
             w /= w.sum()
-        hold(self.w, clients, equal, w)
+        store_weights(self.w, clients, equal, w)
         self.trained.update(zip(clients, cohort.metrics["trained_loss"].tolist(), strict=True))
         self.diagnostics["gap"] = gap
         return w

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.clusters import Clustered
+from fairflower.aggregation.clusters import ClusteringMixin
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
@@ -16,7 +16,7 @@ from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 Values = NDArray[np.float64]
 
 
-class FedGCR(Clustered, FairStrategy):
+class FedGCR(ClusteringMixin, FairStrategy):
     """Cluster the clients by type, and give weight to clients and clusters with large losses.
 
     Each of K clients sends a representation h_k, averaged so that its classes count equally (Eq.

@@ -9,7 +9,14 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Block, Cohort, Floats, squares, summed
+from fairflower.aggregation.cohort import (
+    Arrays,
+    Block,
+    Cohort,
+    Floats,
+    partial_squared_sums,
+    sum_in_order,
+)
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range
 
@@ -133,7 +140,7 @@ class FedHEAL(FairStrategy):
                     mask = kept[k][block.name][block.part]
                     self._keep(client, block, update, needed[k], mask)
                     update *= mask
-                sums.append(squares(update))
+                sums.append(partial_squared_sums(update))
             return block.name, np.array(sums)
 
         parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
@@ -141,7 +148,9 @@ class FedHEAL(FairStrategy):
             parts[name].append(sums)
         counted = [name for name in names if name not in cohort.buffers]
         # [tensors, K]
-        d = np.reshape([summed(parts[name], len(cohort)) for name in counted], (-1, len(cohort)))
+        d = np.reshape(
+            [sum_in_order(parts[name], len(cohort)) for name in counted], (-1, len(cohort))
+        )
         for client in cohort.client_ids:
             self.rounds[client] = self.rounds.get(client, 0) + 1
         if self.variant == "released":

@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.directions import STATIONARY, equalising, recall, remember
+from fairflower.aggregation.directions import (
+    STATIONARY,
+    inequality_gradient,
+    store_updates,
+    with_absent_clients,
+)
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 
@@ -85,8 +90,8 @@ class FedLF(FairStrategy):
         self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, ages = recall(cohort, self.seen, self.memory, self._oldest(cohort))
-        remember(cohort, self.seen, self.memory)
+        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self._oldest(cohort))
+        store_updates(cohort, self.seen, self.memory)
         modules = groupby(cohort.parameters, lambda name: name.rpartition(".")[0])
         names_of = [tuple(names) for _, names in modules]
         layers = {names: everyone.gram(names=names) for names in names_of}
@@ -138,7 +143,7 @@ class FedLF(FairStrategy):
         if self.variant == "paper":
             length = np.full(len(length), lengths[moved].min())
         h = np.zeros(len(gram))
-        h[np.flatnonzero(present)] = equalising(losses[present])
+        h[np.flatnonzero(present)] = inequality_gradient(losses[present])
         fair = h / length
         if self.variant == "released" and (square := float(fair @ gram @ fair)) > 0:
             fair = fair / np.sqrt(square)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import (
     STATIONARY,
-    angle,
-    equalising,
-    recall,
-    remember,
-    stretched,
+    inequality_angle,
+    inequality_gradient,
+    rescale_to_length,
+    store_updates,
+    with_absent_clients,
 )
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range
@@ -95,19 +95,19 @@ class FedMDFG(FairStrategy):
         self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, ages = recall(cohort, self.seen, self.memory, 1)
+        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, 1)
         before = _mean_length(self.memory)
         self.seen, self.memory = {}, {}
-        remember(cohort, self.seen, self.memory)
+        store_updates(cohort, self.seen, self.memory)
         gram = everyone.gram()
         K = len(cohort)
         equal = (ages == 0) / K
         losses = cohort.metrics["received_loss"]
-        c = stretched(self._descend(gram, losses, before), gram, equal)
+        c = rescale_to_length(self._descend(gram, losses, before), gram, equal)
         self.diagnostics.update(
             weights=equal[:K],
             coefficients=c[:K],
-            angle=angle(losses),
+            angle=inequality_angle(losses),
             conflict=cosines(gram[:K, :K]),
         )
         return everyone.move(c, equal)
@@ -128,9 +128,9 @@ class FedMDFG(FairStrategy):
         scale[len(losses) :] *= before / lengths[: len(losses)][present].mean()
         rows = np.diag(scale)[moved]
         h = np.zeros(len(gram))
-        h[np.flatnonzero(present)] = equalising(losses[present])
+        h[np.flatnonzero(present)] = inequality_gradient(losses[present])
         # The length underflows to 0 next to a false loss of 1e200.
-        if angle(losses[present]) > self.theta and (length := np.linalg.norm(h)) > 0:
+        if inequality_angle(losses[present]) > self.theta and (length := np.linalg.norm(h)) > 0:
             rows = np.vstack([rows, h / length * scale])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:

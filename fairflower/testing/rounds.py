@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
-from fairflower.flower import identify, set_message_id
+from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -93,7 +93,7 @@ class Rounds:
     """
 
     def __init__(self, strategy: FairStrategy, model: Arrays, clients: Sequence[int]) -> None:
-        identify()
+        set_task_identity()
         self.strategy = strategy
         self.model = {name: np.asarray(array) for name, array in model.items()}
         strategy.enroll({client: _FIRST_NODE + client for client in clients}, seed=0)

@@ -52,7 +52,7 @@ def _quiet() -> Iterator[None]:
 def check_arguments(make: Make) -> None:
     """Its own arguments say what they allow, and stay apart from those of every strategy."""
     rule = type(make())
-    for name, argument in rule.declared().items():
+    for name, argument in rule.argument_specs().items():
         assert argument.bounded or argument.text, (
             f"{rule.__name__}: {name} does not say what it allows. Declare it as "
             "Annotated[float, Range(0, 1)] or Literal['a', 'b']."

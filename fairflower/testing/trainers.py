@@ -194,7 +194,7 @@ def check_absent_class(method: Method) -> None:
 
 def check_arguments(method: Method) -> None:
     """Its own arguments say what they allow, and exchanges have the same defaults."""
-    own = method.kind.declared()
+    own = method.kind.argument_specs()
     for name, argument in own.items():
         assert argument.bounded or argument.text, (
             f"{method.name}: {name} does not say what it allows. Declare it as "

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairflower import models
-from fairflower.arguments import taken
+from fairflower.arguments import constructor_specs
 from fairflower.config import ClientConfig, ModelConfig, TrainConfig
 from fairflower.data import Federation
 from fairflower.training.batches import ClientData
@@ -44,5 +44,5 @@ def build_trainer(
     """
     client.check()
     trainer: type[Trainer] = client.made_by
-    own = {k: v for k, v in client.args.items() if k in taken(trainer)}
+    own = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **own)

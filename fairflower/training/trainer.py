@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflower.arguments import Argument, Declared
+from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
 from fairflower.data import Split
 from fairflower.errors import ConfigError
@@ -27,7 +27,7 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, NDArray]
 
 
-class Method(Declared):
+class Method(Configurable):
     """What a method of local training says of itself, beside its arguments."""
 
     #: Where the method comes from, for ``fairflower list``.
@@ -44,11 +44,11 @@ class Method(Declared):
     sharpness: ClassVar[str | None] = None
 
     @classmethod
-    def declared(cls) -> dict[str, Argument]:
+    def argument_specs(cls) -> dict[str, ArgumentSpec]:
         """The method's own arguments, and those of its exchanges that say what they allow."""
-        own = super().declared()
+        own = super().argument_specs()
         for exchange in cls.exchanges:
-            for name, argument in exchange.declared().items():
+            for name, argument in exchange.argument_specs().items():
                 if argument.bounded:
                     own.setdefault(name, argument)
         return own
@@ -95,7 +95,7 @@ class Method(Declared):
             )
 
 
-class Trainer(Method, Declared):
+class Trainer(Method, Configurable):
     """One client's local training; a method is a subclass that varies a step of it.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. What comes

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflower.aggregation.carried_weights import hold, shares
+from fairflower.aggregation.carried_weights import current_weights, store_weights
 
 
 @given(st.integers(0, 10_000))
@@ -15,28 +15,30 @@ def test_the_absent_keep_theirs_and_the_present_keep_their_sum(seed):
     random = np.random.default_rng(seed)
     fair = random.integers(1, 100, 6).astype(float)
     held: dict[int, float] = {}
-    hold(held, range(6), fair, random.dirichlet(np.ones(6)))
+    store_weights(held, range(6), fair, random.dirichlet(np.ones(6)))
     before = np.array([held[k] for k in range(6)]) * fair
     present = np.flatnonzero(random.random(6) < 0.5)
     if present.size:
         weights = random.dirichlet(np.ones(len(present)))
-        hold(held, present.tolist(), fair[present], weights)
+        store_weights(held, present.tolist(), fair[present], weights)
         after = np.array([held[k] for k in range(6)]) * fair
         absent = np.setdiff1d(np.arange(6), present)
         np.testing.assert_array_equal(after[absent], before[absent])
         assert after.sum() == pytest.approx(before.sum())
-        np.testing.assert_allclose(shares(held, present.tolist(), fair[present]), weights)
+        np.testing.assert_allclose(current_weights(held, present.tolist(), fair[present]), weights)
 
 
 def test_with_everybody_present_shares_are_the_weights_of_the_round_before():
     held: dict[int, float] = {}
     for weights in ([0.5, 0.3, 0.2], [0.1, 0.0, 0.9], [0.0, 0.0, 1.0]):
-        hold(held, (4, 5, 9), np.array([1.0, 7.0, 2.0]), np.array(weights))
-        np.testing.assert_allclose(shares(held, (4, 5, 9), np.array([1.0, 7.0, 2.0])), weights)
+        store_weights(held, (4, 5, 9), np.array([1.0, 7.0, 2.0]), np.array(weights))
+        np.testing.assert_allclose(
+            current_weights(held, (4, 5, 9), np.array([1.0, 7.0, 2.0])), weights
+        )
 
 
 def test_clients_that_hold_nothing_together_start_anew():
     held = {0: 0.0, 1: 0.0, 2: 3.0}
-    np.testing.assert_allclose(shares(held, (0, 1), np.array([1.0, 3.0])), [0.25, 0.75])
-    hold(held, (0, 1), np.array([1.0, 3.0]), np.array([0.5, 0.5]))
-    np.testing.assert_allclose(shares(held, (0, 1), np.array([1.0, 3.0])), [0.5, 0.5])
+    np.testing.assert_allclose(current_weights(held, (0, 1), np.array([1.0, 3.0])), [0.25, 0.75])
+    store_weights(held, (0, 1), np.array([1.0, 3.0]), np.array([0.5, 0.5]))
+    np.testing.assert_allclose(current_weights(held, (0, 1), np.array([1.0, 3.0])), [0.5, 0.5])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairflower.aggregation import cohort as module
-from fairflower.aggregation.cohort import BLOCK, Cohort, squares
+from fairflower.aggregation.cohort import BLOCK, Cohort, partial_squared_sums
 from fairflower.strategies import FedHEAL
 
 SHAPES = {"a": (40, 90), "b": (7,), "bn.running_mean": (50,), "bn.num_batches_tracked": ()}
@@ -98,8 +98,8 @@ def test_squares_are_summed_block_by_block_in_their_own_precision(size):
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     starts = range(0, size, BLOCK)
     plain = [float(np.einsum("i,i->", v, v)) for v in (values[i : i + BLOCK] for i in starts)]
-    assert squares(values) == plain
-    huge = squares(values * np.float32(1e25))
+    assert partial_squared_sums(values) == plain
+    huge = partial_squared_sums(values * np.float32(1e25))
     np.testing.assert_allclose(huge, 1e50 * np.array(plain), rtol=1e-5)
 
 

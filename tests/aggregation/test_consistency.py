@@ -9,7 +9,7 @@ import pytest
 from rounds import Rounds
 from scipy.stats import binom
 
-from fairflower.aggregation.consistency import BINS, UpdateConsistency, histogram
+from fairflower.aggregation.consistency import BINS, SignConsistency, histogram
 from fairflower.config import RunConfig
 from fairflower.report import read_run
 from fairflower.report.figures.diagnostics import windows
@@ -32,7 +32,7 @@ def by_hand(signs: np.ndarray) -> np.ndarray:
 def test_histograms_count_signs_window_by_window(window):
     random = np.random.default_rng(0)
     model = {"w": np.zeros((3, 50), np.float32), "bn.running_mean": np.zeros(4, np.float32)}
-    strategy = FedAvg(observers=[UpdateConsistency(window)])
+    strategy = FedAvg(observers=[SignConsistency(window)])
     rounds = Rounds(strategy, model, range(2))
     steadiness = random.random((2, 3, 50))
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_histograms_count_signs_window_by_window(window):
 
 def test_a_client_is_counted_over_the_rounds_it_took_part_in():
     model = {"w": np.zeros(2, np.float32)}
-    strategy = FedAvg(observers=[UpdateConsistency(4)], min_clients=1)
+    strategy = FedAvg(observers=[SignConsistency(4)], min_clients=1)
     rounds = Rounds(strategy, model, range(3))
     up, mixed = {"w": np.ones(2)}, {"w": np.array([1.0, -1.0])}
     for moves in ({0: up, 1: mixed}, {0: up}, {0: up, 1: up}, {0: up, 1: mixed, 2: up}):

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.directions import angle, equalising, recall, remember, stretched
+from fairflower.aggregation.directions import (
+    inequality_angle,
+    inequality_gradient,
+    rescale_to_length,
+    store_updates,
+    with_absent_clients,
+)
 
 
 def cohort(server_round: int, clients: tuple[int, ...], size: int = 2) -> Cohort:
@@ -30,34 +36,34 @@ def test_equalising_is_the_gradient_of_the_cosine_with_ones(F):
     slope = np.array(
         [(minus_cosine(F + 1e-6 * e) - minus_cosine(F - 1e-6 * e)) / 2e-6 for e in np.eye(len(F))]
     )
-    np.testing.assert_allclose(equalising(F), slope, rtol=1e-3, atol=1e-3)
-    assert equalising(F) @ F == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(inequality_gradient(F), slope, rtol=1e-3, atol=1e-3)
+    assert inequality_gradient(F) @ F == pytest.approx(0, abs=1e-9)
 
 
 def test_angles_by_hand():
-    assert angle(np.array([1.0, 0.0])) == pytest.approx(45)
-    assert angle(np.full(7, 3.0)) == pytest.approx(0, abs=1e-5)
-    assert angle(np.array([0.0, 0.0, 1e300])) == pytest.approx(54.7356, abs=1e-4)
+    assert inequality_angle(np.array([1.0, 0.0])) == pytest.approx(45)
+    assert inequality_angle(np.full(7, 3.0)) == pytest.approx(0, abs=1e-5)
+    assert inequality_angle(np.array([0.0, 0.0, 1e300])) == pytest.approx(54.7356, abs=1e-4)
 
 
 def test_absent_clients_are_recalled_as_they_last_moved_as_far_back_as_asked():
     seen, memory = {}, {}
     for now, clients in ((1, (5, 7)), (2, (3,))):
-        remember(cohort(now, clients), seen, memory)
-    everyone, ages = recall(cohort(3, (3, 4)), seen, memory, oldest=2)
+        store_updates(cohort(now, clients), seen, memory)
+    everyone, ages = with_absent_clients(cohort(3, (3, 4)), seen, memory, oldest=2)
     assert ages.tolist() == [0, 0, 2, 2]
     moved = [arrays["w"][0] - 30 for arrays in everyone.returned]
     assert moved == pytest.approx([3.3, 4.3, 5.1, 7.1])
     assert everyone.returned[2]["bn.running_mean"] == 1  # statistics stay as received
-    everyone, ages = recall(cohort(3, (3, 4)), seen, memory, oldest=1)
+    everyone, ages = with_absent_clients(cohort(3, (3, 4)), seen, memory, oldest=1)
     assert ages.tolist() == [0, 0]
 
 
 def test_a_direction_is_stretched_to_another_ones_length():
     gram, like = np.diag([1.0, 4.0]), np.array([0.5, 0.5])
-    c = stretched(np.array([3.0, 0.0]), gram, like)
+    c = rescale_to_length(np.array([3.0, 0.0]), gram, like)
     np.testing.assert_allclose(c, (np.sqrt(1.25), 0))
-    np.testing.assert_array_equal(stretched(np.zeros(2), gram, like), 0)
+    np.testing.assert_array_equal(rescale_to_length(np.zeros(2), gram, like), 0)
 
 
 def test_layers_have_inner_products_and_coefficients_of_their_own():

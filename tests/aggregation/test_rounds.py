@@ -11,7 +11,7 @@ from rounds import MODEL, Rounds, every_strategy, failure, good, reply
 
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
 
 # --- replies that cannot be used -----------------------------------------------------------
@@ -179,7 +179,7 @@ def test_without_a_roster_a_client_is_known_by_the_id_that_it_sent():
         def get_node_ids(self):
             return [7, 9]
 
-    identify()
+    set_task_identity()
     strategy = Telling()
     for expected in ({7: 3.5, 9: 4.5}, {7: 10.0, 9: 11.0}):
         messages = list(

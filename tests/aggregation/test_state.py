@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflower.aggregation.state import flatten, unflatten
+from fairflower.aggregation.state import flatten_state, unflatten_state
 
 leaves = st.one_of(
     st.none(),
@@ -34,9 +34,9 @@ def equal(one, two) -> bool:
     )
 )
 def test_any_state_survives_being_flattened(state):
-    assert equal(unflatten(flatten(state)), state)
+    assert equal(unflatten_state(flatten_state(state)), state)
 
 
 def test_what_cannot_be_kept_is_named():
     with pytest.raises(TypeError, match="p/#3: cannot keep"):
-        flatten({"p": {3: object()}})
+        flatten_state({"p": {3: object()}})

@@ -17,7 +17,7 @@ import fairflower as ff
 from fairflower.api.given import method, methods, name_of, options_of, settings_of
 from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.models.cnn import CNN
 from fairflower.report import read_run
 from fairflower.server import progress
@@ -321,9 +321,9 @@ def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
     (tmp_path / "runs/fedavg-0/config.toml").write_text("seed = = 1")
     with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0.*is not valid TOML"):
         assert len(ff.read(tmp_path / "runs/*")) == 8
-    with pytest.raises(RunError, match="There is no run"):
+    with pytest.raises(RunFolderError, match="There is no run"):
         ff.read(tmp_path / "none*")
-    with pytest.warns(UserWarning, match="no run folder"), pytest.raises(RunError):
+    with pytest.warns(UserWarning, match="no run folder"), pytest.raises(RunFolderError):
         ff.read(tmp_path / "none")
 
 

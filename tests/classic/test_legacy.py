@@ -41,7 +41,7 @@ from fairflower.clients import Trainer, make_client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria
 
@@ -50,7 +50,7 @@ class ClassicRounds:
     """What `Rounds` does, as a classic server would do it."""
 
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
-        identify()
+        set_task_identity()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
         self.legacy = LegacyStrategy(
             strategy, initial, on_fit_config_fn=lambda server_round: {"train.lr": 0.05}
@@ -153,7 +153,7 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
     start = client(Context(1, 1, {"partition-id": 0}, RecordDict(), {})).send()
     nodes: dict[str, Any] = {"min_train_nodes": 3, "min_available_nodes": 3}
     nodes |= {"min_evaluate_nodes": 3}
-    identify()
+    set_task_identity()
     modern = STRATEGIES[name](**nodes)
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=2)
@@ -197,7 +197,7 @@ def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, r
         return toys.trainer(name, int(context.node_config["partition-id"]))
 
     start = toys.trainer(name).send()
-    identify()
+    set_task_identity()
     modern = strategy()
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=3)
@@ -222,7 +222,7 @@ def test_a_client_may_be_asked_for_the_first_model() -> None:
 
 
 def test_tests_are_averaged_by_samples_and_by_what_all_report() -> None:
-    identify()
+    set_task_identity()
     legacy = LegacyStrategy(FedAvg(), MODEL)
     parameters = legacy.initialize_parameters(manager(2))
     assert parameters is not None

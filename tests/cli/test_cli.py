@@ -25,7 +25,7 @@ from fairflower.cli import compare, run
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.plans.execution import alone_in, setting
 from fairflower.plans.plan import Plan, fitting, parse_seeds
 from fairflower.plans.protocol import STUDY
@@ -166,13 +166,13 @@ def test_what_is_told_of_a_failed_run_is_no_markup(monkeypatch):
             pass
 
         def run(self):
-            raise RunError(said)
+            raise RunFolderError(said)
 
     monkeypatch.setattr("fairflower.server.session.Session", Failing)
     told = StringIO()
     rule = StrategyConfig("fairfed", {"metric": "[loss]"})
     plan = Plan([RunConfig(seed=seed, strategy=rule) for seed in range(2)])
-    with pytest.raises(RunError):
+    with pytest.raises(RunFolderError):
         plan.execute(None, Console(file=told, width=160), Event(), [])
     assert told.getvalue().count(f"of 2) failed: {said}") == 2
     assert told.getvalue().count("fairfed:metric=[loss], seed") == 2

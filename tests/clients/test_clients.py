@@ -33,7 +33,7 @@ from fairflower.clients import (
 )
 from fairflower.config import ClientConfig, TrainConfig
 from fairflower.errors import ConfigError
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.seeds import derive_seed
 from fairflower.training.build import build_trainer
 
@@ -316,7 +316,7 @@ def test_an_unknown_client_is_named_with_its_nearest_match() -> None:
 
 @pytest.fixture
 def context() -> Context:
-    identify()
+    set_task_identity()
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 

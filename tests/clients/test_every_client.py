@@ -12,7 +12,7 @@ from products import thinned
 from toys import method, prompted, same, trainer
 
 from fairflower import exchanges as room
-from fairflower.arguments import taken
+from fairflower.arguments import constructor_specs
 from fairflower.clients import SGD
 from fairflower.config import RunConfig, kebab
 from fairflower.errors import ConfigError
@@ -117,7 +117,7 @@ def test_exchanges_are_in_their_room(name):
 def test_arguments_out_of_range_are_refused_before_anything_starts(name):
     kind = CLIENTS[name]
     chosen = {"client.name": name, "model.name": (*kind.models, "cnn")[0]}
-    for arg, allowed in kind.declared().items():
+    for arg, allowed in kind.argument_specs().items():
         key = f"client.{kebab(arg)}"
         assert allowed.bounded, key
         RunConfig.from_flat(chosen | {key: allowed.default})
@@ -127,7 +127,7 @@ def test_arguments_out_of_range_are_refused_before_anything_starts(name):
         if allowed.range:
             with pytest.raises(ConfigError, match=f"{key} = .*expected a number"):
                 RunConfig.from_flat(chosen | {key: allowed.range.low - 1.0})
-            owner = next(o for o in (*kind.exchanges, kind) if arg in taken(o))
+            owner = next(o for o in (*kind.exchanges, kind) if arg in constructor_specs(o))
             with pytest.raises(ConfigError, match=f"{arg} = .*expected a number"):
                 owner.made_with({arg: allowed.range.low - 1.0})
 

@@ -16,7 +16,7 @@ from fairflower.aggregation import clusters
 from fairflower.arrays import arrays_of
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.exchanges import Centres
+from fairflower.exchanges import ClusterCenters
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
 from fairflower.training.measurements import representation, train_and_measure
@@ -160,7 +160,7 @@ def step(rounds, clients):
 
 @pytest.mark.parametrize("rule", [FedAvg, lambda **o: FedGCR(num_clusters=2, **o)])
 def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
-    exchange = Centres(num_clusters=2)
+    exchange = ClusterCenters(num_clusters=2)
     rounds = Rounds(rule(min_clients=1, exchanges=[exchange]), MODEL, range(5))
     step(rounds, [0, 1, 2, 3])
     assert rounds.strategy.diagnostics["cluster"].tolist() == [0, 0, 1, 1]
@@ -176,7 +176,7 @@ def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
 
 
 def test_a_client_is_told_the_row_of_its_centre_whatever_their_order():
-    exchange = Centres(num_clusters=2)
+    exchange = ClusterCenters(num_clusters=2)
     exchange.members = {5: 10, 6: 2}
     exchange.centres = {10: np.ones(3), 2: np.zeros(3)}
     for client, centre in ((5, 1), (6, 0)):
@@ -187,12 +187,14 @@ def test_a_client_is_told_the_row_of_its_centre_whatever_their_order():
 def test_the_exchange_has_the_variants_of_the_strategy():
     """Whose h, the clustering, and a T' that has to be given."""
     for variant in ("adapted", "paper", "released"):
-        exchange, rule = (kind(num_clusters=2, variant=variant) for kind in (Centres, FedGCR))
+        exchange, rule = (
+            kind(num_clusters=2, variant=variant) for kind in (ClusterCenters, FedGCR)
+        )
         assert exchange.needs == rule.needs[:1]
         assert exchange.clustering == rule.clustering
-    assert Centres(clustering="gmm").clustering == "gmm"
+    assert ClusterCenters(clustering="gmm").clustering == "gmm"
     with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*Set it to the number"):
-        Centres(variant="paper")
+        ClusterCenters(variant="paper")
     with pytest.raises(ConfigError, match=r"^client\.num_clusters = 'auto'.*Set it to the number"):
         RunConfig.from_flat(
             {"client.name": "fedgc", "client.variant": "paper", "model.name": "prompt-vit-tiny"}
@@ -208,7 +210,7 @@ def test_the_exchange_clusters_as_it_is_told(monkeypatch):
 
     monkeypatch.setattr(clusters, "cluster", spy)
     for arguments in ({}, {"clustering": "gmm"}, {"variant": "released"}):
-        exchange = Centres(num_clusters=2, **arguments)
+        exchange = ClusterCenters(num_clusters=2, **arguments)
         rounds = Rounds(FedAvg(min_clients=1, exchanges=[exchange]), MODEL, range(4))
         step(rounds, range(4))
         assert exchange.members[0] == exchange.members[1] != exchange.members[2]
@@ -219,7 +221,7 @@ def test_the_exchange_clusters_as_it_is_told(monkeypatch):
 def test_the_papers_text_federates(rule):
     """Its own trained model's h, asked once; Eq. 6 in what the clients report."""
     arguments = {"variant": "paper", "num_clusters": 2}
-    strategy = rule(min_clients=1, exchanges=[Centres.made_with(arguments)])
+    strategy = rule(min_clients=1, exchanges=[ClusterCenters.made_with(arguments)])
     model, _ = federate(strategy, lambda k: trainer("fedgc", k, **arguments), 4, 3)
     assert all(np.isfinite(array).all() for array in model.values())
     assert strategy.measurements == ("representation",)
@@ -227,7 +229,7 @@ def test_the_papers_text_federates(rule):
 
 
 def test_the_strategys_clusters_are_taken_over():
-    exchange = Centres(num_clusters=1)
+    exchange = ClusterCenters(num_clusters=1)
     rule = FedGCR(num_clusters=2, exchanges=[exchange])
     step(Rounds(rule, MODEL, range(4)), range(4))
     assert exchange.members == rule.members

@@ -27,8 +27,8 @@ from fairflower.clients.sgd import SGD
 from fairflower.config import RunConfig, TrainConfig
 from fairflower.data import Augment
 from fairflower.errors import ConfigError
-from fairflower.exchanges import ControlVariates, DynamicRegulariser
-from fairflower.flower import identify
+from fairflower.exchanges import ControlVariates, DynamicRegularizer
+from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedAvg, Uniform
 
 PLAIN = TrainConfig(local_epochs=1, batch_size=8, lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -142,7 +142,7 @@ THOROUGH = replace(PLAIN, local_epochs=10, lr=0.15)
 
 @pytest.mark.slow
 def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
-    rule = Uniform(exchanges=[DynamicRegulariser()])
+    rule = Uniform(exchanges=[DynamicRegularizer()])
     w = on_bowls(FedDyn, rule, 30, THOROUGH, alpha=2.0)
     np.testing.assert_allclose(w, optimum(), rtol=0, atol=0.01)
     fedavg = on_bowls(SGD, Uniform(), 15, THOROUGH)
@@ -151,7 +151,7 @@ def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
 
 @pytest.mark.slow
 def test_feddyn_reaches_it_with_half_of_the_clients_too():
-    rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegulariser()])
+    rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegularizer()])
     w = on_bowls(FedDyn, rule, 60, THOROUGH, alpha=2.0)
     np.testing.assert_allclose(w, optimum(), rtol=0, atol=0.01)
 
@@ -159,7 +159,7 @@ def test_feddyn_reaches_it_with_half_of_the_clients_too():
 @pytest.mark.slow
 def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
     examples = (2, 6, 3, 9)
-    rule = FedAvg(exchanges=[DynamicRegulariser()])
+    rule = FedAvg(exchanges=[DynamicRegularizer()])
     settings = replace(THOROUGH, batch_size=16)
     w = on_bowls(FedDyn, rule, 30, settings, examples=examples, alpha=2.0)
     np.testing.assert_allclose(w, optimum(np.array(examples) / 20), rtol=0, atol=0.01)
@@ -169,14 +169,14 @@ def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
 @pytest.mark.slow
 def test_feddyn_rests_there_with_weight_decay_and_momentum():
     settings = replace(THOROUGH, momentum=0.5, lr=0.1, weight_decay=0.3)
-    w = on_bowls(FedDyn, Uniform(exchanges=[DynamicRegulariser()]), 30, settings, alpha=2.0)
+    w = on_bowls(FedDyn, Uniform(exchanges=[DynamicRegularizer()]), 30, settings, alpha=2.0)
     np.testing.assert_allclose(w, optimum(decay=0.3), rtol=0, atol=0.01)
 
 
 def test_feddyn_is_algorithm_1_with_local_problems_solved_exactly():
     """The paper's h and g_k in numpy, half of the clients a round."""
     alpha, clients = 0.5, 4
-    rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegulariser()])
+    rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegularizer()])
     theta, h, g = np.zeros(2), np.zeros(2), np.zeros((clients, 2))
     for number in range(1, 7):
         random = np.random.default_rng([0, number])
@@ -529,7 +529,7 @@ def test_ditto_tests_both_models_on_the_clients_own_images():
 
 @pytest.fixture
 def context() -> Context:
-    identify()
+    set_task_identity()
     return Context(1, 1, {"partition-id": 0}, RecordDict(), {})
 
 

@@ -25,11 +25,11 @@ from fairflower.data.sites import as_in, open_site, unite
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
-from fairflower.server.checkpoint import continued
-from fairflower.server.inquiry import Inquiry
-from fairflower.server.meeting import meet
-from fairflower.server.roll import NodeTracker, call_the_roll
+from fairflower.server.checkpoint import resumed_config
+from fairflower.server.discovery import NodeDiscovery
+from fairflower.server.registration import NodeTracker, register_clients
 from fairflower.server.session import Session
+from fairflower.server.setup import set_up
 
 SMALL = {"num-server-rounds": 2, "train.local-epochs": 1, "data.name": "npz"}
 RNG = np.random.default_rng(0)
@@ -263,7 +263,7 @@ def test_a_resumed_run_says_once_who_did_not_answer_its_tests(
     first = run(tmp_path, Away(nodes, 1000, 1, "evaluate"), **AWAY | {"num-server-rounds": 2})
     with (first / "diagnostics.jsonl").open("a") as file:  # of a round that was killed
         file.write('{"round": 3, "client_ids": [0]}\n{"round": 3, "dropped_in_test": {"2": "x"}}\n')
-    config = continued(first, {"num-server-rounds": 3})
+    config = resumed_config(first, {"num-server-rounds": 3})
     Session(Away(nodes, 1000, 1, "evaluate"), config, Console(quiet=True)).run()
     text, same = ((path / "diagnostics.jsonl").read_text() for path in (whole, first))
     assert text == same
@@ -320,18 +320,18 @@ def settings_of(**changes: Any) -> ConfigRecord:
     return ConfigRecord(RunConfig.from_flat(flat).to_flat())
 
 
-def roll(
+def register(
     nodes: list[dict[str, Any]] | InlineGrid, sites: int = 0, timeout: float = 20, **changes: Any
 ) -> Any:
     there = nodes if isinstance(nodes, InlineGrid) else grid(nodes)
-    return call_the_roll(there, None, timeout, threading.Event(), settings_of(**changes), sites)
+    return register_clients(there, None, timeout, threading.Event(), settings_of(**changes), sites)
 
 
 def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bab", folders, strict=True)]
-    roster = roll(nodes)
-    assert roster.nodes == {0: 1001, 1: 1000, 2: 1002}
-    assert [client.domain for client in roster.federation.clients] == ["a", "b", "b"]
+    registry = register(nodes)
+    assert registry.nodes == {0: 1001, 1: 1000, 2: 1002}
+    assert [client.domain for client in registry.federation.clients] == ["a", "b", "b"]
 
 
 def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
@@ -346,7 +346,7 @@ def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
 
     there = Growing(app, 0)
     there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
-    assert roll(there).nodes == {0: 1000, 1: 1001, 2: 1002}
+    assert register(there).nodes == {0: 1000, 1: 1001, 2: 1002}
 
 
 def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -> None:
@@ -354,20 +354,20 @@ def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -
         {"domain": d, "data-dir": f, "partition-id": k}
         for d, f, k in zip("aab", folders, (2, 0, 1), strict=True)
     ]
-    assert roll(nodes).nodes == {0: 1001, 1: 1002, 2: 1000}
+    assert register(nodes).nodes == {0: 1001, 1: 1002, 2: 1000}
     del nodes[1]["partition-id"]
     with pytest.raises(ConfigError, match=r"3 sites have the partition-ids \[1, 2\]"):
-        roll(nodes)
+        register(nodes)
 
 
 def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, int]:
     """Where the clients are after a node has come back as node 7000, perhaps changed."""
-    roster = roll(nodes)
+    registry = register(nodes)
     there = grid(nodes)
     config = there.contexts.pop(lost).node_config | changes
     there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
-    tracker = NodeTracker(there, roster, 20, threading.Event(), settings_of())
-    return tracker.locate(roster.nodes)
+    tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of())
+    return tracker.locate(registry.nodes)
 
 
 def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: list[Path]) -> None:
@@ -401,7 +401,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
     first = run(tmp_path, grid(nodes), **settings | {"num-server-rounds": 1})
 
     def go_on(there: InlineGrid) -> Path:
-        config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.5})
+        config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.5})
         return Session(there, config, Console(quiet=True)).run()
 
     moved = grid(nodes)
@@ -443,7 +443,7 @@ def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     node = {"domain": "b", "data-dir": str(folders[2])}
     there = Late(app, 0)
     there.contexts = grid(nodes[:2]).contexts
-    config = continued(first, {"num-server-rounds": 4, "round-timeout": 0.5})
+    config = resumed_config(first, {"num-server-rounds": 4, "round-timeout": 0.5})
     Session(there, config, Console(quiet=True)).run()
     rounds = read_run(first).diagnostics
     assert [record["client_ids"] for record in rounds] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
@@ -468,7 +468,7 @@ def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
     there.contexts = grid(nodes).contexts
     newcomer = {"domain": "a", "data-dir": str(folders[2])}
     there.contexts[8000] = Context(1, 8000, newcomer, RecordDict(), {})
-    config = continued(first, {"num-server-rounds": 2, "round-timeout": 60.0})
+    config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 60.0})
     Session(there, config, Console(quiet=True)).run()
     assert read_run(first).diagnostics[-1]["client_ids"] == [0, 1, 2]
     assert "Node 8000 is left out: it had no part" in caplog.text
@@ -483,9 +483,9 @@ def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
     there = grid(nodes)
     other = {"domain": "a", "data-dir": str(tmp_path / "other")}
     there.contexts[5] = Context(1, 5, other, RecordDict(), {})
-    session = Session(there, continued(first, {"num-server-rounds": 2}), Console(quiet=True))
-    meeting = meet(there, session.config, session.resume, session.stop)
-    assert meeting.roll.nodes == {0: 1000, 1: 1001, 2: 1002}
+    session = Session(there, resumed_config(first, {"num-server-rounds": 2}), Console(quiet=True))
+    setup = set_up(there, session.config, session.resume, session.stop)
+    assert setup.registry.nodes == {0: 1000, 1: 1001, 2: 1002}
 
 
 def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
@@ -496,7 +496,7 @@ def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
     there = grid(nodes)
     share = {"partition-id": 0, "num-partitions": 1, "data-dir": str(folders[1])}
     there.contexts[1001].node_config = share
-    config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.3})
+    config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.3})
     Session(there, config, Console(quiet=True)).run()
     assert "Node 1001 is left out: it had no part" in caplog.text
     assert "Client 1 (a) is not back" in caplog.text
@@ -521,13 +521,13 @@ def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Inquiry, "PATIENCE", 0.0)
+    monkeypatch.setattr(NodeDiscovery, "PATIENCE", 0.0)
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     settings = {"evaluate.by": "clients", "num-server-rounds": 1, "min-clients": 1}
     first = run(tmp_path, grid(nodes), **settings)
     there = grid(nodes[:2])
     there.contexts[1001].node_config["data-dir"] = str(tmp_path / "gone")
-    config = continued(first, {"num-server-rounds": 2, "round-timeout": 0.4})
+    config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.4})
     with caplog.at_level("INFO", logger="flwr.fairflower"):
         Session(there, config, Console(quiet=True)).run()
     (notice,) = [line for line in caplog.messages if line.startswith("Waiting for clients")]
@@ -607,8 +607,8 @@ def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        roster = roll(Describing(nodes, "site", changed(WRONG[reason])))
-    assert roster.nodes == {0: 1000, 1: 1002}
+        registry = register(Describing(nodes, "site", changed(WRONG[reason])))
+    assert registry.nodes == {0: 1000, 1: 1002}
     assert f"without node 1001: it describes data that nobody can have: {reason}" in caplog.text
 
 
@@ -620,7 +620,7 @@ def test_a_site_is_one_client_with_one_domain(
 
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        assert roll(Describing(nodes, "site", double)).nodes == {0: 1000, 1: 1002}
+        assert register(Describing(nodes, "site", double)).nodes == {0: 1000, 1: 1002}
     assert "without node 1001: a site is one client with one domain" in caplog.text
 
 
@@ -643,31 +643,31 @@ def test_clients_that_divide_one_data_set_all_have_to_have_the_same(
     sizes[odd] = 20
     divided = {"data.clients-per-domain": 2}
     with pytest.raises(ConfigError, match=rf"Node {1000 + odd}: other data than the other 3\."):
-        roll(shares(tmp_path, sizes), **divided)
-    roster = roll(shares(tmp_path, [40] * 4), **divided)
-    assert [client.num_examples for client in roster.federation.clients] == [20] * 4
+        register(shares(tmp_path, sizes), **divided)
+    registry = register(shares(tmp_path, [40] * 4), **divided)
+    assert [client.num_examples for client in registry.federation.clients] == [20] * 4
     with pytest.raises(ConfigError, match=r"Node 1001: other data than node 1000\..*data-dir"):
-        roll(shares(tmp_path, [40, 20]), **{"data.clients-per-domain": 1})
+        register(shares(tmp_path, [40, 20]), **{"data.clients-per-domain": 1})
 
 
 def test_the_same_data_at_another_place_are_the_same(tmp_path: Path) -> None:
     nodes = shares(tmp_path, [40, 40])
     shutil.copytree(tmp_path / "40", tmp_path / "a copy")
     nodes[1]["data-dir"] = tmp_path / "a copy"
-    assert len(roll(nodes, **{"data.clients-per-domain": 1}).nodes) == 2
+    assert len(register(nodes, **{"data.clients-per-domain": 1}).nodes) == 2
 
 
 def test_a_share_that_describes_what_cannot_be_is_named(tmp_path: Path) -> None:
     there = Describing(shares(tmp_path, [40] * 4), "federation", changed({"test_sizes": [6]}))
     with pytest.raises(ConfigError, match=r"missing: \[1\](?s:.*)node 1001: .*test_sizes = \(6,\)"):
-        roll(there, timeout=0.2, **{"data.clients-per-domain": 2})
+        register(there, timeout=0.2, **{"data.clients-per-domain": 2})
 
 
 def test_where_sites_are_expected_and_none_answers_the_remedy_is_that_of_sites(
     folders: list[Path],
 ) -> None:
     with pytest.raises(ConfigError, match=r"0 of 2 clients answered\. .*domain=") as said:
-        roll([], sites=2, timeout=0.1)
+        register([], sites=2, timeout=0.1)
     assert "partition-id" not in str(said.value)
     assert "round-timeout" not in str(said.value)
 
@@ -678,7 +678,7 @@ def test_where_sites_are_expected_and_none_answers_the_remedy_is_that_of_sites(
     there = Silent(app, 0)
     there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
     with pytest.raises(ConfigError, match=r"domain=.*raise round-timeout(?s:.*)1002: no answer"):
-        roll(there, sites=3, timeout=0.1)
+        register(there, sites=3, timeout=0.1)
 
 
 def test_settings_that_divide_a_benchmark_are_refused_for_sites(
@@ -695,7 +695,7 @@ def test_sites_and_shares_of_a_common_data_set_do_not_mix(folders: list[Path]) -
         {"partition-id": 0, "num-partitions": 2, "data-dir": folders[1]},
     ]
     with pytest.raises(ConfigError, match=r"Node 1001 has a share.*--node-config"):
-        roll(nodes)
+        register(nodes)
 
 
 def test_a_site_that_cannot_read_its_data_is_named_and_left_out(
@@ -703,14 +703,14 @@ def test_a_site_that_cannot_read_its_data_is_named_and_left_out(
 ) -> None:
     nodes = [{"domain": "a", "data-dir": f} for f in (*folders[:2], tmp_path / "gone")]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        assert list(roll(nodes).nodes.values()) == [1000, 1001]
+        assert list(register(nodes).nodes.values()) == [1000, 1001]
     assert "without node 1002" in caplog.text
     assert "gone" in caplog.text
     with pytest.raises(ConfigError, match=r"2 of 3 clients(?s:.*)domain=(?s:.*)node 1002:.*gone"):
-        roll(nodes, sites=3, timeout=0.2)
+        register(nodes, sites=3, timeout=0.2)
 
 
 def test_a_server_with_data_of_its_own_says_what_sites_need(folders: list[Path]) -> None:
     nodes = grid([{"domain": "a", "data-dir": folders[0]}])
     with pytest.raises(ConfigError, match=r'evaluate\.by = "clients"'):
-        call_the_roll(nodes, 1, 0.2, threading.Event())
+        register_clients(nodes, 1, 0.2, threading.Event())

@@ -260,9 +260,9 @@ def test_clients_train_on_what_is_left(tmp_path: Path) -> None:
     federation = prepare(config.data)
     grid = InlineGrid(app, 4)
     node = min(grid.get_node_ids())
-    from fairflower.server.evaluation import Evaluator
+    from fairflower.server.evaluation import CentralizedEvaluator
 
-    arrays = record_of(Evaluator(config, federation).arrays())
+    arrays = record_of(CentralizedEvaluator(config, federation).arrays())
 
     def update() -> Any:
         flat = ConfigRecord({**config.to_flat(), "server-round": 1})

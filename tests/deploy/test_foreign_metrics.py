@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import QFFL, STRATEGIES, FairStrategy
 
 CLIENTS, ROUNDS = 3, 4
@@ -55,7 +55,7 @@ class Nodes:
 
 def run(strategy: FairStrategy) -> np.ndarray:
     """The model after some rounds of strategy and clients passing each other messages."""
-    identify()
+    set_task_identity()
     arrays = record_of(MODEL)
     contexts = {
         11 + k: Context(1, 11 + k, {"partition-id": k}, RecordDict(), {}) for k in range(CLIENTS)

@@ -24,7 +24,7 @@ from fairflower.clients import make_client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower import identify, privacy_wrapper
+from fairflower.flower_compat import privacy_wrapper, set_task_identity
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria, FedHEAL, Uniform
 
 CLIENTS = 3
@@ -67,7 +67,7 @@ def sends_a_model_and_numbers(name: str) -> bool:
 
 
 def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> Mapping[str, Any]:
-    identify()
+    set_task_identity()
 
     def client(context: Context, config: Any) -> Any:
         k = int(context.node_config["partition-id"])
@@ -177,7 +177,7 @@ def test_noise_on_a_client_that_also_sends_arrays_ends_the_run() -> None:
 
 def classic_round(wrap: Any, strategy: FairStrategy) -> list[np.ndarray]:
     """One round in which client k adds k + 1 to every parameter."""
-    identify()
+    set_task_identity()
     model = {"w": np.zeros(16, np.float32)}
     clients = manager(CLIENTS)
     wrapped = wrap(LegacyStrategy(strategy, model))
@@ -210,7 +210,7 @@ def test_classic_wrappers_clip_around_a_legacy_strategy(wrap: Any) -> None:
 
 @pytest.mark.parametrize("strategy", [FedHEAL, Uniform])
 def test_secure_aggregation_is_refused_by_rules_that_must_see_the_clients(strategy: Any) -> None:
-    identify()
+    set_task_identity()
     mean = ndarrays_to_parameters([np.ones(4, np.float32)])
 
     def finish(legacy: LegacyStrategy) -> list[np.ndarray]:

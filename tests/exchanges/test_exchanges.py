@@ -17,7 +17,7 @@ from toys import exchanges, federate, same, trainer
 from fairflower.arrays import arrays_of, record_of
 from fairflower.exchanges import (
     ControlVariates,
-    DynamicRegulariser,
+    DynamicRegularizer,
     Prototypes,
     SemanticAnchors,
 )
@@ -74,7 +74,7 @@ def test_the_regulariser_is_h_of_algorithm_1(seed, alpha):
     random = np.random.default_rng(seed)
     population = int(random.integers(2, 7))
     rounds = Rounds(
-        Uniform(min_clients=1, exchanges=[DynamicRegulariser()]), MODEL, range(population)
+        Uniform(min_clients=1, exchanges=[DynamicRegularizer()]), MODEL, range(population)
     )
     h = {name: np.zeros(array.shape) for name, array in MODEL.items()}
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_the_regulariser_is_h_of_algorithm_1(seed, alpha):
 
 
 def test_the_regulariser_asks_nothing_of_clients_and_sends_nothing():
-    rounds = Rounds(FedAvg(exchanges=[DynamicRegulariser()]), MODEL, range(2))
+    rounds = Rounds(FedAvg(exchanges=[DynamicRegularizer()]), MODEL, range(2))
     rounds.step({k: moved(1.0) for k in range(2)})
     assert set(rounds.ask()[0].content) == {"arrays", "config"}
 

@@ -13,7 +13,7 @@ from command import call
 from shipped import LEADERBOARD
 
 from fairflower.config import RunConfig
-from fairflower.errors import ConfigError, Diverged, RunError
+from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.leaderboard.design import Design, parse_method
 from fairflower.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
 from fairflower.leaderboard.making import Making, progress
@@ -315,10 +315,10 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
 def test_another_file_is_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("method,run\na,b\n")
-    with pytest.raises(RunError, match="no leaderboard's results"):
+    with pytest.raises(RunFolderError, match="no leaderboard's results"):
         Ledger(path)
     path.write_text(",".join(COLUMNS) + "\n" + ",".join("x" for _ in COLUMNS) + "\n")
-    with pytest.raises(RunError, match="row 2 cannot be read"):
+    with pytest.raises(RunFolderError, match="row 2 cannot be read"):
         Ledger(path)
 
 
@@ -326,7 +326,9 @@ def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "rows.csv")
     ledger.add(ROW)
     ledger.add(dataclasses.replace(ROW, federation=101, data="other", key="11ff"))
-    with pytest.raises(RunError, match=r"federation 100, have other data .*other, not abcd1234"):
+    with pytest.raises(
+        RunFolderError, match=r"federation 100, have other data .*other, not abcd1234"
+    ):
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 
 

@@ -20,7 +20,7 @@ from fairflower import models
 from fairflower.config import ModelConfig
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, resnet
-from fairflower.registry import DATA_SETS, MODELS, PRETRAINED, STARTED
+from fairflower.registry import DATA_SETS, INIT_ONLY_WEIGHTS, MODELS, PRETRAINED
 from fairflower.testing import check_model
 
 COLOUR = (3, 32, 32)
@@ -316,7 +316,7 @@ def test_who_is_sent_every_array_reads_no_weights(published: dict[str, Tensor]) 
     for name in PRETRAINED.intersection(AT_HAND):
         model = models.build(name, 7, COLOUR, seed=0)
         whole = model.travelling().keys() == model.state_dict().keys()
-        assert whole == (name in STARTED)
+        assert whole == (name in INIT_ONLY_WEIGHTS)
         received = ModelConfig(name, "/nowhere.pth").to_receive()
         assert received.weights == ("" if whole else "/nowhere.pth")
 

@@ -92,7 +92,7 @@ NOT_SEARCHED = {"rounds", "batches"}
 @pytest.mark.parametrize("methods", [STRATEGIES, CLIENTS], ids=["strategies", "clients"])
 def test_every_number_has_a_range_to_search_with_the_papers_value_in_it(methods: Any) -> None:
     for method in methods.values():
-        for name, one in method.declared().items():
+        for name, one in method.argument_specs().items():
             if isinstance(one.default, (int, float)) and name not in NOT_SEARCHED:
                 assert one.search, f"{method.__name__}: {name} has no Search beside its Range"
                 assert one.search.low <= one.default <= one.search.high, (method, name)

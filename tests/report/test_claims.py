@@ -32,7 +32,7 @@ from run_folders import (
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
@@ -552,16 +552,16 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str
     text = (tmp_path / "x.csv").read_text()
     (tmp_path / "x.csv").write_text(change(text))
     assert change(text) != text
-    with pytest.raises(RunError, match=re.escape(message)):
+    with pytest.raises(RunFolderError, match=re.escape(message)):
         read_summary(tmp_path / "x.csv")
-    with pytest.raises(RunError, match="Cannot read"):
+    with pytest.raises(RunFolderError, match="Cannot read"):
         read_summary(tmp_path / "y.csv")
 
 
 def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
     for name in ("none.csv", "latin.csv"):
-        with pytest.raises(RunError, match="Cannot read"):
+        with pytest.raises(RunFolderError, match="Cannot read"):
             fill(tmp_path / "x.md", tmp_path / name, generated(tmp_path / name))
     assert not (tmp_path / "x.md").exists()
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import fairflower as ff
 from fairflower import errors
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, NotInstalled, RunError
+from fairflower.errors import ConfigError, NotInstalled, RunFolderError
 from fairflower.models import Classifier, build, prompt_vits
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
@@ -262,13 +262,15 @@ def test_what_cannot_be_exported_is_told(
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
         made = of(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
         monkeypatch.setattr(exporting, "network", lambda run, data_dir, made=made: made)
-        with pytest.raises(RunError, match=rf"cnn cannot be exported as {format_} .*state-dict"):
+        with pytest.raises(
+            RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
+        ):
             export(found, format_, tmp_path / "a")
     assert not list(tmp_path.iterdir())
     (plain / "model.safetensors").rename(tmp_path / "away")
     monkeypatch.undo()
     try:
-        with pytest.raises(RunError, match=r"has no model\.safetensors"):
+        with pytest.raises(RunFolderError, match=r"has no model\.safetensors"):
             export(found, "state-dict")
     finally:
         (tmp_path / "away").rename(plain / "model.safetensors")
@@ -280,7 +282,7 @@ def test_a_model_that_no_graph_can_be_made_of_is_told(
 ) -> None:
     made = of(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
     monkeypatch.setattr(exporting, "network", lambda run, data_dir: made)
-    with pytest.raises(RunError, match=r"cnn cannot be exported as onnx .*state-dict"):
+    with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())
 

@@ -19,7 +19,7 @@ from runs import config, history, run
 from torch import nn
 
 from fairflower.clients import Images
-from fairflower.errors import ConfigError, RunError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report import read_run
 from fairflower.report.figures.contours import draw, levels_of
 from fairflower.report.landscape import Landscape, Surface, filter_normalised, landscape, surfaces
@@ -189,14 +189,14 @@ def test_what_cannot_be_drawn_is_named(
 
 def test_a_folder_without_a_model_or_with_another_is_refused(tmp_path: Path) -> None:
     untrained = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
-    with pytest.raises(RunError, match=r"has no model\.safetensors: no round was trained"):
+    with pytest.raises(RunFolderError, match=r"has no model\.safetensors: no round was trained"):
         landscape(untrained, grid=3)
     other = run(config(tmp_path, **{"model.name": "vpt-vit-tiny", "num-server-rounds": 1}))
     (untrained.path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(RunError, match=r"is not a cnn for these data"):
+    with pytest.raises(RunFolderError, match=r"is not a cnn for these data"):
         landscape(untrained, grid=3)
     (untrained.path / "model.safetensors").write_bytes(b"no model")
-    with pytest.raises(RunError, match=r"is not a cnn for these data"):
+    with pytest.raises(RunFolderError, match=r"is not a cnn for these data"):
         landscape(untrained, grid=3)
 
 

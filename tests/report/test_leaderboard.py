@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.report.leaderboard import (
     AVERAGE,
     WORST,
@@ -260,7 +260,7 @@ def test_a_table_tells_its_settings(tmp_path: Path) -> None:
 
 def test_another_csv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("benchmark,method\na,b\n")
-    with pytest.raises(RunError, match="lacks domains, figures"):
+    with pytest.raises(RunFolderError, match="lacks domains, figures"):
         read_board(tmp_path / "x.csv")
-    with pytest.raises(RunError, match="Cannot read"):
+    with pytest.raises(RunFolderError, match="Cannot read"):
         read_board(tmp_path / "none.csv")

@@ -35,7 +35,7 @@ from run_folders import (
 )
 
 from fairflower.config import RunConfig
-from fairflower.errors import RunError
+from fairflower.errors import RunFolderError
 from fairflower.numerics import metrics
 from fairflower.report import clusters, methods, read_run, terminal_table, write_report
 from fairflower.report.figures import canvas, diagnostics, maps, rounds
@@ -161,26 +161,28 @@ def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
     folder = make_run(tmp_path / "r", rising(0.5), diagnostics=[{"round": 1}])
     damage(folder)
-    with pytest.raises(RunError, match=re.escape(message)) as caught:
+    with pytest.raises(RunFolderError, match=re.escape(message)) as caught:
         read_run(folder)
     assert str(folder) in str(caught.value)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"There is no run folder .*nowhere"):
+    with pytest.raises(RunFolderError, match=r"There is no run folder .*nowhere"):
         read_run(tmp_path / "nowhere")
     folder = make_run(tmp_path / "r", constant(1, a=0.1), status="failed", error="it burnt")
-    with pytest.raises(RunError, match=r"trained and tested \(failed\)\. Its error: it burnt"):
+    with pytest.raises(
+        RunFolderError, match=r"trained and tested \(failed\)\. Its error: it burnt"
+    ):
         read_run(folder)
     (folder / "config.toml").write_text("seed = = 1")
-    with pytest.raises(RunError, match=r"config\.toml is not valid TOML"):
+    with pytest.raises(RunFolderError, match=r"config\.toml is not valid TOML"):
         read_run(folder)
 
 
 def test_no_runs() -> None:
-    with pytest.raises(RunError, match="No runs"):
+    with pytest.raises(RunFolderError, match="No runs"):
         terminal_table([])
-    with pytest.raises(RunError, match="No runs"):
+    with pytest.raises(RunFolderError, match="No runs"):
         write_report([], Path("never"))
 
 

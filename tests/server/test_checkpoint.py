@@ -17,7 +17,7 @@ from products import thinned
 from resuming import config, outcome, resume, session, stopped
 from rounds import MODEL, Rounds, updates
 
-from fairflower.aggregation.consistency import UpdateConsistency
+from fairflower.aggregation.consistency import SignConsistency
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
@@ -27,7 +27,12 @@ from fairflower.registry import CLIENTS
 from fairflower.report import read_run
 from fairflower.report.landscape import load_model
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import Checkpoint, check_images, continued, unfinished
+from fairflower.server.checkpoint import (
+    Checkpoint,
+    check_same_data,
+    resumable_configs,
+    resumed_config,
+)
 from fairflower.server.folder import RunFolder
 from fairflower.strategies import STRATEGIES, FedAvg
 
@@ -122,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
 def test_a_strategy_goes_on_from_a_file_as_if_it_had_never_stopped(name, tmp_path):
     def make():
         options = {"tau": 3} if name == "fedfv" else {}
-        return STRATEGIES[name](min_clients=1, observers=[UpdateConsistency(3)], **options)
+        return STRATEGIES[name](min_clients=1, observers=[SignConsistency(3)], **options)
 
     random = np.random.default_rng(8)
     whole = Rounds(make(), MODEL, range(5))
@@ -159,7 +164,7 @@ def test_a_run_stopped_in_every_round_ends_as_if_it_had_not_been(method, tmp_pat
     whole = session(config(tmp_path, **METHODS[method])).run()
     folder = stopped(config(tmp_path, **METHODS[method]), 1)
     for server_round in (2, 3):
-        assert stopped(continued(folder, {}), server_round) == folder
+        assert stopped(resumed_config(folder, {}), server_round) == folder
     assert resume(folder) == folder
     assert outcome(folder) == outcome(whole)
     facts = json.loads((folder / "run.json").read_text())
@@ -290,13 +295,13 @@ def test_without_checkpoints_there_is_no_way_back(tmp_path):
 def test_a_resumed_run_keeps_its_settings(tmp_path):
     folder = stopped(config(tmp_path, **{"train.lr": 0.01}), 2)
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.2 was given.*\(train\.lr = 0\.01\)"):
-        continued(folder, {"train.lr": 0.2})
+        resumed_config(folder, {"train.lr": 0.2})
     with pytest.raises(ConfigError, match=r"Did you mean 'train\.lr'"):
-        continued(folder, {"train.learning-rate": 0.2})
-    made = continued(folder, {"train.lr": 0.01, "workers": 1, "engine": "inline"})
+        resumed_config(folder, {"train.learning-rate": 0.2})
+    made = resumed_config(folder, {"train.lr": 0.01, "workers": 1, "engine": "inline"})
     assert (made.train.lr, made.workers, made.resume) == (0.01, 1, str(folder))
     with pytest.raises(ConfigError, match=r"not a run folder"):
-        continued(tmp_path, {})
+        resumed_config(tmp_path, {})
 
 
 def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
@@ -323,15 +328,15 @@ def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
     for named, (before, after) in edits.items():
         change(before, after)
         with pytest.raises(ConfigError, match=rf"toml was changed since the run began: {named}\."):
-            continued(folder, {})
+            resumed_config(folder, {})
     newest = max((folder / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:100])  # the one before it says the same
     with pytest.raises(ConfigError, match=r"strategy\.beta"):
-        continued(folder, {})
+        resumed_config(folder, {})
     # Left out is as at its default; and what may be others may be changed in the file, too.
     for same in (("lr = 0.05\n", ""), ("workers = 0", "workers = 1"), ("rounds = 3", "rounds = 4")):
         change(*same)
-        continued(folder, {})
+        resumed_config(folder, {})
 
 
 def test_a_run_that_begins_anew_is_by_its_folders_settings(tmp_path):
@@ -404,16 +409,16 @@ def test_an_earlier_run_goes_on_if_its_clients_have_the_same_images(tmp_path):
 def test_an_earlier_run_whose_clients_had_other_images_is_refused(tmp_path):
     made = config(tmp_path, **QUALITY)
     folder = stopped(made, 2)
-    assert [found.resume for found in unfinished(tmp_path)] == [str(folder)]
+    assert [found.resume for found in resumable_configs(tmp_path)] == [str(folder)]
     assert load_model(read_run(folder), made, prepare(made.data))
     earlier(folder)
-    assert not list(unfinished(tmp_path))
+    assert not list(resumable_configs(tmp_path))
     run = read_run(folder)
     for use in (
         lambda: resume(folder),
         lambda: Plan([made]).without([run]),
         lambda: load_model(run, made, prepare(made.data)),
-        lambda: check_images(folder, {}, {"data.name": "pacs", "data.corrupted-clients": 0}),
+        lambda: check_same_data(folder, {}, {"data.name": "pacs", "data.corrupted-clients": 0}),
     ):
         with pytest.raises(ConfigError, match="made by an earlier version, which chose the images"):
             use()
@@ -443,7 +448,7 @@ def test_unfinished_runs_are_found_the_furthest_last(tmp_path):
     stopped(config(tmp_path, **{"run-name": "c-lost", "checkpoint.every": 0}), 3)
     (tmp_path / "no-run").mkdir()
     (tmp_path / "no-run" / "run.json").write_text("{")
-    found = [made.resume for made in unfinished(tmp_path)]
+    found = [made.resume for made in resumable_configs(tmp_path)]
     assert found == [str(tmp_path / "b-near"), str(tmp_path / "a-far")]
 
 

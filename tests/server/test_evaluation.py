@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
 
 from fairflower.config import RunConfig
 from fairflower.data import prepare
-from fairflower.server.evaluation import Evaluator
+from fairflower.server.evaluation import CentralizedEvaluator
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def evaluator(tmp_path: Path) -> Any:
         y[:classes] = np.arange(classes)
         np.savez(tmp_path / f"{domain}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
 
-    def make(**flat: Any) -> Evaluator:
+    def make(**flat: Any) -> CentralizedEvaluator:
         data = {"data.name": "npz", "data.dir": str(tmp_path), "data.clients-per-domain": 3}
         config = RunConfig.from_flat({**data, "evaluate.batch-size": 40, **flat})
-        return Evaluator(config, prepare(config.data))
+        return CentralizedEvaluator(config, prepare(config.data))
 
     return make
 

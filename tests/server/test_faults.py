@@ -39,9 +39,9 @@ from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
-from fairflower.flower import identify, set_message_id
-from fairflower.server.inquiry import Inquiry
-from fairflower.server.roll import NodeTracker, Roll, call_the_roll
+from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.server.discovery import NodeDiscovery
+from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
 from fairflower.server.session import Session
 from fairflower.server.transport import send_and_receive
 from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
@@ -275,7 +275,7 @@ def test_negative_fisher_information_is_refused():
     ],
 )
 def test_a_test_that_cannot_be_is_refused(claim, reason):
-    identify()
+    set_task_identity()
     strategy = FedAvg()
     strategy.enroll({k: 1000 + k for k in range(2)}, 0)
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))
@@ -544,7 +544,7 @@ def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
 
 
 def tracker(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> NodeTracker:
-    return NodeTracker(grid, Roll(nodes, None, sites=False), timeout, threading.Event())
+    return NodeTracker(grid, ClientRegistry(nodes, None, sites=False), timeout, threading.Event())
 
 
 class Counting(InlineGrid):
@@ -636,13 +636,13 @@ class Answering(InlineGrid):
 def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
     with pytest.raises(ConfigError, match=expected) as said:
-        call_the_roll(Answering(answer), 3, timeout=0.3, stop=threading.Event())
+        register_clients(Answering(answer), 3, timeout=0.3, stop=threading.Event())
     assert ("raise round-timeout" in str(said.value)) == (answer is None)
 
 
 def test_of_billions_of_clients_that_a_node_claims_to_be_among_some_are_named():
-    inquiry = Inquiry(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
-    said = str(inquiry.missing(2**31 - 1, range(2**31 - 1)))
+    discovery = NodeDiscovery(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
+    said = str(discovery.missing(2**31 - 1, range(2**31 - 1)))
     assert said.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
     assert "98, 99], and more. Start" in said
 
@@ -651,7 +651,7 @@ def test_two_nodes_that_say_they_are_one_client_are_refused():
     grid = InlineGrid(client_app, 3)
     grid.contexts[1002].node_config["partition-id"] = 1
     with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both say that they are client 1"):
-        call_the_roll(grid, 3, timeout=1, stop=threading.Event())
+        register_clients(grid, 3, timeout=1, stop=threading.Event())
 
 
 def test_a_message_that_flower_refuses_is_not_waited_for():

@@ -15,7 +15,7 @@ from resuming import config, outcome, resume, session
 from safetensors import SafetensorError
 
 from fairflower import files
-from fairflower.errors import WriteError, told
+from fairflower.errors import WriteError, error_text
 from fairflower.server.folder import RunFolder
 
 
@@ -96,4 +96,4 @@ def test_a_place_that_cannot_be_written_is_told_once_and_before_anything_is_load
 )
 def test_the_systems_errors_come_with_a_remedy(error: Exception, text: str) -> None:
     with pytest.raises(WriteError, match=text):
-        raise WriteError(told(error))
+        raise WriteError(error_text(error))

@@ -16,7 +16,7 @@ from products import thinned
 from resuming import SETTINGS, config, outcome, session
 
 from fairflower.registry import CLIENTS
-from fairflower.server.checkpoint import continued
+from fairflower.server.checkpoint import resumed_config
 from fairflower.server.folder import read_facts
 from fairflower.strategies import STRATEGIES
 
@@ -61,7 +61,7 @@ def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
     elif read_facts(folder)["status"] == "completed":  # killed after it had ended
         return
     else:
-        made = continued(folder, {})
+        made = resumed_config(folder, {})
     session(made).run()
 
 

@@ -19,12 +19,12 @@ from runs import config, history, run
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig, TrainConfig, identity
-from fairflower.errors import ConfigError, Pruned, Stopped, StopRun
+from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import compare
-from fairflower.server.checkpoint import continued
+from fairflower.server.checkpoint import resumed_config
 from fairflower.server.figures import History, settled
-from fairflower.server.folder import hold
+from fairflower.server.folder import lock_folder
 
 # --- figures ----------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ def test_who_was_ended_while_asked_is_asked_again_and_may_end_for_good(tmp_path)
 
     def ended(server_round: int, figures: object) -> None:
         if server_round == 2:
-            raise Stopped
+            raise RunInterrupted
 
     def prunes(server_round: int, figures: object) -> None:
         if server_round == 2:
@@ -133,9 +133,9 @@ def test_who_was_ended_while_asked_is_asked_again_and_may_end_for_good(tmp_path)
     assert read_run(whole).progress == "pruned after round 2 of 3"
     assert json.loads((whole / "run.json").read_text())["error"] == "far behind"
     begun = session(resuming.config(tmp_path / "begun"), on_round=ended)
-    with pytest.raises(Stopped):
+    with pytest.raises(RunInterrupted):
         begun.run()
-    again = session(continued(begun.folder.path, {}), on_round=prunes).run()
+    again = session(resumed_config(begun.folder.path, {}), on_round=prunes).run()
     assert outcome(again) == outcome(whole)
 
 
@@ -211,7 +211,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
     assert read_run(folder).progress.startswith("killed after round")
-    lock = hold(folder)
+    lock = lock_folder(folder)
     assert read_run(folder).progress.startswith("running after round")
     os.close(lock)
     assert outcome(resume(folder)) == before
@@ -226,7 +226,7 @@ def test_a_run_that_ends_while_it_is_read_was_not_killed(tmp_path, monkeypatch) 
         (path / "run.json").write_text(json.dumps(facts))
         return False
 
-    monkeypatch.setattr(reading, "is_held", ends)
+    monkeypatch.setattr(reading, "is_locked", ends)
     assert read_run(folder).status == "completed"
 
 

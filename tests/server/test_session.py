@@ -26,12 +26,12 @@ from fairflower.client_app import app as client_app
 from fairflower.client_app import trainer_of
 from fairflower.config import RunConfig, flatten, read_toml
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, RoundFailed, RuleError, Stopped
-from fairflower.flower import stopping_with_flower
+from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, StrategyError
+from fairflower.flower_compat import stopping_with_flower
 from fairflower.models import resnet
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
-from fairflower.server.evaluation import Evaluator
+from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.folder import read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FedAvg
@@ -237,7 +237,7 @@ def test_personal_models_are_tested_beside_the_global_one(tmp_path):
 
 def test_a_server_without_data_learns_of_the_federation_from_its_clients(tmp_path, monkeypatch):
     everywhere = run(config(tmp_path, **{"evaluate.by": "both"}))
-    monkeypatch.setattr("fairflower.server.meeting.prepare", None)  # the server must not need it
+    monkeypatch.setattr("fairflower.server.setup.prepare", None)  # the server must not need it
     folder = run(config(tmp_path, **{"evaluate.by": "clients"}))
     assert load_model(folder) == load_model(everywhere)
     facts, expected = (json.loads((path / "run.json").read_text()) for path in (folder, everywhere))
@@ -342,7 +342,7 @@ class Breaks(FedAvg):
 def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
     short = r"Breaks broke off with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
-    with pytest.raises(RuleError, match=short) as told:
+    with pytest.raises(StrategyError, match=short) as told:
         run(made)
     (folder,) = tmp_path.iterdir()
     assert str(told.value).endswith(f"The traceback is in {folder / 'log.txt'}.")
@@ -350,7 +350,7 @@ def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_p
     assert 'cohort.gram("nothing")' in log
     assert log.count("KeyError: 'nothing'\n") == 1
     facts = json.loads((folder / "run.json").read_text())
-    assert (facts["status"], facts["error"]) == ("failed", f"RuleError: {told.value}")
+    assert (facts["status"], facts["error"]) == ("failed", f"StrategyError: {told.value}")
 
 
 class TooMuch(FedAvg):
@@ -386,13 +386,13 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
 
 def test_a_loss_that_is_no_number_is_worse_than_guessing(tmp_path, caplog, monkeypatch):
     """As of infinite logits, which finite weights can have."""
-    test = Evaluator.__call__
+    test = CentralizedEvaluator.__call__
 
     def lost(self, *args):
         found = test(self, *args)
         return found | {domain: found[domain] | {"loss": math.nan} for domain in list(found)[1:2]}
 
-    monkeypatch.setattr(Evaluator, "__call__", lost)
+    monkeypatch.setattr(CentralizedEvaluator, "__call__", lost)
     folder = run(config(tmp_path))
     assert "training diverged. Lower train.lr" in caplog.text
     assert "the last model's loss is nan" in str(run_notes(read_run(folder)))
@@ -402,13 +402,13 @@ class RunNotRunning(BaseException):
     """As older Flower says that a run was stopped."""
 
 
-@pytest.mark.parametrize("how", [Stopped, SystemExit, RunNotRunning])
+@pytest.mark.parametrize("how", [RunInterrupted, SystemExit, RunNotRunning])
 def test_stop_leaves_a_readable_folder(tmp_path, how):
     stop = threading.Event()
 
     def train(message: Message, context: Context) -> Message:
         if message.content["config"]["server-round"] == 2:
-            if how is not Stopped:  # what `flwr stop` raises in a ServerApp
+            if how is not RunInterrupted:  # what `flwr stop` raises in a ServerApp
                 raise how(0)
             stop.set()
         return client_app(message, context)
@@ -431,7 +431,7 @@ def test_flower_waits_for_the_run_folder_of_a_run_that_it_stops(tmp_path):
         return client_app(message, context)
 
     def serve() -> None:
-        with suppress(Stopped), stopping_with_flower(stop):
+        with suppress(RunInterrupted), stopping_with_flower(stop):
             run(config(tmp_path), replacing(train=train), stop=stop)
 
     server = threading.Thread(target=serve)

@@ -19,9 +19,9 @@ from rounds import Rounds, reply
 
 from fairflower.exchanges import (
     AveragedBatches,
-    Centres,
+    ClusterCenters,
     ControlVariates,
-    DynamicRegulariser,
+    DynamicRegularizer,
     Exchange,
     Prototypes,
     SemanticAnchors,
@@ -44,11 +44,11 @@ EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "control": lambda: [ControlVariates()],
     "prototypes": lambda: [Prototypes()],
     "averages": lambda: [AveragedBatches()],
-    "regulariser": lambda: [DynamicRegulariser()],
+    "regulariser": lambda: [DynamicRegularizer()],
     "anchors": lambda: [SemanticAnchors(epochs=2)],
-    "centres": lambda: [Centres()],
-    "centres, released": lambda: [Centres(variant="released", num_clusters=2)],
-    "all": lambda: [ControlVariates(), Prototypes(), AveragedBatches(), Centres()],
+    "centres": lambda: [ClusterCenters()],
+    "centres, released": lambda: [ClusterCenters(variant="released", num_clusters=2)],
+    "all": lambda: [ControlVariates(), Prototypes(), AveragedBatches(), ClusterCenters()],
 }
 
 #: Every strategy by itself, and every exchange with one of them.

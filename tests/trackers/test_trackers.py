@@ -19,7 +19,7 @@ from fairflower import trackers
 from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
-from fairflower.server import telling
+from fairflower.server import callbacks
 from fairflower.trackers import Tracker
 
 #: By name, steps and values.
@@ -206,7 +206,7 @@ class Lost(Tracker):
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(telling, "tracker_class", lambda track: Lost)
+    monkeypatch.setattr(callbacks, "tracker_class", lambda track: Lost)
     folder = run(config(tmp_path, track="tensorboard"))
     assert read_run(folder).status == "completed"
     assert (folder / "log.txt").read_text().count("track = tensorboard failed") == 1

@@ -32,7 +32,7 @@ from fairflower.clients import (
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.flower import identify
+from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedEquilibria
 from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
@@ -803,7 +803,7 @@ def test_names_may_be_spaced_and_repeated_and_none() -> None:
 
 @pytest.fixture
 def context() -> Context:
-    identify()
+    set_task_identity()
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 

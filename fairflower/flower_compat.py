@@ -24,7 +24,7 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 PATIENCE = 60.0
 
 
-def identify(run_id: int = 1, node_id: int = 1) -> None:
+def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
     """Let this process construct ``Message`` objects outside a Flower run.
 
     Newer Flower takes the sender of a message from the process's task identity,
@@ -37,8 +37,8 @@ def identify(run_id: int = 1, node_id: int = 1) -> None:
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, run_id, node_id
 
 
-def identify_if_nobody_has() -> None:
-    """`identify` where no runtime of Flower's has: ``start_server`` and ``start_simulation``."""
+def ensure_task_identity() -> None:
+    """Call `set_task_identity` where Flower has not: ``start_server`` and ``start_simulation``."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -46,7 +46,7 @@ def identify_if_nobody_has() -> None:
     except ImportError:
         return
     except RuntimeError:  # not set
-        identify()
+        set_task_identity()
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _call_before_exit(handler: Callable[[], None]) -> None:
             return
 
 
-def node_of(proxy: ClientProxy) -> int:
+def proxy_node_id(proxy: ClientProxy) -> int:
     """The node id of a classic server's client; ``start_server``'s have none, and are given one.
 
     It is made from the name of the connection, of which there is a new one for every connection.

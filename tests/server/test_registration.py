@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
-from fairflower.server.roll import call_the_roll
+from fairflower.server.registration import register_clients
 from fairflower.server.transport import send_and_receive
 
 
@@ -24,8 +24,8 @@ class LateGrid(InlineGrid):
 
 def test_the_roll_is_called_until_everybody_is_there():
     grid = LateGrid(client_app, 5)
-    roll = call_the_roll(grid, 5, timeout=30, stop=threading.Event())
-    assert list(roll.nodes) == [0, 1, 2, 3, 4]
+    registry = register_clients(grid, 5, timeout=30, stop=threading.Event())
+    assert list(registry.nodes) == [0, 1, 2, 3, 4]
     assert grid.shown == 5
 
 
@@ -36,7 +36,7 @@ def test_a_node_without_partition_id_is_named():
     with pytest.raises(
         ConfigError, match=rf"missing: \[1\](?s:.*)node {node}: Node .*partition-id"
     ):
-        call_the_roll(grid, 2, timeout=0.2, stop=threading.Event())
+        register_clients(grid, 2, timeout=0.2, stop=threading.Event())
 
 
 def test_waiting_for_replies_ends_with_the_timeout():

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fairflower.aggregation.clusters import Clustered
+from fairflower.aggregation.clusters import ClusteringMixin
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 
 
-class Centres(Clustered, Exchange):
+class ClusterCenters(ClusteringMixin, Exchange):
     """The mean representation H_t of every cluster of clients, and whose cluster is which.
 
     All clients get ``H`` [T', d], and each the row of its own cluster (Algorithm 1:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.replies import short
+from fairflower.aggregation.replies import shorten_error
 from fairflower.data import Federation
-from fairflower.errors import ConfigError, DataError, Stopped, logger
+from fairflower.errors import ConfigError, DataError, RunInterrupted, logger
 from fairflower.server.transport import send_and_receive
 
 #: Where the clients' data are.
@@ -25,7 +25,7 @@ _ELSEWHERE = Path("at-the-clients")
 _MOST_NAMED = 100
 
 
-class Answer(NamedTuple):
+class NodeInfo(NamedTuple):
     """A node's account of itself."""
 
     number: int | None  # partition-id
@@ -35,10 +35,10 @@ class Answer(NamedTuple):
 
 
 #: By node id.
-Answers = dict[int, Answer]
+NodeInfos = dict[int, NodeInfo]
 
 
-class Inquiry:
+class NodeDiscovery:
     """Asks every node once who it is.
 
     It waits ``timeout`` seconds for an answer, and for nodes that are not there yet. With
@@ -53,7 +53,7 @@ class Inquiry:
     ) -> None:
         self.grid, self.timeout, self.stop = grid, timeout, stop
         self.content = RecordDict({"config": settings or ConfigRecord()})
-        self.answers: Answers = {}
+        self.answers: NodeInfos = {}
         self.problems: dict[int, str] = {}  # by node id
         #: Nodes that gave no answer in time, by the id of what they were asked.
         self.silent: dict[str, int] = {}
@@ -84,7 +84,7 @@ class Inquiry:
             self.silent.pop(query_id, None)
             self.problems.pop(node, None)
             try:
-                self.answers[node] = _read(reply)
+                self.answers[node] = _parse_reply(reply)
             except ValueError as problem:
                 self.problems[node] = str(problem)
                 logger.warning("Node %d cannot take part: %s", node, problem)
@@ -102,7 +102,7 @@ class Inquiry:
             logger.info("Waiting for clients: %s", notice)
             self._next_notice += 30
         if self.stop.wait(self._pause):
-            raise Stopped
+            raise RunInterrupted
         self._pause = min(2 * self._pause, 1.0)
         return True
 
@@ -128,21 +128,21 @@ class Inquiry:
         )
 
 
-def _read(reply: Message) -> Answer:
+def _parse_reply(reply: Message) -> NodeInfo:
     """Read a node's account of itself, or raise ``ValueError`` with what is wrong with it."""
     if reply.has_error():
-        raise ValueError(short(reply.error.reason or "no reason given"))
+        raise ValueError(shorten_error(reply.error.reason or "no reason given"))
     said = dict(next(iter(reply.content.config_records.values()), {}))
     number, size = _whole_number(said, "partition-id"), _whole_number(said, "num-partitions")
     if "site" not in said and number is None:
         raise ValueError("it does not say which client it is (partition-id or domain)")
-    site, federation = _described(said, "site"), _described(said, "federation")
+    site, federation = _parse_federation(said, "site"), _parse_federation(said, "federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError("a site is one client with one domain, and it describes several")
-    return Answer(number, size, site, federation)
+    return NodeInfo(number, size, site, federation)
 
 
-def _described(said: Mapping[str, object], key: str) -> Federation | None:
+def _parse_federation(said: Mapping[str, object], key: str) -> Federation | None:
     if key not in said:
         return None
     try:

@@ -16,7 +16,7 @@ from fairflower.numerics.clustering import Clusters
 Diagnostic = NDArray[np.float64] | float
 
 
-class Rule:
+class StrategyHooks:
     """What `FairStrategy`'s subclasses define: ``weigh`` or ``merge``, all the rest as needed."""
 
     #: Where the rule comes from, for ``fairflower list`` and the report.

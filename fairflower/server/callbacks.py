@@ -16,7 +16,7 @@ from fairflower.trackers import Tracker, tracker_class
 OnRound = Callable[[int, Figures], object]
 
 
-class Telling:
+class CallbackList:
     """Tells the tracker that ``track`` names, and ``on_round``, of a run's rounds.
 
     A tracker that fails in mid-run is left out with a warning; what ``on_round`` raises ends

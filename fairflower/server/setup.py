@@ -12,18 +12,23 @@ from typing import Any
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.consistency import UpdateConsistency
+from fairflower.aggregation.consistency import SignConsistency
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
-from fairflower.server.evaluation import Evaluator
+from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.folder import read_facts
-from fairflower.server.roll import Roll, call_resumed_roll, call_the_roll, check_size
+from fairflower.server.registration import (
+    ClientRegistry,
+    check_num_supernodes,
+    register_clients,
+    register_resumed_clients,
+)
 from fairflower.strategies import FairStrategy
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RunSetup:
     """A run's clients, its initial model and a strategy that knows the clients.
 
     ``federation`` is by the clients' own account where they do the testing.
@@ -31,8 +36,8 @@ class Meeting:
 
     config: RunConfig
     federation: Federation
-    roll: Roll
-    evaluator: Evaluator
+    registry: ClientRegistry
+    evaluator: CentralizedEvaluator
     strategy: FairStrategy
 
     def enroll(self, nodes: Mapping[int, int]) -> None:
@@ -51,7 +56,7 @@ class Meeting:
     def settings(self) -> dict[str, Any]:
         """Give what every message carries: the run config and, for sites, what they all have."""
         flat: dict[str, Any] = self.config.to_flat()
-        if self.roll.sites:
+        if self.registry.sites:
             # The clients' own accounts stay between them and the server.
             flat["federation"] = replace(self.federation, clients=()).to_json()
         return flat
@@ -70,63 +75,65 @@ class Meeting:
             "test_sizes": list(federation.test_sizes),
             "images": federation.fingerprint,
             "clients": [asdict(client) for client in federation.clients],
-            "nodes": self.roll.known_by_node(),
+            "nodes": self.registry.known_by_node(),
         }
         if self.config.evaluate.by != "clients":  # else only they have the data
             facts["digest"] = federation.digest
-        if self.roll.sites:  # which the run can go on without while some are away
+        if self.registry.sites:  # which the run can go on without while some are away
             known = json.loads(federation.to_json())
-            facts["sites"] = {"federation": known, "numbered": self.roll.numbered}
+            facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
         return facts
 
 
-def meet(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> Meeting:
+def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> RunSetup:
     """Call the roll, and make what a run needs; ``resume`` is the folder of one that goes on.
 
     ``ConfigError`` or ``DataError`` if the run cannot begin.
     """
-    federation, roll = _call(grid, config, resume, stop)
+    federation, registry = _register(grid, config, resume, stop)
     num_clients = len(federation.clients)
-    check_size(len(roll.nodes), num_clients)
-    _check_round(config, num_clients)
-    roll = roll._replace(nodes={client: roll.nodes[client] for client in range(num_clients)})
-    evaluator = Evaluator(config, federation)
+    check_num_supernodes(len(registry.nodes), num_clients)
+    _check_client_settings(config, num_clients)
+    registry = registry._replace(
+        nodes={client: registry.nodes[client] for client in range(num_clients)}
+    )
+    evaluator = CentralizedEvaluator(config, federation)
     strategy = _make_strategy(config, evaluator.buffers)
-    meeting = Meeting(config, federation, roll, evaluator, strategy)
-    meeting.enroll(roll.nodes)
-    return meeting
+    setup = RunSetup(config, federation, registry, evaluator, strategy)
+    setup.enroll(registry.nodes)
+    return setup
 
 
-def _call(
+def _register(
     grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event
-) -> tuple[Federation, Roll]:
+) -> tuple[Federation, ClientRegistry]:
     timeout = config.round_timeout
     if config.evaluate.by != "clients":
         federation = prepare(config.data)
-        return federation, call_the_roll(grid, len(federation.clients), timeout, stop)
+        return federation, register_clients(grid, len(federation.clients), timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))
-    if earlier := _earlier(resume):
-        roll = call_resumed_roll(grid, earlier, timeout, stop, settings)
+    if earlier := _resumed_registry(resume):
+        registry = register_resumed_clients(grid, earlier, timeout, stop, settings)
     else:
-        roll = call_the_roll(grid, None, timeout, stop, settings, config.sites)
-    if roll.sites:
+        registry = register_clients(grid, None, timeout, stop, settings, config.sites)
+    if registry.sites:
         _check_undivided(config.data)
-    assert roll.federation is not None
-    if config.data.validated and not roll.federation.validation_sizes:
+    assert registry.federation is not None
+    if config.data.validated and not registry.federation.validation_sizes:
         raise ConfigError(
             "data.validation-fraction or data.validation-examples is set, and not all clients keep "
             "images out of training. Start their SuperNodes with this version of fairflower."
         )
-    return roll.federation, roll
+    return registry.federation, registry
 
 
-def _earlier(resume: Path | None) -> Roll | None:
+def _resumed_registry(resume: Path | None) -> ClientRegistry | None:
     """The sites of a run that goes on, as far as it is known where they are."""
     if resume is None or "sites" not in (facts := read_facts(resume)):
         return None
     federation = Federation.from_json(json.dumps(facts["sites"]["federation"]), resume)
     nodes = {int(client): node for client, node in facts["nodes"].items()}
-    return Roll(nodes, federation, True, facts["sites"]["numbered"])
+    return ClientRegistry(nodes, federation, True, facts["sites"]["numbered"])
 
 
 def _check_undivided(data: DataConfig) -> None:
@@ -139,7 +146,7 @@ def _check_undivided(data: DataConfig) -> None:
         )
 
 
-def _check_round(config: RunConfig, num_clients: int) -> None:
+def _check_client_settings(config: RunConfig, num_clients: int) -> None:
     """Refuse what so few clients cannot fulfil."""
     asked = max(1, int(num_clients * config.fraction_train + 1e-9))
     if config.min_clients > asked:
@@ -164,7 +171,7 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         min_clients=config.min_clients or None,
         buffers=buffers,
         exchanges=config.client.made_by.make_exchanges(config.client.args),
-        observers=[UpdateConsistency(window)] if (window := config.observe.window) else [],
+        observers=[SignConsistency(window)] if (window := config.observe.window) else [],
         max_client_weight=config.bound.max_client_weight,
         clip_update_norm=config.bound.clip_update_norm or None,
         clip_update_median=config.bound.clip_update_median or None,

@@ -8,7 +8,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 
 
-class DynamicRegulariser(Exchange):
+class DynamicRegularizer(Exchange):
     """FedDyn's h, by which the server corrects every merged model (their Algorithm 1)::
 
         h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)

@@ -18,10 +18,10 @@ from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import described, fits, unite
 from fairflower.errors import ConfigError, logger
-from fairflower.server.inquiry import Answer, Answers, Inquiry
+from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos
 
 
-class Roll(NamedTuple):
+class ClientRegistry(NamedTuple):
     """The clients that are there, and where."""
 
     nodes: dict[int, int]  # by client id, 0 ... clients - 1
@@ -44,7 +44,7 @@ class Roll(NamedTuple):
         known = set(self.clients_by_site().values() if self.sites else self.nodes)
         return {str(client): node for client, node in self.nodes.items() if client not in known}
 
-    def client_of(self, answer: Answer) -> int | None:
+    def client_of(self, answer: NodeInfo) -> int | None:
         """The client that a node is by its own account; None if that is nobody."""
         if self.sites != bool(answer.site):
             return None
@@ -53,14 +53,14 @@ class Roll(NamedTuple):
         return self.clients_by_site().get((answer.site.domains[0], answer.number))
 
 
-def call_the_roll(
+def register_clients(
     grid: Grid,
     num_clients: int | None,
     timeout: float,
     stop: threading.Event,
     settings: ConfigRecord | None = None,
     sites: int = 0,
-) -> Roll:
+) -> ClientRegistry:
     """Ask every node which client it is, until all clients are there.
 
     Flower starts a ServerApp while nodes are still being registered, and gives them random
@@ -74,28 +74,28 @@ def call_the_roll(
     are still missing after ``timeout``, two nodes say that they are the same, or those that divide
     one data set do not have the same; ``DataError`` if the sites' data do not go together.
     """
-    inquiry = Inquiry(grid, timeout, stop, settings)
+    discovery = NodeDiscovery(grid, timeout, stop, settings)
     while True:
-        fresh, answers = inquiry.ask(), inquiry.answers
+        fresh, answers = discovery.ask(), discovery.answers
         if any(answer.site for answer in answers.values()):
             expected, ids = max(1, sites), None
             if not fresh and len(answers) >= expected:
-                for node, why in sorted(inquiry.problems.items()):
+                for node, why in sorted(discovery.problems.items()):
                     logger.warning("The run goes on without node %d: %s", node, why)
                 return _of_sites(answers)
         else:
             size = _num_partitions(answers, num_clients)
-            if roll := _of_shares(answers, size):
-                return roll
+            if registry := _of_shares(answers, size):
+                return registry
             expected = size or num_clients or max(1, sites)
             # Of sites that are silent it is not known that they are sites.
             ids = None if sites and not answers else range(expected)
         notice = f"{len(answers)} are here, {expected} expected."
-        if not fresh and not inquiry.wait(notice):
-            raise inquiry.missing(expected, ids)
+        if not fresh and not discovery.wait(notice):
+            raise discovery.missing(expected, ids)
 
 
-def check_size(num_partitions: int, num_clients: int) -> None:
+def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
     """Refuse a federation of fewer SuperNodes than the data have clients."""
     if num_partitions < num_clients:
         raise ConfigError(
@@ -106,16 +106,16 @@ def check_size(num_partitions: int, num_clients: int) -> None:
         )
 
 
-def _num_partitions(answers: Answers, num_clients: int | None) -> int | None:
+def _num_partitions(answers: NodeInfos, num_clients: int | None) -> int | None:
     """How many clients the data are divided among; None as long as nobody says."""
     for answer in answers.values():
         if answer.size is not None and num_clients is not None:
-            check_size(answer.size, num_clients)
+            check_num_supernodes(answer.size, num_clients)
         num_clients = answer.size if num_clients is None else num_clients
     return num_clients
 
 
-def _of_shares(answers: Answers, num_clients: int | None) -> Roll | None:
+def _of_shares(answers: NodeInfos, num_clients: int | None) -> ClientRegistry | None:
     """The roll of clients who share one data set; None if one is missing."""
     nodes: dict[int, int] = {}
     for node, answer in answers.items():
@@ -131,10 +131,10 @@ def _of_shares(answers: Answers, num_clients: int | None) -> Roll | None:
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
     nodes = {client: nodes[client] for client in range(num_clients)}
-    return Roll(nodes, _common({node: answers[node] for node in nodes.values()}), False)
+    return ClientRegistry(nodes, _common({node: answers[node] for node in nodes.values()}), False)
 
 
-def _common(answers: Answers) -> Federation | None:
+def _common(answers: NodeInfos) -> Federation | None:
     """Find the data set that all nodes have; None if none of them was asked."""
     told: dict[Federation, list[int]] = defaultdict(list)
     for node, answer in sorted(answers.items()):
@@ -153,7 +153,7 @@ def _common(answers: Answers) -> Federation | None:
     return answers[most[0]].federation if most else None
 
 
-def _of_sites(answers: Answers) -> Roll:
+def _of_sites(answers: NodeInfos) -> ClientRegistry:
     """The roll of sites that have data of their own."""
     described = {node: answer.site for node, answer in answers.items() if answer.site}
     strangers = sorted(answers.keys() - described.keys())
@@ -170,16 +170,20 @@ def _of_sites(answers: Answers) -> Roll:
         )
     order = sorted(answers, key=lambda n: (numbered.get(n, 0), described[n].domains, n))
     federation = unite([described[node] for node in order])
-    return Roll(dict(enumerate(order)), federation, True, bool(numbered))
+    return ClientRegistry(dict(enumerate(order)), federation, True, bool(numbered))
 
 
 #: From here on, ids of nodes that are not there: Flower's own are random and have 64 bits.
 FIRST_ABSENT_NODE = 2
 
 
-def call_resumed_roll(
-    grid: Grid, earlier: Roll, timeout: float, stop: threading.Event, settings: ConfigRecord
-) -> Roll:
+def register_resumed_clients(
+    grid: Grid,
+    earlier: ClientRegistry,
+    timeout: float,
+    stop: threading.Event,
+    settings: ConfigRecord,
+) -> ClientRegistry:
     """The roll of a run of sites that goes on: the same clients, wherever they are now.
 
     It waits ``timeout`` seconds for all of them, and then goes on with those that are
@@ -190,21 +194,21 @@ def call_resumed_roll(
     """
     assert earlier.federation is not None
     clients = earlier.federation.clients
-    inquiry = Inquiry(grid, timeout, stop, settings)
+    discovery = NodeDiscovery(grid, timeout, stop, settings)
     while True:
-        fresh = inquiry.ask()
-        back, strangers = _of_known_sites(inquiry.answers, earlier)
+        fresh = discovery.ask()
+        back, strangers = _match_known_sites(discovery.answers, earlier)
         away = ", ".join(_named(client) for client in clients if client.client_id not in back)
         notice = (
             f"{away} not back yet. After {timeout:g} s in all the run goes on without "
             "(round-timeout, which can be given anew with resume)."
         )
-        if not fresh and not (away and inquiry.wait(notice)):
+        if not fresh and not (away and discovery.wait(notice)):
             break
     # A stranger may be one of these, whom nothing but the node id would tell.
     lost = {clients[client].domain for client in earlier.nodes if client not in back}
     for node in strangers:
-        site = inquiry.answers[node].site
+        site = discovery.answers[node].site
         if site is not None and site.domains[0] in lost:
             raise ConfigError(
                 "The run cannot go on: sites that share a domain came back as other nodes, and "
@@ -212,10 +216,10 @@ def call_resumed_roll(
                 "they had, or start another run."
             )
     if not back:
-        raise inquiry.missing(len(clients), None)
+        raise discovery.missing(len(clients), None)
     for node in strangers:
         logger.warning("Node %d is left out: it had no part in the run that goes on.", node)
-    for node, why in sorted(inquiry.problems.items()):
+    for node, why in sorted(discovery.problems.items()):
         logger.warning("Node %d is left out: %s", node, why)
     nodes = {}
     for client in clients:
@@ -241,13 +245,15 @@ class NodeTracker:
     def __init__(
         self,
         grid: Grid,
-        roll: Roll,
+        registry: ClientRegistry,
         timeout: float,
         stop: threading.Event,
         settings: ConfigRecord | None = None,
     ) -> None:
-        self.roll = roll
-        self._inquiry = Inquiry(grid, min(timeout, 60), stop, settings if roll.sites else None)
+        self.registry = registry
+        self._inquiry = NodeDiscovery(
+            grid, min(timeout, 60), stop, settings if registry.sites else None
+        )
         self._left_out: dict[int, str] = {}
 
     def locate(self, nodes: Mapping[int, int]) -> dict[int, int]:
@@ -261,11 +267,11 @@ class NodeTracker:
         for node, why in sorted(self._inquiry.problems.items()):
             self._leave_out(node, why)
         for node, answer in sorted(self._inquiry.answers.items()):
-            client = self.roll.client_of(answer)
+            client = self.registry.client_of(answer)
             if client is None or client not in gone or node in nodes.values():
                 continue
-            whole = self.roll.federation
-            if answer.site and whole and not _has_what_it_had(answer.site, client, whole):
+            whole = self.registry.federation
+            if answer.site and whole and not _has_same_data(answer.site, client, whole):
                 name = _named(whole.clients[client])
                 self._leave_out(node, f"{name} had other data when the run began")
                 continue
@@ -280,7 +286,9 @@ class NodeTracker:
             self._left_out[node] = why
 
 
-def _of_known_sites(answers: Answers, earlier: Roll) -> tuple[dict[int, int], list[int]]:
+def _match_known_sites(
+    answers: NodeInfos, earlier: ClientRegistry
+) -> tuple[dict[int, int], list[int]]:
     """Client ids and nodes of the sites that are back, and the nodes that are strangers."""
     assert earlier.federation is not None
     clients = {node: client for client, node in earlier.nodes.items()}
@@ -291,7 +299,7 @@ def _of_known_sites(answers: Answers, earlier: Roll) -> tuple[dict[int, int], li
         client = clients.get(node, earlier.client_of(answer))
         if client is None or client in back or answer.site is None:
             strangers.append(node)
-        elif _has_what_it_had(answer.site, client, earlier.federation):
+        elif _has_same_data(answer.site, client, earlier.federation):
             back[client] = node
         else:
             changed[node] = client
@@ -304,7 +312,7 @@ def _of_known_sites(answers: Answers, earlier: Roll) -> tuple[dict[int, int], li
     return back, sorted([*strangers, *changed])
 
 
-def _has_what_it_had(site: Federation, client: int, federation: Federation) -> bool:
+def _has_same_data(site: Federation, client: int, federation: Federation) -> bool:
     if not fits(site, federation):
         return False
     try:
