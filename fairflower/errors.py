@@ -159,8 +159,3 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
 __getattr__ = renamed(
     __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
 )
-
-
-__getattr__ = renamed(
-    __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
-)

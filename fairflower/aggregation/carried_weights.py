@@ -49,6 +49,3 @@ def _unnormalized_weights(held: dict[int, float], clients: Sequence[int], fair: 
 
 
 __getattr__ = renamed(__name__, shares="current_weights", hold="store_weights")
-
-
-__getattr__ = renamed(__name__, shares="current_weights", hold="store_weights")

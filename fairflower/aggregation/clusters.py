@@ -44,6 +44,3 @@ class ClusteringMixin:
 
 
 __getattr__ = renamed(__name__, Clustered="ClusteringMixin")
-
-
-__getattr__ = renamed(__name__, Clustered="ClusteringMixin")

@@ -68,6 +68,3 @@ def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArra
 
 
 __getattr__ = renamed(__name__, UpdateConsistency="SignConsistency")
-
-
-__getattr__ = renamed(__name__, UpdateConsistency="SignConsistency")

@@ -93,13 +93,3 @@ __getattr__ = renamed(
     remember="store_updates",
     stretched="rescale_to_length",
 )
-
-
-__getattr__ = renamed(
-    __name__,
-    angle="inequality_angle",
-    equalising="inequality_gradient",
-    recall="with_absent_clients",
-    remember="store_updates",
-    stretched="rescale_to_length",
-)
