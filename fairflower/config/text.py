@@ -121,13 +121,14 @@ def unknown(
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
     else:
         leaf, written = name, {key.lower(): key for key in valid}
-    near = _nearest(leaf, written, 0.8)
+    same_leaf = [key for key in reversed(valid) if key.endswith(f".{name}")]
+    near = [key for key in same_leaf if not key.startswith(("strategy.", "client."))]
+    near += _nearest(leaf, written, 0.8)
     words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
     spoken = re.compile(rf"(?<![\w.-]){re.escape(words)}(?![\w-])")
     meant = [key for key, text in (meanings or {}).items() if spoken.search(text.lower())]
     near += [key for key in meant if key in valid]
-    near += [key for key in reversed(valid) if key.endswith(f".{name}")]
-    near += _nearest(leaf, written, 0.5)
+    near += same_leaf + _nearest(leaf, written, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 else ""
     if not listing and not near:
