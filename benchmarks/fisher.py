@@ -42,7 +42,7 @@ from fairflower.clients import SGD, ClientData, fisher_diagonal, mean_gradient
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.models import build
-from fairflower.training.modes import evaluating
+from fairflower.training.modes import eval_mode
 
 CLASSES = 10
 MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
@@ -58,7 +58,7 @@ def make_trainer(model: str, images: int) -> SGD:
     network = build(model, CLASSES, (3, 32, 32), seed=0)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
     trainer = SGD(network, data, settings, client_id=0, seed=0)
-    assert len(trainer.train_images) == images  # and so they are on the device
+    assert len(trainer.train_examples) == images  # and so they are on the device
     return trainer
 
 
@@ -67,7 +67,7 @@ def epoch(trainer: SGD, memory_mb: float) -> None:
 
 
 def fisher(trainer: SGD, memory_mb: float) -> None:
-    fisher_diagonal(trainer.model, trainer.train_images, memory_mb=memory_mb)
+    fisher_diagonal(trainer.model, trainer.train_examples, memory_mb=memory_mb)
 
 
 def fisher_by_torch_func(trainer: SGD, memory_mb: float) -> None:
@@ -78,15 +78,15 @@ def fisher_by_torch_func(trainer: SGD, memory_mb: float) -> None:
 def fisher_by_loop(trainer: SGD, memory_mb: float) -> None:
     parameters = list(trainer.model.parameters())
     total: list[Tensor] = [torch.zeros_like(p) for p in parameters]
-    with evaluating(trainer.model):
-        for x, y in trainer.train_images.eval_batches(1):
+    with eval_mode(trainer.model):
+        for x, y in trainer.train_examples.eval_batches(1):
             loss = F.cross_entropy(trainer.model(x), y)
             for square, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
                 square.addcmul_(gradient, gradient)
 
 
 def gradient(trainer: SGD, memory_mb: float) -> None:
-    mean_gradient(trainer.model, trainer.train_images)
+    mean_gradient(trainer.model, trainer.train_examples)
 
 
 ROWS: dict[str, Callable[[SGD, float], None]] = {

@@ -156,6 +156,17 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
     return resolve
 
 
+def renamed_attribute(old: str, new: str) -> Any:
+    """Return a property that resolves an attribute's old name, with a warning."""
+
+    def resolve(instance: Any) -> Any:
+        text = f"{type(instance).__name__}.{old} is now called {new}."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(instance, new)
+
+    return property(resolve)
+
+
 __getattr__ = renamed(
     __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
 )

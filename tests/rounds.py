@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Error, Message
 
 from fairflower.strategies import STRATEGIES
-from fairflower.testing.rounds import MODEL, Rounds, reply, still, updates
+from fairflower.testing.rounds import MODEL, Rounds, reply, updates, zero_update
 
 __all__ = [
     "MODEL",
@@ -15,9 +15,9 @@ __all__ = [
     "failure",
     "good",
     "reply",
-    "still",
     "updates",
     "weights_by",
+    "zero_update",
 ]
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)

@@ -27,7 +27,7 @@ from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
 from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
 from fairflower.config import DataConfig
-from fairflower.data.partition import parts_of
+from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
 from fairflower.report import read_run
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -279,7 +279,7 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
 def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -> None:
     data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
     labels = np.arange(100) % 10
-    parts = parts_of(data_set, "cifar10", "train", labels)
+    parts = apply_partitioner(data_set, "cifar10", "train", labels)
     assert [len(set(labels[part])) for part in parts] == [2] * 5
     rows = np.concatenate(parts)
     assert len(rows) == len(set(rows)) > 0

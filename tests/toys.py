@@ -19,11 +19,19 @@ from fairflower.exchanges import SemanticAnchors
 from fairflower.models import Classifier
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import CLIENTS
-from fairflower.testing.federations import CLASSES, SETTINGS, data, federate, images, same, tiny
-from fairflower.testing.trainers import Method
+from fairflower.testing.federations import (
+    CLASSES,
+    SETTINGS,
+    data,
+    images,
+    models_equal,
+    run_toy_rounds,
+    tiny_model,
+)
+from fairflower.testing.trainers import TrainerCase
 from fairflower.training.build import build_trainer
 
-__all__ = ["CLASSES", "SETTINGS", "data", "federate", "images", "same", "tiny"]
+__all__ = ["CLASSES", "SETTINGS", "data", "images", "models_equal", "run_toy_rounds", "tiny_model"]
 
 
 def prompted(seed: int = 0) -> PromptViT:
@@ -42,12 +50,12 @@ def _prompted(seed: int) -> PromptViT:
 
 def net(name: str, seed: int = 0) -> Classifier:
     """A tiny network that a registered trainer can train."""
-    return prompted(seed) if name == "fedgc" else tiny(seed)
+    return prompted(seed) if name == "fedgc" else tiny_model(seed)
 
 
-def method(name: str) -> Method:
+def method(name: str) -> TrainerCase:
     """A registered method of local training, to be checked."""
-    return Method(CLIENTS[name], lambda: net(name), exchanges=lambda: exchanges(name))
+    return TrainerCase(CLIENTS[name], lambda: net(name), exchanges=lambda: exchanges(name))
 
 
 def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:

@@ -34,7 +34,7 @@ def show(
         raise ConfigError(f"--out {out}: expected a name that ends in .png.")
     from fairflower.data import prepare
     from fairflower.data.cache import make_data_set
-    from fairflower.data.show import contact_sheet, examples_table, table
+    from fairflower.data.show import clients_table, contact_sheet, examples_table
 
     federation = prepare(config.data)
     if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
@@ -48,8 +48,8 @@ def show(
         if out:
             raise ConfigError(f"--out {out}: there is no picture of {federation.kind}. Remove it.")
         names = getattr(make_data_set(config.data), "feature_names", ())
-        console.print(table(federation), examples_table(federation, names))
+        console.print(clients_table(federation), examples_table(federation, names))
         return
-    console.print(table(federation))
+    console.print(clients_table(federation))
     contact_sheet(federation, path)
     say_where("contact sheet", path)

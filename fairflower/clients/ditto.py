@@ -47,8 +47,8 @@ class Ditto(Trainer):
     Examples
     --------
     >>> from fairflower.clients.ditto import Ditto
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = Ditto(tiny(), data(), SETTINGS, client_id=0, seed=0, lambda_=0.1)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = Ditto(tiny_model(), data(), SETTINGS, client_id=0, seed=0, lambda_=0.1)
     >>> _ = client.train(server_round=1)
     >>> sorted(client.state), sorted(client.test())
     (['personal'], ['accuracy', 'eval_loss', 'personal_accuracy'])
@@ -86,7 +86,7 @@ class Ditto(Trainer):
         trained, steps = self.send(), self.steps
         self.receive(self.start)
         self.personal = True
-        self.descend(server_round)
+        self.run_epochs(server_round)
         self.state["personal"] = self.send()
         self.receive(trained)
         self.steps = steps  # steps of the model that is sent
@@ -95,6 +95,6 @@ class Ditto(Trainer):
         metrics = super().test()
         received = self.send()
         self.receive(self.state.get("personal") or received)
-        metrics["personal_accuracy"] = self.measure(self.test_images)[1]
+        metrics["personal_accuracy"] = self.measure(self.test_examples)[1]
         self.receive(received)
         return metrics

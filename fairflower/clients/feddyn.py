@@ -40,8 +40,8 @@ class FedDyn(Trainer):
     Examples
     --------
     >>> from fairflower.clients.feddyn import FedDyn
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedDyn(tiny(), data(), SETTINGS, client_id=0, seed=0, alpha=0.1)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedDyn(tiny_model(), data(), SETTINGS, client_id=0, seed=0, alpha=0.1)
     >>> before = client.send()
     >>> _ = client.train(server_round=1)
     >>> update = client.send()["head.bias"] - before["head.bias"]

@@ -14,7 +14,7 @@ from fairflower.exchanges.centers import ClusterCenters
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.training.features import FeatureTrainer
 from fairflower.training.measurements import representation, requested
-from fairflower.training.modes import evaluating, widened
+from fairflower.training.modes import at_least_float32, eval_mode
 from fairflower.training.trainer import Arrays
 
 Variant = Literal["adapted", "paper", "released"]
@@ -161,8 +161,8 @@ class FedGC(FeatureTrainer):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return Eq. 6 for a batch."""
-        h = widened(self.model.customise(x))
-        z = widened(self.model.prompted(x, h))
+        h = at_least_float32(self.model.customise(x))
+        z = at_least_float32(self.model.prompted(x, h))
         loss = entropy = self.criterion(self.model.head(z), y)
         if self.ready:
             weight1, weight2 = self.weights
@@ -201,5 +201,5 @@ class FedGC(FeatureTrainer):
         return F.cosine_similarity(a, b, dim=-1)
 
     def _representation(self) -> Arrays:
-        with evaluating(self.model):
+        with eval_mode(self.model):
             return {name: h.cpu().numpy() for name, h in representation(self).items()}

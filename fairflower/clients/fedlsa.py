@@ -45,8 +45,8 @@ class FedLSA(FeatureTrainer):
     --------
     >>> import numpy as np
     >>> from fairflower.clients.fedlsa import FedLSA
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedLSA(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedLSA(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> client.shared = {"anchors": {"anchors": np.eye(4, 6, dtype=np.float32)}}
     >>> round(client.train(server_round=2)["train_loss"], 2)
     1.91

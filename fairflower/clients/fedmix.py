@@ -46,8 +46,8 @@ class FedMix(Trainer):
     Examples
     --------
     >>> from fairflower.clients.fedmix import FedMix
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedMix(tiny(), data(train=16), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedMix(tiny_model(), data(train=16), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> {name: array.shape for name, array in client.returns["averages"].items()}
     {'images': (2, 1, 8, 8), 'labels': (2, 4)}

@@ -43,8 +43,8 @@ class FedProc(PrototypeTrainer):
     Examples
     --------
     >>> from fairflower.clients.fedproc import FedProc
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedProc(tiny(), data(), SETTINGS, client_id=0, seed=0, rounds=10)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedProc(tiny_model(), data(), SETTINGS, client_id=0, seed=0, rounds=10)
     >>> for server_round in (1, 6):
     ...     _ = client.train(server_round)
     ...     print(client.a, sorted(client.returns))

@@ -35,8 +35,8 @@ class FedProto(PrototypeTrainer):
     Examples
     --------
     >>> from fairflower.clients.fedproto import FedProto
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedProto(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedProto(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> {name: array.shape for name, array in client.returns["prototypes"].items()}
     {'mean': (4, 6), 'count': (4,)}

@@ -29,9 +29,9 @@ class FedProx(Trainer):
     Examples
     --------
     >>> from fairflower.clients.fedprox import FedProx
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
     >>> for mu in (0.0, 5.0):
-    ...     client = FedProx(tiny(), data(), SETTINGS, client_id=0, seed=0, mu=mu)
+    ...     client = FedProx(tiny_model(), data(), SETTINGS, client_id=0, seed=0, mu=mu)
     ...     before = client.copy_trainable()
     ...     _ = client.train(server_round=1)
     ...     print(mu, round(sum(d.square().sum().item() for d in client.drift(before)), 3))

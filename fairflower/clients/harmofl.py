@@ -28,8 +28,8 @@ class HarmoFL(Trainer):
     model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
 
     **Weight perturbation.** A step takes the gradient at ``w + alpha g / ||g||``, as SAM with
-    radius alpha (`fairflower.training.optim.sharpen`); ``train.rho`` is not used. The original
-    trains by SGD with momentum 0.9 and weight decay 1e-4.
+    radius alpha (`fairflower.training.optim.apply_sam_gradient`); ``train.rho`` is not used. The
+    original trains by SGD with momentum 0.9 and weight decay 1e-4.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ class HarmoFL(Trainer):
     Examples
     --------
     >>> from fairflower.clients.harmofl import HarmoFL
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = HarmoFL(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = HarmoFL(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> client.send()["amplitude_norm.running_mean"].shape
     (1, 8, 5)

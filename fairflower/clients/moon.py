@@ -45,8 +45,8 @@ class MOON(FeatureTrainer):
     Examples
     --------
     >>> from fairflower.clients.moon import MOON
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = MOON(tiny(), data(), SETTINGS, client_id=0, seed=0, mu=1.0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = MOON(tiny_model(), data(), SETTINGS, client_id=0, seed=0, mu=1.0)
     >>> for server_round in (1, 2):
     ...     print(sorted(client.state), round(client.train(server_round)["train_loss"], 2))
     [] 1.66

@@ -42,8 +42,8 @@ class PropFair(Trainer):
     Examples
     --------
     >>> from fairflower.clients.propfair import PropFair
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = PropFair(tiny(), data(), SETTINGS, client_id=0, seed=0, M=5.0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = PropFair(tiny_model(), data(), SETTINGS, client_id=0, seed=0, M=5.0)
     >>> round(client.train(server_round=1)["train_loss"], 2)
     0.42
     """

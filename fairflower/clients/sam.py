@@ -12,7 +12,7 @@ from fairflower.training.trainer import Trainer
 class SAM(Trainer):
     """Local training with SAM's steps (Foret et al., ICLR 2021).
 
-    The radius is ``train.rho``; see `fairflower.training.optim.sharpen`. The same as
+    The radius is ``train.rho``; see `fairflower.training.optim.apply_sam_gradient`. The same as
     ``train.sharpness = "sam"``, which is available for every trainer. A step costs as much as two
     plain steps.
 
@@ -24,8 +24,8 @@ class SAM(Trainer):
     Examples
     --------
     >>> from fairflower.clients.sam import SAM
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = SAM(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = SAM(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> round(client.train(server_round=1)["train_loss"], 2)
     1.7
     """
@@ -53,13 +53,13 @@ class FedSAM(SAM):
     Notes
     -----
     In Caldarola's code, batch norm counts both passes, and the perturbation is removed by
-    subtraction; see `fairflower.training.optim.sharpen`.
+    subtraction; see `fairflower.training.optim.apply_sam_gradient`.
 
     Examples
     --------
     >>> from fairflower.clients.sam import FedSAM
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = FedSAM(tiny(), data(), SETTINGS, client_id=0, seed=0, rho=0.05)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = FedSAM(tiny_model(), data(), SETTINGS, client_id=0, seed=0, rho=0.05)
     >>> round(client.train(server_round=1)["train_loss"], 2)
     1.7
     """
@@ -95,8 +95,8 @@ class GSAM(Trainer):
     Examples
     --------
     >>> from fairflower.clients.sam import GSAM
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = GSAM(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = GSAM(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> round(client.train(server_round=1)["train_loss"], 2)
     1.7
     """

@@ -31,8 +31,8 @@ class SCAFFOLD(Trainer):
     Examples
     --------
     >>> from fairflower.clients.scaffold import SCAFFOLD
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = SCAFFOLD(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = SCAFFOLD(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> sorted(client.state), client.returns["control"]["head.bias"].shape
     (['control'], (4,))

@@ -25,8 +25,8 @@ class SGD(Trainer):
     Examples
     --------
     >>> from fairflower.clients import SGD
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
-    >>> client = SGD(tiny(), data(), SETTINGS, client_id=0, seed=0)
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = SGD(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> client.receive(client.send())  # the global model, as named arrays
     >>> round(client.train(server_round=1)["train_loss"], 2)
     1.66

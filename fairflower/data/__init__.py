@@ -5,11 +5,11 @@ A new benchmark is a `DataSet` of images, a `FeatureSet` or a `TokenSet`, named 
 `fairflower.registry` or by another package.
 """
 
-from fairflower.data.cache import prepare, resolve
+from fairflower.data.cache import prepare, with_absolute_dir
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
 from fairflower.data.vectors import FeatureSet, TokenSet
-from fairflower.errors import DataError
+from fairflower.errors import DataError, renamed
 
 __all__ = [
     "Augment",
@@ -21,5 +21,7 @@ __all__ = [
     "Split",
     "TokenSet",
     "prepare",
-    "resolve",
+    "with_absolute_dir",
 ]
+
+__getattr__ = renamed(__name__, resolve="with_absolute_dir")

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from fairflower.config import DataChoice, DataConfig
-from fairflower.data.client_groups import Group, groups
-from fairflower.data.corruptions import corrupt, describe
-from fairflower.data.data_set import DataSet, counted_by, too_few
+from fairflower.data.client_groups import ClientGroup, client_groups
+from fairflower.data.corruptions import corrupt, corruption_text
+from fairflower.data.data_set import DataSet, client_count_key, too_few
 from fairflower.data.federation import (
     META,
     Augment,
@@ -37,8 +37,8 @@ from fairflower.data.federation import (
     client_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.partition import divide, draw
-from fairflower.data.validation import keep_out, set_aside
+from fairflower.data.partition import divide, split_rng
+from fairflower.data.validation import hold_out, set_aside
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.paths import file_name, home
@@ -72,7 +72,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     return _open(folder, config.augment)
 
 
-def resolve(config: DataConfig) -> DataConfig:
+def with_absolute_dir(config: DataConfig) -> DataConfig:
     """The config with ``dir`` absolute and no longer dependent on $FAIRFLOWER_DATA.
 
     For a process that prepares the same data elsewhere: another working directory or
@@ -138,11 +138,11 @@ def _divide(
     """The federation, and each client's data by what they are for."""
     config, domains = data_set.config, data_set.domains
     labels = {s: {d: data_set.labels(d, s) for d in domains} for s in ("train", "test")}
-    parts = groups(data_set, labels["train"])
+    parts = client_groups(data_set, labels["train"])
     rows = _rows(data_set, parts, labels)
     found = {s: _examples(data_set, parts, rows[s], SPLITS[s]) for s in rows}
     shape = _shape(data_set, found)
-    mean, std = _scale(data_set, shape)
+    mean, std = _mean_and_std(data_set, shape)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
     largest = max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or 1 + largest
@@ -154,7 +154,7 @@ def _divide(
         shares: dict[str, list[Split]] = {}
         for s, source in ((s, SPLITS[s]) for s in rows):
             own = rows[s][part.name]
-            examples = _laid_out(config, part, found[s][part.name], own, source, shape)
+            examples = _to_training_layout(config, part, found[s][part.name], own, source, shape)
             x = np.split(examples, np.cumsum([len(share) for share in own])[:-1])
             y = [labels[source][part.domain][share] for share in own]
             shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
@@ -190,7 +190,7 @@ def _sizes(rows: Rows) -> tuple[int, ...]:
 
 
 def _rows(
-    data_set: DataSet, parts: list[Group], labels: Mapping[str, Mapping[str, Ints]]
+    data_set: DataSet, parts: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
 ) -> dict[str, Rows]:
     """By what they are for, in the order of the parts; without validation if there is none."""
     config = data_set.config
@@ -203,7 +203,7 @@ def _rows(
     if not config.validation_fraction:
         return {"train": train, "test": test}
     own_labels = {part.name: labels["train"][part.domain] for part in parts}
-    divided = keep_out(train, own_labels, config.validation_fraction, config.seed)
+    divided = hold_out(train, own_labels, config.validation_fraction, config.seed)
     kept, out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
     return {"train": kept, "validation": out, "test": test}
 
@@ -225,7 +225,7 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
         )
 
 
-def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
+def _train_rows(data_set: DataSet, parts: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
     """For each group, the rows of each of its clients."""
     if parts[0].trained_on:
         return {part.name: list(part.trained_on) for part in parts}
@@ -238,23 +238,23 @@ def _train_rows(data_set: DataSet, parts: list[Group], labels: Mapping[str, Ints
             config.seed,
             every_class=data_set.every_class,
             alpha=config.dirichlet_alpha,
-            counted_by=counted_by(config),
+            client_count_key=client_count_key(config),
         )
         rows[part.name] = [part.rows[share] for share in own]
     return rows
 
 
-def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints]) -> Rows:
+def _test_rows(config: DataConfig, parts: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
     """For each group, a random order of its domain's test rows, cut off and dealt to clients."""
     rows = {}
     for part in parts:
         if part.tested_on:
             rows[part.name] = list(part.tested_on)
             continue
-        order = draw(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
+        order = split_rng(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
         kept = order[: config.test_examples or None]
         if len(kept) < len(part.sizes):
-            remedy = f"Lower {counted_by(config)}"
+            remedy = f"Lower {client_count_key(config)}"
             if len(order) >= len(part.sizes):  # there are enough, and fewer were asked for
                 remedy += " or raise data.test-examples"
             raise too_few(part.name, len(kept), "test", len(part.sizes), remedy)
@@ -262,7 +262,7 @@ def _test_rows(config: DataConfig, parts: list[Group], labels: Mapping[str, Ints
     return rows
 
 
-def _examples(data_set: DataSet, parts: list[Group], rows: Rows, split: str) -> Found:
+def _examples(data_set: DataSet, parts: list[ClientGroup], rows: Rows, split: str) -> Found:
     """For each group, the examples of its rows in their order; those of two are read once."""
     found: Found = {}
     for domain in data_set.domains:
@@ -311,7 +311,7 @@ def _sizes_in(found: Mapping[str, Found]) -> str:
     return ", ".join(listing)
 
 
-def _scale(
+def _mean_and_std(
     data_set: DataSet, shape: tuple[int, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of channels or features, as the data set declares them."""
@@ -330,9 +330,9 @@ def _scale(
     return mean, std
 
 
-def _laid_out(
+def _to_training_layout(
     config: DataConfig,
-    part: Group,
+    part: ClientGroup,
     found: Any,
     rows: list[Ints],
     split: str,
@@ -355,10 +355,10 @@ def _laid_out(
     )
 
 
-def _source(data_set: DataSet, part: Group, shape: tuple[int, ...]) -> str:
+def _source(data_set: DataSet, part: ClientGroup, shape: tuple[int, ...]) -> str:
     """Where a group's examples come from and what was done to them."""
     source = data_set.source(part.domain)
     if not part.corrupted:
         return source
     config = data_set.config
-    return f"{source} with {describe(config.corruption, config.severity, min(shape[1:]))}"
+    return f"{source} with {corruption_text(config.corruption, config.severity, min(shape[1:]))}"

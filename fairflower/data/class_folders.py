@@ -118,14 +118,14 @@ class ClassFolders(DataSetOfFiles[Domain]):
     def fingerprint(self) -> Any:
         if self._root is None:
             return [self.hub]
-        if is_saved(self._root):
+        if is_hf_dataset_folder(self._root):
             return stamp(self._root)
         return [_stamp(self.place(domain)) for domain in self.domains]
 
     def source(self, domain: str) -> str:
         if self._root is None:
             return f"Hugging Face {self.hub}"
-        return str(self._root if is_saved(self._root) else self.place(domain))
+        return str(self._root if is_hf_dataset_folder(self._root) else self.place(domain))
 
     def place(self, domain: str) -> Path:
         """The folder of a domain."""
@@ -141,7 +141,9 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
     def is_in(self, place: Path) -> bool:
         """True if a folder holds that."""
-        return is_saved(place) or all((place / domain).is_dir() for domain in self.domains)
+        return is_hf_dataset_folder(place) or all(
+            (place / domain).is_dir() for domain in self.domains
+        )
 
     @cached_property
     def _root(self) -> Path | None:
@@ -170,9 +172,9 @@ class ClassFolders(DataSetOfFiles[Domain]):
             assert self.hub is not None
             remedy = "Set data.dir or FAIRFLOWER_DATA to a folder of the images"
             return self._from_hugging_face(load_hub(self.hub, None, remedy, ("train",)), domain)
-        if is_saved(self._root):
+        if is_hf_dataset_folder(self._root):
             return self._from_hugging_face(load_saved(self._root), domain)
-        if is_saved(folder := self.place(domain)):
+        if is_hf_dataset_folder(folder := self.place(domain)):
             return self._from_hugging_face(load_saved(folder), domain, alone=True)
         return self._from_files(folder)
 
@@ -284,7 +286,7 @@ def _hashes(images: Dataset, rows: Ints) -> list[str]:
     ]
 
 
-def is_saved(folder: Path) -> bool:
+def is_hf_dataset_folder(folder: Path) -> bool:
     """True if a folder was written by Hugging Face's ``save_to_disk``."""
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
@@ -294,7 +296,7 @@ def _stamp(folder: Path) -> Any:
 
     A process looks again only when a file of a class was added, removed or renamed.
     """
-    if is_saved(folder):
+    if is_hf_dataset_folder(folder):
         return stamp(folder)
     folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
     return _digest(folder, tuple(path.stat().st_mtime_ns for path in folders))

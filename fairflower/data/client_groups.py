@@ -11,13 +11,13 @@ import numpy.typing as npt
 from fairflower.config import kebab
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
-from fairflower.data.partition import parts_of
+from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """Clients whose images look alike: one of the federation's ``domains``, by that name.
 
     Its images are of the data set's ``domain``, and all ``corrupted`` or none, test images
@@ -34,34 +34,35 @@ class Group:
     tested_on: tuple[Ints, ...] = ()
 
 
-def groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
+def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
     """A group for each domain or, with corrupted clients, a clean and a corrupted one.
 
-    With ``data.imbalance-factor`` or ``data.corrupted-clients``, `imbalanced` or
-    `by_quality`; of a data set with a partitioner, `partitioned`. Otherwise every domain has
-    ``data.clients-per-domain`` clients of equal size. ``labels`` are those of every domain's
-    training examples. ``DataError`` if the settings leave no clean client, or do not go together.
+    With ``data.imbalance-factor`` or ``data.corrupted-clients``, `imbalanced_groups` or
+    `quality_groups`; of a data set with a partitioner, `partitioner_groups`. Otherwise every
+    domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are those of every
+    domain's training examples. ``DataError`` if the settings leave no clean client, or do not go
+    together.
     """
     config = data_set.config
     if data_set.partitioner() is not None:
-        return partitioned(data_set, labels)
+        return partitioner_groups(data_set, labels)
     if config.imbalance_factor > 1:
         if config.corrupted_clients:
             raise DataError(
                 "data.imbalance-factor and data.corrupted-clients are both set; set the first "
                 "to 1 or the second to 0."
             )
-        return imbalanced(data_set, labels)
+        return imbalanced_groups(data_set, labels)
     if config.corrupted_clients:
-        return by_quality(data_set, labels)
+        return quality_groups(data_set, labels)
     found = []
     for domain, values in labels.items():
         sizes = _sizes(data_set, domain, len(values), config.clients_per_domain)
-        found.append(Group(domain, domain, np.arange(len(values)), sizes))
+        found.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
     return found
 
 
-def by_quality(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
+def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
     """The image quality shift of FedISM (IJCAI 2024).
 
     Of every class ``round((1 - ratio) n)`` of a domain's ``n`` images, drawn at random by
@@ -83,7 +84,7 @@ def by_quality(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     found = []
     for domain, values in labels.items():
         rng = np.random.default_rng(derive_seed(config.seed, domain, "groups"))
-        clean = some_of_each(values, lambda count: round((1 - spoilt / clients) * count), rng)
+        clean = stratified_mask(values, lambda count: round((1 - spoilt / clients) * count), rng)
         prefix = f"{domain} " if len(labels) > 1 else ""
         for name, chosen, members in (
             ("clean", clean, clients - spoilt),
@@ -91,11 +92,11 @@ def by_quality(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         ):
             rows = np.flatnonzero(chosen)
             sizes = _sizes(data_set, domain, len(rows), members)
-            found.append(Group(prefix + name, domain, rows, sizes, name == "corrupted"))
+            found.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
     return found
 
 
-def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
+def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
     """The domain imbalance of FedGCR (AAAI 2024), in geometric series of one ratio.
 
     Of ``D`` domains the i-th (from 0) has ``round(ratio^(D - 1 - i))`` clients, and
@@ -118,7 +119,7 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     """
     factor = data_set.config.imbalance_factor
     ratio = series_ratio(factor, len(labels))
-    found: list[Group] = []
+    found: list[ClientGroup] = []
     total = 0
     for place, (domain, values) in enumerate(labels.items()):
         clients = round(ratio ** (len(labels) - 1 - place))
@@ -130,11 +131,11 @@ def imbalanced(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         step = factor ** (1 / (clients - 1)) if own_factor else ratio
         weights = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
         sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
-        found.append(Group(domain, domain, np.arange(len(values)), sizes))
+        found.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
     return found
 
 
-def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
+def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
     """The parts that the data set's own partitioner makes of each domain.
 
     ``data.clients-per-domain`` of them, drawn by ``data.seed`` if there are more, of those with
@@ -147,12 +148,12 @@ def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
     _refuse(config.name, "imbalance_factor", config.imbalance_factor - 1)
     found = []
     for domain, values in labels.items():
-        trained_on = parts_of(data_set, domain, "train", values)
+        trained_on = apply_partitioner(data_set, domain, "train", values)
         tested_on: list[Ints] = []
         usable = [k for k, own in enumerate(trained_on) if len(own) > 1]
         if data_set.columns(domain, "test"):
             _refuse(config.name, "test_examples", config.test_examples)
-            tested_on = parts_of(data_set, domain, "test", data_set.labels(domain, "test"))
+            tested_on = apply_partitioner(data_set, domain, "test", data_set.labels(domain, "test"))
             usable = [k for k in usable if k < len(tested_on) and len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
             raise DataError(
@@ -164,7 +165,9 @@ def partitioned(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Group]:
         own, tested = (tuple(all_[k] for k in drawn if all_) for all_ in (trained_on, tested_on))
         sizes = tuple(map(len, own))
         found.append(
-            Group(domain, domain, np.concatenate(own), sizes, trained_on=own, tested_on=tested)
+            ClientGroup(
+                domain, domain, np.concatenate(own), sizes, trained_on=own, tested_on=tested
+            )
         )
     return found
 
@@ -200,7 +203,7 @@ def series_ratio(factor: int, domains: int) -> float:
     return round(exact, decimals)
 
 
-def some_of_each(
+def stratified_mask(
     labels: Ints, wanted: Callable[[int], int], rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
     """Which images are drawn, of a class of ``n`` images ``wanted(n)``."""

@@ -91,10 +91,10 @@ def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 CORRUPTIONS = {"noise": noise, "blur": blur}
 
 
-def describe(kind: str, severity: int, side: int) -> str:
+def corruption_text(kind: str, severity: int, side: int) -> str:
     """What was done to the images, in words.
 
-    >>> describe("noise", 3, 28), describe("blur", 3, 28)
+    >>> corruption_text("noise", 3, 28), corruption_text("blur", 3, 28)
     ('Gaussian noise, sigma 0.18', 'motion blur, radius 6, sigma 2')
     """
     if kind == "noise":

@@ -53,7 +53,7 @@ class DataSet(ABC):
     #: Training images that a domain has at most, where the whole domain is divided. None: all.
     domain_size: ClassVar[int | None] = None
     #: Whether ``data.imbalance-factor`` is also that between a domain's last client and its
-    #: first, see `fairflower.data.client_groups.imbalanced`.
+    #: first, see `fairflower.data.client_groups.imbalanced_groups`.
     imbalanced_within: ClassVar[bool] = False
     #: Whether every client is to hold every class that its domain has.
     every_class: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class DataSet(ABC):
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.domains = choose(config.domains, self.all_domains())
+        self.domains = select_domains(config.domains, self.all_domains())
 
     @property
     def folder(self) -> Path | None:
@@ -154,10 +154,10 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
         """A domain's images and labels, which need not be in memory."""
 
 
-def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
+def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     """The domains that ``data.domains`` names, in its order; all of them if it is empty.
 
-    >>> choose("b, a", ["a", "b", "c"]), choose("", ["a", "b"])
+    >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
     """
     chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
@@ -171,7 +171,7 @@ def choose(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def counted_by(config: DataConfig) -> str:
+def client_count_key(config: DataConfig) -> str:
     """The setting that says how many clients there are."""
     return f"data.{'imbalance-factor' if config.imbalance_factor > 1 else 'clients-per-domain'}"
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.class_folders import ClassFolders, Domain
-from fairflower.data.client_groups import some_of_each
+from fairflower.data.client_groups import stratified_mask
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints
 from fairflower.data.files import stamp
@@ -143,7 +143,7 @@ class ImageTable(ClassFolders):
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
         """A random fifth of every class, rounded up."""
         rng = np.random.default_rng(derive_seed(0, self.title, "test"))
-        return ~some_of_each(labels, lambda count: 4 * count // 5, rng)
+        return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
 
     def fingerprint(self) -> Any:
         """The table, and when an image was last added, removed or renamed."""

@@ -29,7 +29,7 @@ class OfficeCaltech(ClassFolders):
     webcam      295    237    58          23
     =======  ======  =====  ====  ==========
 
-    Every client has all ten classes (see `fairflower.data.partition.with_every_value`).
+    Every client has all ten classes (see `fairflower.data.partition.cover_every_class`).
     192x192 pixels as in the released code (the papers do not say), ImageNet's mean and
     standard deviation, random horizontal flips and no crops.
 
@@ -86,7 +86,7 @@ class PACS(ClassFolders):
 
     FedGCR (AAAI 2024) divides 600 training images of the first domain, and fewer from domain
     to domain: ``data.imbalance-factor`` 5 or 10 with ``data.examples-per-client`` 120 or 60
-    (see `fairflower.data.client_groups.imbalanced`).
+    (see `fairflower.data.client_groups.imbalanced_groups`).
 
     A folder (see `ClassFolders`) or, without one, ``flwrlabs/pacs`` on the Hub.
     """

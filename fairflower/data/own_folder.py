@@ -22,13 +22,15 @@ from fairflower.data.class_folders import (
 from fairflower.data.federation import Ints
 from fairflower.data.files import NPZ_FORMAT, data_folder, logger
 from fairflower.data.split_files import SplitFiles
-from fairflower.errors import DataError
+from fairflower.errors import DataError, renamed
 
 #: What folders are called that are no domains.
 _SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
+__getattr__ = renamed(__name__, ImageFolder="DomainImageFolder", NpzFolder="DomainNpzFolder")
 
-class ImageFolder(ClassFolders):
+
+class DomainImageFolder(ClassFolders):
     """``data.dir`` (or ``$FAIRFLOWER_DATA``) with ``<domain>/<class>/<image>``.
 
     A folder of ``<class>/<image>`` is a single domain of its own name. The classes are
@@ -134,7 +136,7 @@ class ImageFolder(ClassFolders):
             )
 
 
-class NpzFolder(SplitFiles):
+class DomainNpzFolder(SplitFiles):
     """Every ``<domain>.npz`` of ``data.dir`` (or ``$FAIRFLOWER_DATA``), in order of name.
 
     A file has ``x_train, y_train, x_test, y_test``: uint8 images [N, H, W] or

@@ -24,7 +24,7 @@ def divide(
     *,
     every_class: bool = False,
     alpha: float = 0.0,
-    counted_by: str = "data.clients-per-domain",
+    client_count_key: str = "data.clients-per-domain",
 ) -> list[Ints]:
     """Divide a domain's rows among its clients at random: the rows of each, int64 [n], disjoint.
 
@@ -32,16 +32,16 @@ def divide(
     nothing else. (In the code of FedHEAL the number of rounds moves the partition.)
 
     Clients get ``sizes`` rows each. With ``every_class`` each is to hold every class that the
-    domain has: `with_every_value` brings in those that are missing. With ``alpha`` as many rows as
+    domain has: `cover_every_class` brings in those that are missing. With ``alpha`` as many rows as
     these sizes have in all go to the clients by flwr-datasets' ``DirichletPartitioner`` with this
     concentration, label by label; every client gets two rows at least.
 
-    ``DataError`` if there are too few rows for all of them; it names ``counted_by``, the setting
-    that says how many clients there are.
+    ``DataError`` if there are too few rows for all of them; it names ``client_count_key``, the
+    setting that says how many clients there are.
     """
     if not alpha:
-        return _drawn(domain, labels, sizes, seed, every_class, counted_by)
-    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, counted_by)
+        return _drawn(domain, labels, sizes, seed, every_class, client_count_key)
+    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, client_count_key)
     from datasets import Dataset  # seconds to import, hence only here
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -60,27 +60,32 @@ def divide(
             raise DataError(
                 f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
                 f"{len(sizes)} clients two of the {len(pool)} training examples of domain "
-                f"{domain!r}. Raise it, or lower {counted_by}."
+                f"{domain!r}. Raise it, or lower {client_count_key}."
             ) from error
     return [np.asarray(share["row"][:], np.int64) for share in shares]
 
 
 def _drawn(
-    domain: str, labels: Ints, sizes: Sequence[int], seed: int, every_class: bool, counted_by: str
+    domain: str,
+    labels: Ints,
+    sizes: Sequence[int],
+    seed: int,
+    every_class: bool,
+    client_count_key: str,
 ) -> list[Ints]:
     """Rows for clients of these sizes."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
-        raise too_few(domain, len(labels), "training", len(sizes), f"Lower {counted_by}")
+        raise too_few(domain, len(labels), "training", len(sizes), f"Lower {client_count_key}")
     if not (sizes and min(sizes) > 0 and needed <= len(labels)):
         low, high = min(sizes, default=0), max(sizes, default=0)
         each = f"{low}" if low == high else f"{low} to {high}"
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "
             f"{len(sizes)} clients x {each} examples = {needed} were asked "
-            f"for. Change {counted_by}, data.fraction or data.examples-per-client."
+            f"for. Change {client_count_key}, data.fraction or data.examples-per-client."
         )
-    rng = draw(seed, domain, "train")
+    rng = split_rng(seed, domain, "train")
     order = rng.permutation(len(labels))
     if every_class:
         kinds = len(np.unique(labels))
@@ -90,11 +95,11 @@ def _drawn(
                 f"{min(sizes)} examples each were asked for. Raise data.fraction or "
                 "data.examples-per-client."
             )
-        order = with_every_value(order, labels, sizes, rng)
+        order = cover_every_class(order, labels, sizes, rng)
     return np.split(order[:needed], np.cumsum(sizes)[:-1])
 
 
-def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
+def apply_partitioner(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
     """What the data set's own partitioner makes of a domain: the rows of each part.
 
     ``DataError`` if it cannot divide these.
@@ -111,7 +116,7 @@ def parts_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[I
     return [np.asarray(part["row"][:], np.int64) for part in parts]
 
 
-def with_every_value(
+def cover_every_class(
     order: Ints,
     values: npt.NDArray[Any],
     sizes: Sequence[int],
@@ -153,6 +158,6 @@ def with_every_value(
     return order
 
 
-def draw(seed: int, domain: str, split: str) -> np.random.Generator:
+def split_rng(seed: int, domain: str, split: str) -> np.random.Generator:
     """The random numbers for one split of one domain."""
     return np.random.default_rng([seed, *f"{domain}/{split}".encode()])

@@ -70,7 +70,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     return path
 
 
-def table(federation: Federation) -> Table:
+def clients_table(federation: Federation) -> Table:
     """Clients, domains and class counts, with each domain's totals, and what is not to train on."""
     named = zip(federation.domains, federation.sources, strict=True)
     sources = [f"{domain}: {source}" for domain, source in named]

@@ -2,7 +2,7 @@
 
 `prepare` divides a benchmark; whoever calls it has all of the data. A site of a real
 federation has its own, and the server has none. So each site describes what it has
-(`open_site`), the server puts the descriptions together (`unite`) and sends every site
+(`open_site`), the server puts the descriptions together (`merge_sites`) and sends every site
 what it cannot know alone, which is how the classes are numbered and how many channels
 images have (`as_in`).
 """
@@ -66,7 +66,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     )
 
 
-def unite(sites: Sequence[Federation]) -> Federation:
+def merge_sites(sites: Sequence[Federation]) -> Federation:
     """The federation of these sites: client k is the k-th.
 
     Classes with names are numbered in the names' order; the others are as many as the
@@ -107,7 +107,7 @@ def unite(sites: Sequence[Federation]) -> Federation:
         domains=domains,
         sources=("the sites' own",) * len(domains),
         test_sizes=summed("test_sizes"),
-        clients=tuple(described(k, site, whole) for k, site in enumerate(sites)),
+        clients=tuple(site_client_info(k, site, whole) for k, site in enumerate(sites)),
         validation_sizes=summed("validation_sizes"),
     )
 
@@ -120,7 +120,7 @@ def as_in(whole: Federation, site: Federation, split: Split) -> Split:
     return Split(np.asarray(np.repeat(x, whole.shape[0], axis=1)) if grey else x, numbers)
 
 
-def described(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
+def site_client_info(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
     """A site as a client of the whole federation, with its numbers of the classes."""
     (client,) = site.clients
     counts = np.zeros(whole.num_classes, np.int64)

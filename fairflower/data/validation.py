@@ -13,7 +13,7 @@ from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 
-def keep_out(
+def hold_out(
     rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, seed: int
 ) -> dict[str, tuple[list[Ints], list[Ints]]]:
     """Divide each client's rows into those for training and those for validation.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairflower.config import DataConfig, Scalar
-from fairflower.data import Federation, prepare, resolve
+from fairflower.data import Federation, prepare, with_absolute_dir
 from fairflower.data.cache import make_data_set
-from fairflower.data.sites import open_site, unite
+from fairflower.data.sites import merge_sites, open_site
 from fairflower.errors import ConfigError, DataError
 
 #: Value of a SuperNode's ``--node-config``.
@@ -46,7 +46,7 @@ def nodes_with_shares(
                 f"Choose {domains}, {2 * domains}, ..., or fewer domains with data.domains."
             )
         data = replace(data, clients_per_domain=sites // domains)
-    data = resolve(data)
+    data = with_absolute_dir(data)
     number = len(prepare(data).clients)
     return data, [{"partition-id": k, "num-partitions": number} for k in range(number)]
 
@@ -88,7 +88,7 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
                     f"--site {given[k]}: another site's domain is spelled {other!r}. Use the same "
                     "spelling for all sites of a domain."
                 )
-    unite([_opened(data, domain, folder) for domain, folder in places])
+    merge_sites([_opened(data, domain, folder) for domain, folder in places])
     return [{"domain": domain, "data-dir": str(folder)} for domain, folder in places]
 
 

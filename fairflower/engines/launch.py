@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
-from fairflower.data import resolve
+from fairflower.data import with_absolute_dir
 from fairflower.engines.cluster import prepare_ray
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
@@ -42,7 +42,7 @@ def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None
         server_main(grid)
 
     # Where no folder is named, every node of a cluster has its own.
-    data = resolve(config.data) if config.data.dir else config.data
+    data = with_absolute_dir(config.data) if config.data.dir else config.data
     simulate(
         server_app,
         client_app,

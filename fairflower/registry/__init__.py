@@ -184,12 +184,12 @@ DATA_SETS = DescribedRegistry(
             "self-rated health (excellent, good, fair, poor)",
         ),
         "images": (
-            "own_folder:ImageFolder",
+            "own_folder:DomainImageFolder",
             "your own: a folder with <domain>/<class>/<image>; images:bits=12 where grey files of "
             "16 bits hold numbers of 12",
         ),
         "npz": (
-            "own_folder:NpzFolder",
+            "own_folder:DomainNpzFolder",
             "your own: a folder with one <domain>.npz per domain (x_train, y_train, "
             "x_test, y_test)",
         ),

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
-from fairflower.data.sites import described, fits, unite
+from fairflower.data.sites import fits, merge_sites, site_client_info
 from fairflower.errors import ConfigError, logger
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos
 
@@ -169,7 +169,7 @@ def _of_sites(answers: NodeInfos) -> ClientRegistry:
             f"to {len(answers) - 1}, each once. Or give no site one, to have them numbered."
         )
     order = sorted(answers, key=lambda n: (numbered.get(n, 0), described[n].domains, n))
-    federation = unite([described[node] for node in order])
+    federation = merge_sites([described[node] for node in order])
     return ClientRegistry(dict(enumerate(order)), federation, True, bool(numbered))
 
 
@@ -316,7 +316,7 @@ def _has_same_data(site: Federation, client: int, federation: Federation) -> boo
     if not fits(site, federation):
         return False
     try:
-        return described(client, site, federation) == federation.clients[client]
+        return site_client_info(client, site, federation) == federation.clients[client]
     except (ValueError, IndexError):  # classes that nobody had
         return False
 

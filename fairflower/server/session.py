@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fairflower.config import RunConfig
-from fairflower.data import resolve
+from fairflower.data import with_absolute_dir
 from fairflower.errors import (
     ConfigError,
     Pruned,
@@ -67,7 +67,7 @@ class Session:
         # Clients that have the data to themselves also know where, and so do the nodes of
         # a cluster unless they were told.
         known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
-        data = config.data if known else resolve(config.data)
+        data = config.data if known else with_absolute_dir(config.data)
         self.config = replace(config, data=data, model=config.model.resolve(), resume="")
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console

@@ -49,7 +49,7 @@ class EAGLE(FairStrategy):
     are merged with the weights of the gradients, although several local steps are no gradient;
     that a negative weight, which would drive the model away from a client, becomes 0 and the
     others are normalized; and the stopping criterion
-    (`fairflower.training.measurements.local_loss`).
+    (`fairflower.training.measurements.standalone_loss`).
 
     Examples
     --------

@@ -19,6 +19,7 @@ from fairflower.clients import ClientData, Trainer, make_client_app
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.engines.inline import InlineGrid
+from fairflower.errors import renamed
 from fairflower.models import Classifier
 from fairflower.strategies import FairStrategy
 
@@ -28,8 +29,12 @@ Arrays = Mapping[str, NDArray[Any]]
 SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
 CLASSES = 4
 
+__getattr__ = renamed(
+    __name__, Tiny="TinyModel", tiny="tiny_model", federate="run_toy_rounds", same="models_equal"
+)
 
-class Tiny(Classifier):
+
+class TinyModel(Classifier):
     """A layer of features with batch norm under a head, for images of 8x8 pixels."""
 
     def __init__(self) -> None:
@@ -43,16 +48,16 @@ class Tiny(Classifier):
         return F.relu(self.norm(self.layer(x.flatten(1))))
 
 
-def tiny(seed: int = 0) -> Tiny:
-    """Make a `Tiny`, whose weights depend on the seed alone."""
-    return copy.deepcopy(_tiny(seed))
+def tiny_model(seed: int = 0) -> TinyModel:
+    """Make a `TinyModel`, whose weights depend on the seed alone."""
+    return copy.deepcopy(_tiny_model(seed))
 
 
 @functools.cache
-def _tiny(seed: int) -> Tiny:
+def _tiny_model(seed: int) -> TinyModel:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return Tiny()
+        return TinyModel()
 
 
 def images(n: int, seed: int, classes: int = CLASSES) -> Split:
@@ -69,7 +74,7 @@ def data(client: int = 0, train: int = 12, classes: int = CLASSES) -> ClientData
     return ClientData(*made, (0.5,), (0.5,), CLASSES, Augment(1, True))
 
 
-def federate(
+def run_toy_rounds(
     strategy: FairStrategy,
     make: Callable[[int], Trainer],
     clients: int,
@@ -99,7 +104,7 @@ def federate(
     return arrays, grid
 
 
-def same(one: Arrays, two: Arrays) -> bool:
+def models_equal(one: Arrays, two: Arrays) -> bool:
     """Whether two models have the same bits."""
     return one.keys() == two.keys() and all(
         one[name].dtype == two[name].dtype and np.array_equal(one[name], two[name]) for name in one

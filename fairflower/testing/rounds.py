@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
+from fairflower.errors import renamed
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.strategies import FairStrategy
 
@@ -25,6 +26,8 @@ MODEL: Arrays = {
 }
 
 _FIRST_NODE = 1000
+
+__getattr__ = renamed(__name__, still="zero_update")
 
 
 def make_cohort(
@@ -201,6 +204,6 @@ def updates(
     }
 
 
-def still() -> dict[str, NDArray[Any]]:
+def zero_update() -> dict[str, NDArray[Any]]:
     """What a client adds that has not moved."""
     return {name: np.zeros_like(array) for name, array in MODEL.items()}

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.config import unknown
+from fairflower.errors import renamed
 from fairflower.registry import MEASUREMENTS
 from fairflower.strategies import FairStrategy
-from fairflower.testing.rounds import MODEL, Rounds, still, updates
+from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 #: Makes the strategy anew, with `fairflower.aggregation.strategy.Options`.
 Make = Callable[..., FairStrategy]
+
+__getattr__ = renamed(__name__, check_agreement="check_unanimity")
 
 
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
@@ -79,7 +82,7 @@ def check_zero_updates(make: Make) -> None:
     """Clients that change nothing leave every bit of the model."""
     rounds = Rounds(make(), MODEL, range(3))
     for _ in range(3):
-        model = rounds.step({k: still() for k in range(3)}, {0: 5, 1: 70, 2: 900})
+        model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
     _expect_same(model, MODEL, f"{_name(rounds)}: clients that change nothing changed the model")
 
 
@@ -124,7 +127,7 @@ def check_weights_and_hull(make: Make) -> None:
                 )
 
 
-def check_agreement(make: Make) -> None:
+def check_unanimity(make: Make) -> None:
     """Clients that return the same model get it back, unless the rule says otherwise."""
     random = np.random.default_rng(2)
     rounds = Rounds(make(), MODEL, range(4))
@@ -207,7 +210,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     check_zero_updates,
     check_order_of_replies,
     check_weights_and_hull,
-    check_agreement,
+    check_unanimity,
     check_shapes_and_types,
     check_partial_participation,
     check_enormous_updates,

@@ -12,20 +12,36 @@ from numpy.typing import NDArray
 from fairflower.clients import ClientData, Trainer
 from fairflower.config import TrainConfig
 from fairflower.engines.inline import InlineGrid
+from fairflower.errors import renamed
 from fairflower.models import Classifier, trainable
 from fairflower.strategies import FairStrategy, FedEquilibria, FedHEAL, Uniform
-from fairflower.testing.federations import CLASSES, SETTINGS, data, federate, same, tiny
+from fairflower.testing.federations import (
+    CLASSES,
+    SETTINGS,
+    data,
+    models_equal,
+    run_toy_rounds,
+    tiny_model,
+)
 
 Model = dict[str, NDArray[Any]]
 
+__getattr__ = renamed(
+    __name__,
+    Method="TrainerCase",
+    check_shared_model="check_reused_model",
+    check_explosion="check_diverging_loss",
+    check_alone="check_without_exchanges",
+)
+
 
 @dataclass(frozen=True)
-class Method:
+class TrainerCase:
     """A method of local training on tiny data."""
 
     kind: type[Trainer]
     #: Makes the network, for images of 8x8 pixels in `CLASSES` classes, always the same one.
-    model: Callable[[], Classifier] = tiny
+    model: Callable[[], Classifier] = tiny_model
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Makes what has to travel beside the model; by default what the method says.
     exchanges: Callable[[], Sequence[Any]] | None = None
@@ -57,7 +73,7 @@ class Method:
         settings: TrainConfig = SETTINGS,
     ) -> tuple[Model, InlineGrid]:
         """Five clients of which three take part; one model for all if given, else one each."""
-        return federate(
+        return run_toy_rounds(
             self.strategy(strategy, fraction_train=0.6),
             lambda client: self.trainer(client, model=model, settings=settings),
             5,
@@ -77,7 +93,7 @@ class Method:
 
 
 def check_trainer(
-    kind: type[Trainer], *, model: Callable[[], Classifier] = tiny, **arguments: Any
+    kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
 ) -> None:
     """Check what every method of local training keeps: all of `CHECKS`; a few seconds.
 
@@ -95,10 +111,10 @@ def check_trainer(
         With what is broken, and what to do.
     """
     for check in CHECKS:
-        check(Method(kind, model, arguments))
+        check(TrainerCase(kind, model, arguments))
 
 
-def check_training(method: Method, strategy: type[FairStrategy]) -> None:
+def check_training(method: TrainerCase, strategy: type[FairStrategy]) -> None:
     """It trains under a strategy, and whoever works first moves no bit."""
     start, (model, _) = method.start(), method.two_rounds(strategy)
     words = f"{method.name} with {strategy.__name__}"
@@ -110,19 +126,19 @@ def check_training(method: Method, strategy: type[FairStrategy]) -> None:
     moved = any(not np.array_equal(model[key], start[key]) for key in start)
     assert moved, f"{words}: two rounds changed nothing."
     again, _ = method.two_rounds(strategy, reverse=True)
-    assert same(model, again), (
+    assert models_equal(model, again), (
         f"{words}: clients that worked in another order trained another model. Draw from "
         "derive_seed(server_round, purpose) or torch's generator, and keep nothing in globals."
     )
 
 
-def check_training_under_strategies(method: Method) -> None:
+def check_training_under_strategies(method: TrainerCase) -> None:
     """It trains under strategies that ask for nothing, for gradients, and merge by coordinate."""
     for strategy in (Uniform, FedEquilibria, FedHEAL):
         check_training(method, strategy)
 
 
-def check_shared_model(method: Method) -> None:
+def check_reused_model(method: TrainerCase) -> None:
     """Clients that share a worker's model do not see each other."""
     alone, contexts = method.two_rounds()
     shared, also = method.two_rounds(model=method.model(), reverse=True)
@@ -130,7 +146,7 @@ def check_shared_model(method: Method) -> None:
         f"{method.name}: clients of one worker, who share its network, train otherwise than each "
         "with its own. Keep what is a client's in self.state, and put back what `begin` changes."
     )
-    assert same(alone, shared), words
+    assert models_equal(alone, shared), words
     for node, context in contexts.contexts.items():
         own, other = (c.state.array_records for c in (context, also.contexts[node]))
         assert own.keys() == other.keys(), words
@@ -139,7 +155,7 @@ def check_shared_model(method: Method) -> None:
             assert kept[0] == kept[1], words
 
 
-def check_steps_of_length_zero(method: Method) -> None:
+def check_steps_of_length_zero(method: TrainerCase) -> None:
     """With a learning rate of 0 the parameters come back as they were received."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, lr=0.0, sharpness="none"))
@@ -149,7 +165,7 @@ def check_steps_of_length_zero(method: Method) -> None:
         )
 
 
-def check_no_epochs(method: Method) -> None:
+def check_no_epochs(method: TrainerCase) -> None:
     """With no epochs the model comes back as it was received."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, local_epochs=0))
@@ -159,7 +175,7 @@ def check_no_epochs(method: Method) -> None:
         )
 
 
-def check_explosion(method: Method) -> None:
+def check_diverging_loss(method: TrainerCase) -> None:
     """A loss that is no longer finite names client and round."""
     settings = replace(SETTINGS, local_epochs=4, batch_size=2, lr=1e30)
     said = ""
@@ -175,15 +191,15 @@ def check_explosion(method: Method) -> None:
     assert "round 7" in said, f"{method.name}: an exploded loss does not name the round."
 
 
-def check_alone(method: Method) -> None:
+def check_without_exchanges(method: TrainerCase) -> None:
     """It trains where the server shares nothing, as in somebody else's app."""
-    model, _ = federate(Uniform(), method.trainer, 2, 2)
+    model, _ = run_toy_rounds(Uniform(), method.trainer, 2, 2)
     _expect_finite(method, model, "with a server that shares nothing")
 
 
-def check_absent_class(method: Method) -> None:
+def check_absent_class(method: TrainerCase) -> None:
     """A class that a client lacks does no harm."""
-    model, _ = federate(
+    model, _ = run_toy_rounds(
         method.strategy(),
         lambda k: method.trainer(k, data_=data(k, classes=CLASSES - k)),
         3,
@@ -192,7 +208,7 @@ def check_absent_class(method: Method) -> None:
     _expect_finite(method, model, "with a client that lacks a class")
 
 
-def check_arguments(method: Method) -> None:
+def check_arguments(method: TrainerCase) -> None:
     """Its own arguments say what they allow, and exchanges have the same defaults."""
     own = method.kind.argument_specs()
     for name, argument in own.items():
@@ -207,18 +223,18 @@ def check_arguments(method: Method) -> None:
             )
 
 
-CHECKS: tuple[Callable[[Method], None], ...] = (
+CHECKS: tuple[Callable[[TrainerCase], None], ...] = (
     check_arguments,
     check_training_under_strategies,
-    check_shared_model,
+    check_reused_model,
     check_steps_of_length_zero,
     check_no_epochs,
-    check_explosion,
-    check_alone,
+    check_diverging_loss,
+    check_without_exchanges,
     check_absent_class,
 )
 
 
-def _expect_finite(method: Method, model: Model, words: str) -> None:
+def _expect_finite(method: TrainerCase, model: Model, words: str) -> None:
     for key, array in model.items():
         assert np.isfinite(array).all(), f"{method.name}: {words}, {key} is no longer finite."

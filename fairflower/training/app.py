@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
+from fairflower.training.client_state import load_state, save_state
 from fairflower.training.measurements import train_and_measure
-from fairflower.training.memory import load_state, save_state
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.trainer import Arrays, Trainer, server_round
 
@@ -75,7 +75,7 @@ def make_client_app(
         arrays in an ArrayRecord of their own; see `fairflower.training.measurements`. Any
         other ArrayRecord of the message is the trainer's ``shared``, and its
         ``returns`` go back the same way. What it keeps lives in ``Context.state`` and on
-        the disk (`fairflower.training.memory`); a client that keeps something also reports
+        the disk (`fairflower.training.client_state`); a client that keeps something also reports
         ``state-round``, the round from which it had it.
     """
     app = ClientApp()

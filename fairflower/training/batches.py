@@ -103,13 +103,13 @@ class Examples(ABC):
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
-            yield self._noted(x, index), self._y[index]
+            yield self._with_first_stage(x, index), self._y[index]
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Deal every example once, in order and as it is; the last batch may be smaller."""
         for start in range(0, len(self), batch_size):
             rows = slice(start, start + batch_size)
-            yield self._noted(self._originals(rows), rows), self._y[rows]
+            yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
 
     @abstractmethod
     def _originals(self, rows: slice | Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Examples(ABC):
         for index in torch.split(order.to(self.device), sizes):
             yield self._originals(index), index
 
-    def _noted(self, x: Tensor, rows: Tensor | slice) -> Tensor:
+    def _with_first_stage(self, x: Tensor, rows: Tensor | slice) -> Tensor:
         """A batch with a note of what the model's frozen first stage makes of it."""
         if self.model is None:
             return x

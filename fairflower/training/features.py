@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fairflower.models import Classifier
 from fairflower.training.gradients import Batches, batches_of
-from fairflower.training.modes import evaluating, widened
+from fairflower.training.modes import at_least_float32, eval_mode
 from fairflower.training.trainer import Trainer
 
 
@@ -31,7 +31,7 @@ class FeatureTrainer(Trainer):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, d] and logits [B, classes] of one pass through the network."""
-        z = widened(self.model.features(x))
+        z = at_least_float32(self.model.features(x))
         return z, self.model.head(z)
 
     def frozen_features(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -41,9 +41,9 @@ class FeatureTrainer(Trainer):
         copied, and batch norm uses, and leaves alone, their running statistics.
         """
         lent = {f"model.{name}": tensor for name, tensor in arrays.items()}
-        with torch.no_grad(), evaluating(self.model):
+        with torch.no_grad(), eval_mode(self.model):
             z: Tensor = functional_call(self._extractor, lent, (x,))
-        return widened(z)
+        return at_least_float32(z)
 
 
 class PrototypeTrainer(FeatureTrainer):
@@ -67,8 +67,8 @@ class PrototypeTrainer(FeatureTrainer):
 
     def end(self, server_round: int) -> None:
         """Return ``mean`` [C, d], zero for an absent class, and ``count`` [C] of images."""
-        batches = self.train_images.eval_batches(self.eval_batch_size)
-        with torch.no_grad(), evaluating(self.model):
+        batches = self.train_examples.eval_batches(self.eval_batch_size)
+        with torch.no_grad(), eval_mode(self.model):
             pairs = ((self.model.features(x), y) for x, y in batches)
             total, count = _class_sums(pairs, self.data.num_classes)
         mean = total / count.clamp(min=1)[:, None]
@@ -90,7 +90,7 @@ def mean_representation(
     `fairflower.training.gradients.mean_gradient`.
     """
     represent = represent or require_classifier(model, "A representation").represent
-    with evaluating(model):
+    with eval_mode(model):
         pairs = [(represent(x), y) for x, y in batches_of(model, data)]
     if not pairs:
         raise ValueError("There are no samples to represent. Give at least one.")

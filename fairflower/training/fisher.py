@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.models import trainable
-from fairflower.training.gradients import Batches, batches_of, gradients_of, mean_of, zeros
-from fairflower.training.modes import evaluating
+from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
+from fairflower.training.modes import eval_mode
 
 #: Elements of one layer's per-sample gradients at a time, 1 MB: a CPU's cache holds it.
 _BLOCK = 2**18
@@ -58,9 +58,9 @@ def fisher_diagonal(
     ValueError
         When there are no samples.
     """
-    total = zeros(trainable(model))
+    total = zeros_like(trainable(model))
     n = 0
-    with evaluating(model), _attention_for_vmap():
+    with eval_mode(model), _attention_for_vmap():
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _layers_tell_all(model, x, y)
@@ -69,7 +69,7 @@ def fisher_diagonal(
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
             n += len(y)
-    return mean_of(total, n)
+    return divide_sums(total, n)
 
 
 def chunk_size(
@@ -169,7 +169,7 @@ def _layers_tell_all(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     # A single sample is doubled: it takes two to see whether they are kept apart.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
-    truth, found = zeros(parameters), zeros(parameters)
+    truth, found = zeros_like(parameters), zeros_like(parameters)
     _add_by_layer(found, model, x, y)
     for loss in F.cross_entropy(model(x), y, reduction="none"):
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():

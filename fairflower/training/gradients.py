@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fairflower.models import trainable
 from fairflower.training.batches import Examples
-from fairflower.training.modes import evaluating
+from fairflower.training.modes import eval_mode
 
 #: A client's examples; or batches (x [B, ...], y int64 [B]), as dicts by the names below, too.
 Batches = Examples | Iterable[Sequence[Tensor] | Mapping[str, Any]]
@@ -54,7 +54,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     TypeError
         When a batch is none of these.
     """
-    with evaluating(model):
+    with eval_mode(model):
         return _loss_and_gradient(model, data)[1]
 
 
@@ -65,7 +65,7 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
     After training it is ``trained_loss``. The model is in eval mode for it and is left as it
     was found. Parameters and errors are those of `mean_gradient`.
     """
-    with evaluating(model):
+    with eval_mode(model):
         return _loss(model, data, model)
 
 
@@ -98,7 +98,7 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     """
     if isinstance(data, Iterator):
         data = list(data)  # which is gone through twice
-    with evaluating(model):
+    with eval_mode(model):
         loss, gradient = _loss_and_gradient(model, data)
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms)).item()
@@ -125,7 +125,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
 def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str, Tensor]]:
     """Mean cross entropy and its gradient, of the model in the mode that it is in."""
     parameters = trainable(model)
-    total = zeros(parameters)
+    total = zeros_like(parameters)
     losses, n = _zero(model), 0
     for x, y in batches_of(model, data):
         loss = F.cross_entropy(model(x), y, reduction="sum")
@@ -133,7 +133,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
             total[name] += gradient
         losses += loss.detach()
         n += len(y)
-    mean = mean_of(total, n)
+    mean = divide_sums(total, n)
     return losses.item() / n, mean
 
 
@@ -164,7 +164,7 @@ def _zero(model: nn.Module) -> Tensor:
     return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
 
 
-def zeros(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sums to begin with."""
     return {name: torch.zeros_like(p) for name, p in parameters.items()}
 
@@ -179,7 +179,7 @@ def gradients_of(
     return dict(zip(parameters, gradients, strict=True))
 
 
-def mean_of(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
+def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Divide a sum over n samples."""
     if n == 0:
         raise ValueError("There are no samples to take gradients on. Give at least one.")

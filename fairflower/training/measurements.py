@@ -27,7 +27,7 @@ from fairflower.numerics import metrics
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient, sharpness
-from fairflower.training.modes import evaluating, reproducible
+from fairflower.training.modes import eval_mode, reproducible
 from fairflower.training.trainer import NDArray, Trainer, server_round
 
 
@@ -50,20 +50,20 @@ class Measurement:
 #: Where `Trainer.state` holds the model that the client trained in the round before.
 KEPT = "last-trained"
 
-#: Where it holds what `local_loss` found; the most epochs of that, and when it stops before.
+#: Where it holds what `standalone_loss` found; the most epochs of that, and when it stops before.
 ALONE = "trained-alone"
 EPOCHS, PATIENCE, FALL = 50, 5, 0.01
 
 
 def accuracy(trainer: Trainer) -> float:
     """Share of the training images that the model recognises."""
-    return trainer.measure(trainer.train_images)[1]
+    return trainer.measure(trainer.train_examples)[1]
 
 
 def balanced_accuracy(trainer: Trainer) -> float:
     """Mean over the client's classes of the share that the model recognises of each."""
     with torch.inference_mode():
-        batches = trainer.train_images.eval_batches(trainer.eval_batch_size)
+        batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
         found = torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
     return metrics.balanced_accuracy(trainer.data.train.y, found)
 
@@ -100,7 +100,7 @@ def _rest(name: str, received: NDArray, own: NDArray, c: float) -> NDArray:
     return rest.astype(received.dtype)
 
 
-def local_loss(trainer: Trainer) -> float:
+def standalone_loss(trainer: Trainer) -> float:
     """Find the lowest mean cross entropy that plain training alone reaches, once for all rounds.
 
     From the first model that the client receives it trains an epoch at a time, with the run's
@@ -129,15 +129,15 @@ def _train_alone(trainer: Trainer) -> float:
         seed=trainer.seed,
         device=trainer.device,
     )
-    alone.train_images = trainer.train_images
+    alone.train_examples = trainer.train_examples
     received = trainer.send()
-    lowest = target = trainer.measure(trainer.train_images)[0]
+    lowest = target = trainer.measure(trainer.train_examples)[0]
     waited = 0
     try:
         for epoch in range(1, EPOCHS + 1):
             with torch.enable_grad(), suppress(FloatingPointError):  # worse than what it had
-                alone.descend(epoch)
-            loss = trainer.measure(trainer.train_images)[0]
+                alone.run_epochs(epoch)
+            loss = trainer.measure(trainer.train_examples)[0]
             lowest = min(lowest, loss)  # in this order never NaN
             target, waited = (loss, 0) if loss < target - FALL else (target, waited + 1)
             if waited == PATIENCE:
@@ -151,24 +151,24 @@ def _train_alone(trainer: Trainer) -> float:
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Measure FedGCR's h~; see `mean_representation`."""
-    batches = trainer.train_images.eval_batches(trainer.eval_batch_size)
+    batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
     return mean_representation(trainer.model, batches)
 
 
 MEASUREMENTS: dict[str, Measurement] = {
     "received_loss": Measurement(
-        "received", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
+        "received", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
     ),
     "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
     "received_balanced_accuracy": Measurement(
         "received", balanced_accuracy, "mean of the accuracies on the client's classes"
     ),
     "local_loss": Measurement(
-        "received", local_loss, "the lowest that training alone reaches, found once"
+        "received", standalone_loss, "the lowest that training alone reaches, found once"
     ),
     "sharpness": Measurement(
         "received",
-        lambda t: sharpness(t.model, t.train_images, rho=t.measure_rho),
+        lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
         "rise of the mean cross entropy at distance rho, up the gradient",
     ),
     "minus_accuracy": Measurement(
@@ -182,16 +182,16 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "gradient": Measurement(
         "received",
-        lambda t: mean_gradient(t.model, t.train_images),
+        lambda t: mean_gradient(t.model, t.train_examples),
         "gradient of the mean cross entropy",
     ),
     "steps": Measurement("trained", lambda t: float(t.steps), "optimiser steps of the round"),
     "trained_loss": Measurement(
-        "trained", lambda t: t.measure(t.train_images)[0], "mean cross entropy"
+        "trained", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
     ),
     "fisher": Measurement(
         "trained",
-        lambda t: fisher_diagonal(t.model, t.train_images, memory_mb=t.measure_memory_mb),
+        lambda t: fisher_diagonal(t.model, t.train_examples, memory_mb=t.measure_memory_mb),
         "diagonal of the empirical Fisher: mean of squared per-sample gradients",
     ),
     "representation": Measurement(
@@ -221,7 +221,7 @@ def train_and_measure(
         for name in names:
             if MEASUREMENTS[name].model == model:
                 seed = trainer.derive_seed(now, name)
-                with reproducible(seed, trainer.device), evaluating(trainer.model):
+                with reproducible(seed, trainer.device), eval_mode(trainer.model):
                     value = MEASUREMENTS[name].compute(trainer)
                 if isinstance(value, Mapping):
                     arrays[name] = {key: t.cpu().numpy() for key, t in value.items()}

@@ -1,4 +1,4 @@
-"""Modes of a model, and of torch, for a moment: evaluating, statistics left alone, seeded."""
+"""Modes of a model, and of torch, for a moment: eval_mode, statistics left alone, seeded."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
     """Put the model into eval mode; put every module back as it was."""
-    return _held(model.modules(), "training", False)
+    return _temporarily(model.modules(), "training", False)
 
 
-def running_statistics(model: nn.Module) -> AbstractContextManager[None]:
+def use_running_stats(model: nn.Module) -> AbstractContextManager[None]:
     """Let batch norm normalise by, and leave alone, its running statistics."""
-    return _held((m for m in model.modules() if isinstance(m, _BatchNorm)), "training", False)
+    return _temporarily(
+        (m for m in model.modules() if isinstance(m, _BatchNorm)), "training", False
+    )
 
 
-def frozen_statistics(model: nn.Module) -> AbstractContextManager[None]:
+def no_stats_update(model: nn.Module) -> AbstractContextManager[None]:
     """Let batch norm, and what keeps statistics as it does, neither update nor count them."""
     norms = (m for m in model.modules() if getattr(m, "track_running_stats", False))
-    return _held(norms, "track_running_stats", False)
+    return _temporarily(norms, "track_running_stats", False)
 
 
 @contextmanager
-def _held(modules: Iterable[nn.Module], attribute: str, value: bool) -> Iterator[None]:
+def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> Iterator[None]:
     before = [(module, getattr(module, attribute)) for module in modules]
     try:
         for module, _ in before:
@@ -38,7 +40,7 @@ def _held(modules: Iterable[nn.Module], attribute: str, value: bool) -> Iterator
             setattr(module, attribute, was)
 
 
-def widened(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     """What autocast computed in 16 bits, from here on in float32; any other tensor as it is."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 

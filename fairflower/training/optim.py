@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflower.config import TrainConfig
-from fairflower.training.modes import frozen_statistics
+from fairflower.training.modes import no_stats_update
 
 
 def build_optimizer(
@@ -23,7 +23,9 @@ def build_optimizer(
     return adam(parameters, lr=lr, weight_decay=decay, fused=True)
 
 
-def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: float) -> None:
+def apply_sam_gradient(
+    model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: float
+) -> None:
     """Replace the gradient at w by that of SAM (alpha = 0) or GSAM.
 
     With g the gradient that the parameters hold, and one norm over all of them::
@@ -51,7 +53,7 @@ def sharpen(model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: flo
         for p, direction in zip(moved, g, strict=True):
             p.addcmul_(direction, scale)
             p.grad = None
-    with frozen_statistics(model):
+    with no_stats_update(model):
         loss().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for p, before in zip(moved, w, strict=True):

@@ -16,18 +16,18 @@ from torch.nn import functional as F
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
 from fairflower.data import Split
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, renamed_attribute
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
-from fairflower.training.modes import reproducible, running_statistics, widened
-from fairflower.training.optim import build_optimizer, sharpen
+from fairflower.training.modes import at_least_float32, reproducible, use_running_stats
+from fairflower.training.optim import apply_sam_gradient, build_optimizer
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, NDArray]
 
 
-class Method(Configurable):
+class TrainerSpec(Configurable):
     """What a method of local training says of itself, beside its arguments."""
 
     #: Where the method comes from, for ``fairflower list``.
@@ -95,7 +95,7 @@ class Method(Configurable):
             )
 
 
-class Trainer(Method, Configurable):
+class Trainer(TrainerSpec, Configurable):
     """One client's local training; a method is a subclass that varies a step of it.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. What comes
@@ -192,7 +192,7 @@ class Trainer(Method, Configurable):
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
         """Mean cross entropy of logits [B, classes], adjusted if ``train`` says so, in float32."""
-        logits = widened(logits)
+        logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
         return F.cross_entropy(logits, y)
@@ -205,7 +205,7 @@ class Trainer(Method, Configurable):
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's own test examples."""
-        loss, accuracy = self.measure(self.test_images)
+        loss, accuracy = self.measure(self.test_examples)
         return {"eval_loss": loss, "accuracy": accuracy}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -220,7 +220,7 @@ class Trainer(Method, Configurable):
         rule = self.sharpness or self.settings.sharpness
         if rule != "none":
             alpha = self.settings.alpha if rule == "gsam" else 0.0
-            sharpen(self.model, lambda: self.objective(x, y), self.settings.rho, alpha)
+            apply_sam_gradient(self.model, lambda: self.objective(x, y), self.settings.rho, alpha)
         self.adjust_gradients()
         optimizer.step()
         return loss.detach()
@@ -230,7 +230,7 @@ class Trainer(Method, Configurable):
         if self.settings.precision == "float32":
             return self.loss(x, y)
         with torch.autocast(self.device.type, torch.bfloat16):
-            return widened(self.loss(x, y))
+            return at_least_float32(self.loss(x, y))
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -297,25 +297,25 @@ class Trainer(Method, Configurable):
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
             self.begin(server_round)
-            loss = self.descend(server_round)
+            loss = self.run_epochs(server_round)
             self.end(server_round)
         return {"train_loss": loss}
 
-    def descend(self, server_round: int) -> float:
+    def run_epochs(self, server_round: int) -> float:
         """Take the round's optimiser steps; return the mean loss as ``train`` reports it.
 
         A second time in the same round gives the same batches.
         """
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
-            return self.measure(self.train_images)[0]
+            return self.measure(self.train_examples)[0]
         draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.train()
         optimizer = self.make_optimizer()
         for epoch in range(1, epochs + 1):
-            for x, y in self.train_images.epoch_batches(batch_size, draws):
-                with running_statistics(self.model) if len(y) == 1 else nullcontext():
+            for x, y in self.train_examples.epoch_batches(batch_size, draws):
+                with use_running_stats(self.model) if len(y) == 1 else nullcontext():
                     total += self.step(optimizer, x, y) * len(y)
                 self.steps += 1
             # Once an epoch: asking a GPU after every batch would wait for it.
@@ -324,7 +324,7 @@ class Trainer(Method, Configurable):
                     f"{self}: the training loss became {total.item()} in epoch {epoch} of "
                     f"round {server_round}. Lower train.lr (now {self.settings.lr})."
                 )
-        return total.item() / (epochs * len(self.train_images))
+        return total.item() / (epochs * len(self.train_examples))
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copy the model's arrays on the device, by name."""
@@ -351,12 +351,12 @@ class Trainer(Method, Configurable):
         return derive_seed(self.seed, self.client_id, server_round, purpose)
 
     @cached_property
-    def train_images(self) -> Examples:
+    def train_examples(self) -> Examples:
         """The training images, features or token ids on the device."""
         return self._images(self.data.train, "training")
 
     @cached_property
-    def test_images(self) -> Examples:
+    def test_examples(self) -> Examples:
         """Those to test on."""
         return self._images(self.data.test, "test")
 
@@ -373,6 +373,11 @@ class Trainer(Method, Configurable):
             model=self.model,
             first_stages=data.first_stages,
         )
+
+    # Names of the last version.
+    train_images = renamed_attribute("train_images", "train_examples")
+    test_images = renamed_attribute("test_images", "test_examples")
+    descend = renamed_attribute("descend", "run_epochs")
 
     def __str__(self) -> str:
         """Name the client, for error messages."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config, session
-from rounds import MODEL, Rounds, every_strategy, failure, good, still, updates
+from rounds import MODEL, Rounds, every_strategy, failure, good, updates, zero_update
 
 from fairflower.aggregation.bounds import cap_weights, clip_updates
 from fairflower.aggregation.records import InvalidReply
@@ -224,7 +224,7 @@ def test_a_run_takes_its_bounds_from_its_config(tmp_path):
 
 def test_clients_that_stand_still_leave_every_bit_under_all_bounds():
     rounds = Rounds(FedAvg(max_client_weight=0.5, clip_update_median=1.0), MODEL, range(3))
-    model = rounds.step({k: still() for k in range(3)}, {0: 5, 1: 70, 2: 900})
+    model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
     assert all(model[key].tobytes() == MODEL[key].tobytes() for key in MODEL)
 
 

@@ -212,7 +212,7 @@ def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, r
 
     for found, array in zip(seen[3], expected.arrays.values(), strict=True):
         assert found.tobytes() == array.numpy().tobytes()
-    assert toys.same(modern.state_dict(), legacy.strategy.state_dict())
+    assert toys.models_equal(modern.state_dict(), legacy.strategy.state_dict())
     assert not legacy.strategy.dropped
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import SETTINGS, Arrays, Softmax, batch_normed, data, linear, one_round, split, trainer
 from torch import Tensor
-from toys import same
+from toys import models_equal
 
 from fairflower import models
 from fairflower.arrays import record_of
@@ -77,7 +77,7 @@ def test_train_loss_is_the_mean_over_images_not_over_batches() -> None:
     arrays = client.send()
     sent, train_loss = one_round(client, arrays)
     assert train_loss == pytest.approx(Softmax(plain.train).loss(stacked(arrays)), rel=1e-6)
-    assert same(sent, arrays)
+    assert models_equal(sent, arrays)
 
 
 def test_evaluation_is_the_mean_over_the_test_images() -> None:
@@ -96,7 +96,7 @@ def test_evaluation_uses_running_statistics_and_changes_nothing() -> None:
     client.model.train()
     first = client.test()
     assert client.test() == first
-    assert same(client.send(), before)
+    assert models_equal(client.send(), before)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -104,7 +104,7 @@ def test_no_local_epochs_returns_the_received_model_and_its_loss() -> None:
     client = trainer(linear(), settings=TrainConfig(local_epochs=0))
     arrays = client.send()
     sent, train_loss = one_round(client, arrays)
-    assert same(sent, arrays)
+    assert models_equal(sent, arrays)
     assert train_loss == pytest.approx(Softmax(client.data.train).loss(stacked(arrays)), rel=1e-6)
 
 
@@ -120,9 +120,9 @@ def test_the_same_round_gives_the_same_bits_whatever_came_before() -> None:
     one_round(client, start, server_round=2)
     torch.manual_seed(99)
     arrays, again = one_round(client, start)
-    assert same(arrays, expected)
+    assert models_equal(arrays, expected)
     assert again == loss
-    assert not same(expected, start)
+    assert not models_equal(expected, start)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_seed_client_and_round_each_change_the_draws(
     start = trainer().send()
     expected, _ = one_round(trainer(), start)
     other, _ = one_round(trainer(**changes), start, server_round)
-    assert not same(other, expected)
+    assert not models_equal(other, expected)
 
 
 def test_clients_that_share_a_worker_and_its_model_do_not_depend_on_their_order() -> None:
@@ -148,7 +148,7 @@ def test_clients_that_share_a_worker_and_its_model_do_not_depend_on_their_order(
         return {i: one_round(client, start)[0] for i, client in clients.items()}
 
     forwards, backwards = results([0, 1, 2]), results([2, 1, 0])
-    assert all(same(forwards[i], backwards[i]) for i in forwards)
+    assert all(models_equal(forwards[i], backwards[i]) for i in forwards)
 
 
 def test_training_leaves_torchs_generator_and_switches_alone() -> None:
@@ -231,7 +231,7 @@ def test_sent_arrays_are_copies() -> None:
     first = client.send()
     kept = {name: array.copy() for name, array in first.items()}
     client.train(1)
-    assert same(first, kept)
+    assert models_equal(first, kept)
     first["0.weight"][:] = 0
     assert client.model.state_dict()["0.weight"].abs().sum() > 0
 
@@ -244,15 +244,15 @@ def test_received_arrays_are_only_read() -> None:
         array.flags.writeable = False
     strided = arrays | {"4.weight": np.asfortranarray(arrays["4.weight"])}
     sent, _ = one_round(client, strided)
-    assert same(arrays, kept)
-    assert same(sent, one_round(client, kept)[0])
+    assert models_equal(arrays, kept)
+    assert models_equal(sent, one_round(client, kept)[0])
 
 
 def test_arrays_are_taken_by_name_in_any_order() -> None:
     client = trainer()
     arrays = {name: array + 1 for name, array in client.send().items()}
     client.receive({name: arrays[name] for name in reversed(arrays)})
-    assert same(client.send(), arrays)
+    assert models_equal(client.send(), arrays)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_other_arrays_are_refused_whole(change: Arrays, message: str) -> None:
     wrong = {name: np.asarray(array + 1) for name, array in before.items()} | change
     with pytest.raises(ValueError, match=f"Client 3.*{message}"):
         client.receive(wrong)
-    assert same(client.send(), before)
+    assert models_equal(client.send(), before)
 
 
 def test_missing_arrays_are_named() -> None:
@@ -336,7 +336,7 @@ def test_the_message_api_is_fit_and_evaluate_to_the_last_bit(context: Context) -
     parameters, num_examples, metrics = classic.fit(list(start.values()), config)
     reply = app(Message(content, 1, "train"), context).content
     sent = {name: array.numpy() for name, array in reply.array_records["arrays"].items()}
-    assert same(sent, dict(zip(start, parameters, strict=True)))
+    assert models_equal(sent, dict(zip(start, parameters, strict=True)))
     assert dict(reply.metric_records["metrics"]) == metrics | {"num-examples": num_examples}
     assert metrics.keys() == {"train_loss", "client-id"}
 
@@ -487,5 +487,5 @@ def test_a_gpu_draws_the_same_and_repeats_itself() -> None:
     first, _ = one_round(trainer(device="cuda"), start)
     state = torch.cuda.get_rng_state()
     again, _ = one_round(trainer(device="cuda"), start)
-    assert same(first, again)
+    assert models_equal(first, again)
     assert torch.equal(torch.cuda.get_rng_state(), state)

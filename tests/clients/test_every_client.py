@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from products import thinned
-from toys import method, prompted, same, trainer
+from toys import method, models_equal, prompted, trainer
 
 from fairflower import exchanges as room
 from fairflower.arguments import constructor_specs
@@ -141,7 +141,7 @@ def test_fedavg_is_plain_local_training_and_leaves_the_label_to_the_strategy():
     one = RunConfig.from_flat({"client.name": "fedavg", "strategy.name": "fedheal"})
     assert one.label == "fedheal"
     assert RunConfig.from_flat({"client.name": "moon", "client.mu": 1}).label == "moon:mu=1+fedheal"
-    assert same(method("fedavg").two_rounds()[0], method("sgd").two_rounds()[0])
+    assert models_equal(method("fedavg").two_rounds()[0], method("sgd").two_rounds()[0])
 
 
 def test_the_methods_differ():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rounds import Rounds
-from toys import SETTINGS, exchanges, federate, same, tiny, trainer
+from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import models
 from fairflower.aggregation import clusters
@@ -20,7 +20,7 @@ from fairflower.exchanges import ClusterCenters
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
 from fairflower.training.measurements import representation, train_and_measure
-from fairflower.training.modes import evaluating
+from fairflower.training.modes import eval_mode
 
 variants = pytest.mark.parametrize("variant", ["adapted", "paper", "released"])
 TRAINED = {"prompts", "gc_net", "head"}
@@ -52,7 +52,7 @@ def test_the_losses_are_equations_6_to_8_by_loops(variant, similarity):
     client = second_round(variant, similarity=similarity)
     if similarity == "variant":  # the equations are printed with products
         similarity = "dot" if variant == "paper" else "cosine"
-    x, y = next(client.train_images.eval_batches(5))
+    x, y = next(client.train_examples.eval_batches(5))
     h = client.model.customise(x)
     z = client.model.prompted(x, h)
     z_0, z_prev = (client.frozen_features(a, x) for a in (client.anchor, client.previous))
@@ -74,14 +74,14 @@ def test_the_losses_are_equations_6_to_8_by_loops(variant, similarity):
 @variants
 def test_a_batch_is_the_mean_of_batches_of_one(variant):
     client = second_round(variant)
-    x, y = next(client.train_images.eval_batches(5))
+    x, y = next(client.train_examples.eval_batches(5))
     alone = [client.loss(x[i : i + 1], y[i : i + 1]).item() for i in range(5)]
     assert client.loss(x, y).item() == pytest.approx(np.mean(alone), rel=1e-5)
 
 
 def test_gradients_reach_prompts_gc_net_and_head_and_nothing_else():
     client = second_round()
-    client.loss(*next(client.train_images.eval_batches(5))).backward()
+    client.loss(*next(client.train_examples.eval_batches(5))).backward()
     reached = {n for n, p in client.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert {name.split(".")[0] for name in reached} == TRAINED
 
@@ -94,7 +94,7 @@ def test_what_is_sent_is_as_large_as_what_is_trained():
 
 def test_without_a_cluster_it_is_the_cross_entropy():
     client = second_round()
-    x, y = next(client.train_images.eval_batches(5))
+    x, y = next(client.train_examples.eval_batches(5))
     plain = torch.nn.functional.cross_entropy(client.model(x), y)
     for shared, told in (({}, {"cluster": 1}), (client.shared, {})):
         client.shared, client.round_config = shared, told
@@ -104,7 +104,7 @@ def test_without_a_cluster_it_is_the_cross_entropy():
 
 def test_another_network_is_refused_with_the_remedy():
     base = models.build("vpt-vit-tiny", 4, (1, 8, 8), seed=0)
-    for model in (tiny(), base):
+    for model in (tiny_model(), base):
         with pytest.raises(ConfigError, match=r"GC-Net.*got a .* without.*prompt-vit-tiny"):
             trainer("fedgc", model=model)
     with pytest.raises(ConfigError, match="variant = 'new'"):
@@ -124,7 +124,7 @@ def test_the_loss_reported_is_the_cross_entropy_but_in_the_papers_text(variant, 
     settings = replace(SETTINGS, batch_size=100, sharpness=sharpness)
     make = second_round if ready else lambda variant, **o: trainer("fedgc", variant=variant, **o)
     client = make(variant, settings=settings)
-    x, y = next(client.train_images.eval_batches(100))
+    x, y = next(client.train_examples.eval_batches(100))
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(client.model(x), y).item()
         if ready and variant == "paper":
@@ -146,7 +146,7 @@ def test_the_former_prompt_is_the_one_that_was_sent(asked, variant):
     if asked:
         np.testing.assert_array_equal(kept, sent[asked]["h"])
     else:
-        with evaluating(client.model):
+        with eval_mode(client.model):
             np.testing.assert_array_equal(kept, representation(client)["h"].numpy())
 
 
@@ -222,7 +222,7 @@ def test_the_papers_text_federates(rule):
     """Its own trained model's h, asked once; Eq. 6 in what the clients report."""
     arguments = {"variant": "paper", "num_clusters": 2}
     strategy = rule(min_clients=1, exchanges=[ClusterCenters.made_with(arguments)])
-    model, _ = federate(strategy, lambda k: trainer("fedgc", k, **arguments), 4, 3)
+    model, _ = run_toy_rounds(strategy, lambda k: trainer("fedgc", k, **arguments), 4, 3)
     assert all(np.isfinite(array).all() for array in model.values())
     assert strategy.measurements == ("representation",)
     assert strategy.diagnostics["num_clusters"] == 2
@@ -240,9 +240,9 @@ def test_the_strategys_clusters_are_taken_over():
 def test_clients_that_sit_rounds_out_change_no_bit_of_a_repeated_run(rule):
     def run(reverse):
         strategy = rule(fraction_train=0.6, exchanges=exchanges("fedgc"))
-        return federate(strategy, lambda k: trainer("fedgc", k), 4, 3, reverse=reverse)[0]
+        return run_toy_rounds(strategy, lambda k: trainer("fedgc", k), 4, 3, reverse=reverse)[0]
 
-    assert same(run(False), run(True))
+    assert models_equal(run(False), run(True))
 
 
 def test_the_state_holds_the_trained_parts_and_h_alone():

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import CLASSES, SETTINGS, data, federate, prompted, same, tiny, trainer
+from toys import (
+    CLASSES,
+    SETTINGS,
+    data,
+    models_equal,
+    prompted,
+    run_toy_rounds,
+    tiny_model,
+    trainer,
+)
 
 from fairflower.aggregation.records import InvalidReply
 from fairflower.exchanges import AveragedBatches
 from fairflower.strategies import Uniform
 
-networks = pytest.mark.parametrize("make", [tiny, prompted])
+networks = pytest.mark.parametrize("make", [tiny_model, prompted])
 
 
 def mixing(model, lambda_=0.1):
@@ -31,7 +40,7 @@ def mixing(model, lambda_=0.1):
 def test_the_loss_is_mixups_to_first_order_image_by_image(make):
     client = mixing(make())
     client.images, client.labels = client.images.double(), client.labels.double()
-    x, y = next(client.train_images.eval_batches(4))
+    x, y = next(client.train_examples.eval_batches(4))
     client.model.double()
     x, step, lam = x.double(), 1e-5, 0.1
     expected = 0.0
@@ -51,7 +60,7 @@ def test_the_loss_is_mixups_to_first_order_image_by_image(make):
 @networks
 def test_every_trained_parameter_gets_the_gradient_of_that_loss(make):
     client = mixing(make())
-    client.loss(*next(client.train_images.eval_batches(4))).backward()
+    client.loss(*next(client.train_examples.eval_batches(4))).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in client.trainable)
 
 
@@ -59,7 +68,7 @@ def test_without_averages_it_is_the_cross_entropy():
     client = trainer("fedmix")
     client.begin(1)
     client.model.eval()
-    x, y = next(client.train_images.eval_batches(4))
+    x, y = next(client.train_examples.eval_batches(4))
     torch.testing.assert_close(client.loss(x, y), F.cross_entropy(client.model(x), y))
 
 
@@ -74,7 +83,7 @@ def test_averages_are_means_of_disjoint_batches_the_same_every_round():
     np.testing.assert_allclose(averages["labels"].mean(0), shares)
     client.train(1)
     client.train(5)
-    assert same(client.returns["averages"], averages)
+    assert models_equal(client.returns["averages"], averages)
 
 
 def test_a_single_image_never_leaves():
@@ -86,7 +95,7 @@ def test_a_single_image_never_leaves():
 
 def test_the_server_sends_the_last_averages_of_every_client_by_client():
     exchange = AveragedBatches()
-    federate(Uniform(exchanges=[exchange]), lambda k: trainer("fedmix", k), 3, 1)
+    run_toy_rounds(Uniform(exchanges=[exchange]), lambda k: trainer("fedmix", k), 3, 1)
     sent = exchange.broadcast(2)
     own = [trainer("fedmix", k).averages() for k in range(3)]
     for name in ("images", "labels"):

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import tiny, trainer
+from toys import tiny_model, trainer
 
 
 def loss_at(entropy: float, **arguments) -> tuple[float, float]:
     """The client's loss of a batch with that cross entropy, and its slope there."""
-    client = trainer("propfair", model=tiny(), **arguments)
+    client = trainer("propfair", model=tiny_model(), **arguments)
     # Two classes' logits that give one image this cross entropy: log(1 + exp(z)).
     z = torch.tensor(math.log(math.expm1(entropy)), requires_grad=True)
     logits = torch.stack([torch.zeros_like(z), z, torch.tensor(-1e9), torch.tensor(-1e9)])

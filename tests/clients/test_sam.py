@@ -11,13 +11,13 @@ import torch
 from plain import batch_normed, data, linear, one_round, split
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toys import same
+from toys import models_equal
 
 from fairflower.clients import SGD, ClientData, Trainer
 from fairflower.config import ClientConfig, RunConfig, TrainConfig
 from fairflower.registry import CLIENTS
 from fairflower.training.build import build_trainer
-from fairflower.training.optim import sharpen
+from fairflower.training.optim import apply_sam_gradient
 
 RHO = 0.05
 #: FedISM's SALT, one full batch.
@@ -102,7 +102,7 @@ def test_the_gradient_is_gsams_closed_form_through_batch_norm(
     )
     loss().backward()
     plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    sharpen(model, loss, RHO, alpha)
+    apply_sam_gradient(model, loss, RHO, alpha)
     for p, wanted, before in zip(model.parameters(), expected, plain, strict=True):
         assert p.grad is not None
         torch.testing.assert_close(p.grad.double(), wanted, rtol=0, atol=close)
@@ -117,7 +117,7 @@ def test_what_gsam_takes_off_is_at_right_angles_to_sams_gradient() -> None:
         model = net().double()
         loss = lambda model=model: F.cross_entropy(model(x.double()), y)  # noqa: E731
         loss().backward()
-        sharpen(model, loss, RHO, alpha)
+        apply_sam_gradient(model, loss, RHO, alpha)
         gradients.append([p.grad for p in model.parameters()])
     sam, gsam = gradients
     removed = [a - b for a, b in zip(sam, gsam, strict=True)]
@@ -136,7 +136,7 @@ def test_the_parameters_are_restored_to_the_last_bit() -> None:
     before = parameters(model)
     loss = lambda: F.cross_entropy(model(x), y)  # noqa: E731
     loss().backward()
-    sharpen(model, loss, rho=3.3, alpha=0.1)
+    apply_sam_gradient(model, loss, rho=3.3, alpha=0.1)
     assert all(torch.equal(p.double(), w) for p, w in zip(model.parameters(), before, strict=True))
 
 
@@ -160,7 +160,7 @@ def test_batch_norm_counts_a_step_once(rule: str) -> None:
         trained(TrainConfig(**(vars(still) | {"sharpness": name}))).send()
         for name in ("none", rule)
     )
-    assert same(plain, sharp)
+    assert models_equal(plain, sharp)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1])
@@ -170,7 +170,7 @@ def test_a_vanishing_gradient_is_no_nan(alpha: float) -> None:
         model.zero_grad()
         loss = lambda factor=factor: factor * model(x).sum()  # noqa: E731
         loss().backward()
-        sharpen(model, loss, RHO, alpha)
+        apply_sam_gradient(model, loss, RHO, alpha)
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -194,13 +194,13 @@ def test_methods_and_settings_name_the_same_steps() -> None:
         return trained(settings, batch_normed(), name).send()  # with dropout
 
     sam = arrays("sam", rho=0.1)
-    assert same(sam, arrays("sam", rho=0.1))
-    assert same(sam, arrays("sgd", rho=0.1, sharpness="sam"))
-    assert same(sam, arrays("gsam", rho=0.1, alpha=0.0))
-    assert same(sam, arrays("fedsam", rho=0.7))
-    assert not same(sam, arrays("gsam", rho=0.1))
-    assert not same(sam, arrays("sgd"))
-    assert same(arrays("gsam"), arrays("sgd", sharpness="gsam"))
+    assert models_equal(sam, arrays("sam", rho=0.1))
+    assert models_equal(sam, arrays("sgd", rho=0.1, sharpness="sam"))
+    assert models_equal(sam, arrays("gsam", rho=0.1, alpha=0.0))
+    assert models_equal(sam, arrays("fedsam", rho=0.7))
+    assert not models_equal(sam, arrays("gsam", rho=0.1))
+    assert not models_equal(sam, arrays("sgd"))
+    assert models_equal(arrays("gsam"), arrays("sgd", sharpness="gsam"))
 
 
 def test_without_a_radius_sam_is_plain_training_but_for_dropouts_second_mask() -> None:
@@ -208,8 +208,8 @@ def test_without_a_radius_sam_is_plain_training_but_for_dropouts_second_mask() -
         settings = TrainConfig(local_epochs=2, batch_size=8, sharpness=rule, rho=0.0)
         return trained(settings, model).send()
 
-    assert same(arrays(net(), "sam"), arrays(net(), "none"))
-    assert not same(arrays(batch_normed(), "sam"), arrays(batch_normed(), "none"))
+    assert models_equal(arrays(net(), "sam"), arrays(net(), "none"))
+    assert not models_equal(arrays(batch_normed(), "sam"), arrays(batch_normed(), "none"))
 
 
 def test_fedsam_has_its_own_radius() -> None:
@@ -300,6 +300,6 @@ def test_an_absent_class_is_no_nan_and_its_logit_is_left_alone() -> None:
     moved = np.abs(after["1.bias"] - before["1.bias"])
     assert moved[2] < 1e-6 < moved[[0, 1, 3]].min()  # weight decay alone
     # Testing is of the plain model: no prior of a client's.
-    x, y = next(client.test_images.eval_batches(5))
+    x, y = next(client.test_examples.eval_batches(5))
     plain = F.cross_entropy(client.model(x), y).item()
     assert client.test()["eval_loss"] == pytest.approx(plain, rel=1e-6)

@@ -15,7 +15,18 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from products import thinned
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, SETTINGS, bowl, data, exchanges, federate, images, same, tiny, trainer
+from toys import (
+    CLASSES,
+    SETTINGS,
+    bowl,
+    data,
+    exchanges,
+    images,
+    models_equal,
+    run_toy_rounds,
+    tiny_model,
+    trainer,
+)
 
 from fairflower.arrays import record_of
 from fairflower.clients import ClientData, Trainer, make_client_app
@@ -53,7 +64,7 @@ def on_bowls(kind, strategy, rounds, settings, clients=4, examples=(2, 2, 2, 2),
         a, c = CURVATURE[k].tolist(), MINIMUM[k].tolist()
         return bowl(kind, a, c, settings, client=k, examples=examples[k], **arguments)
 
-    return federate(strategy, make, clients, rounds)[0]["w"]
+    return run_toy_rounds(strategy, make, clients, rounds)[0]["w"]
 
 
 # --- FedProx -----------------------------------------------------------------------------
@@ -214,13 +225,17 @@ def trained(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(("mu", "tau"), [(5.0, 0.5), (1.0, 0.2)])
 def test_moons_loss_is_eq_3_with_frozen_networks(mu, tau):
     torch.manual_seed(0)
-    local, received, previous = trained(tiny(1)), trained(tiny(2)), trained(tiny(3))
+    local, received, previous = (
+        trained(tiny_model(1)),
+        trained(tiny_model(2)),
+        trained(tiny_model(3)),
+    )
     x, y = batch()
     client = trainer("moon", model=local, mu=mu, tau=tau)
     client.receive(arrays_of(received))
     client.state["previous"] = arrays_of(previous)
     client.begin(2)
-    client.receive(arrays_of(trained(tiny(1))))  # as if training had moved it there
+    client.receive(arrays_of(trained(tiny_model(1))))  # as if training had moved it there
     statistics = arrays_of(local)
     reference = copy.deepcopy(local).train()
 
@@ -243,7 +258,7 @@ def test_moons_loss_is_eq_3_with_frozen_networks(mu, tau):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
     # Batch norm has seen this one batch, and none of the frozen networks' passes.
     assert local.norm.num_batches_tracked == statistics["norm.num_batches_tracked"] + 1
-    assert same(arrays_of(local), arrays_of(reference))
+    assert models_equal(arrays_of(local), arrays_of(reference))
     assert all(module.training for module in local.modules())
 
 
@@ -259,8 +274,8 @@ def test_moon_starts_as_plain_training_and_keeps_what_it_sent():
         client.receive(start)
         client.train(1)
         results.append(client.send())
-    assert same(*results)
-    assert same(client.state["previous"], results[1])
+    assert models_equal(*results)
+    assert models_equal(client.state["previous"], results[1])
 
 
 @pytest.mark.parametrize("name", ["moon", "fedproto", "fedproc", "fedlsa"])
@@ -358,7 +373,7 @@ def test_without_anything_shared_the_first_round_is_plain_training(name):
         client.receive(start)
         client.train(1)
         results.append(client.send())
-    assert same(*results)
+    assert models_equal(*results)
 
 
 def test_prototypes_reach_the_clients_of_the_next_round():
@@ -370,7 +385,7 @@ def test_prototypes_reach_the_clients_of_the_next_round():
         client.begin = lambda r: (seen.append((r, client.shared)), begin(r))[1]  # type: ignore
         return client
 
-    federate(Uniform(exchanges=exchanges("fedproto")), make, 2, 2)
+    run_toy_rounds(Uniform(exchanges=exchanges("fedproto")), make, 2, 2)
     first, second = ([shared for r, shared in seen if r == n] for n in (1, 2))
     assert first == [{}, {}]
     assert [set(shared["prototypes"]) for shared in second] == [{"mean", "count"}] * 2
@@ -410,7 +425,7 @@ def ditto(
         a, c = CURVATURE[k].tolist(), MINIMUM[k].tolist()
         return bowl(Ditto, a, c, settings, client=k, lambda_=lambda_, share=share)
 
-    model, grid = federate(Uniform(), make, 2, rounds)
+    model, grid = run_toy_rounds(Uniform(), make, 2, rounds)
     state = next(iter(grid.contexts.values())).state
     return model["w"], state["fairflower/personal"]["w"].numpy()
 
@@ -475,24 +490,24 @@ def test_ditto_that_sends_the_personal_model_trains_no_other(monkeypatch):
         client.train(1)
     assert taken.count(two) == 2 * taken.count(one)
     assert two.steps == one.steps  # those of the model that is sent
-    assert same(one.send(), two.state["personal"])
-    assert same(one.state["personal"], two.state["personal"])
+    assert models_equal(one.send(), two.state["personal"])
+    assert models_equal(one.state["personal"], two.state["personal"])
     proximal = trainer("fedprox", mu=1.0)  # the same in the first round, which starts from w_t
     proximal.train(1)
-    assert same(one.send(), proximal.send())
+    assert models_equal(one.send(), proximal.send())
     with pytest.raises(ConfigError, match=r"client\.share = 'all'"):
         trainer("ditto", share="all")
 
 
 def test_ditto_with_lambda_0_is_training_alone_to_the_last_bit():
     """With batch norm and augmentation: the chain of a client that never hears of others."""
-    _, grid = federate(Uniform(), lambda k: trainer("ditto", k, lambda_=0.0), 2, 3)
+    _, grid = run_toy_rounds(Uniform(), lambda k: trainer("ditto", k, lambda_=0.0), 2, 3)
     alone = trainer("sgd", 1)
     for number in (1, 2, 3):
         alone.train(number)
     context = list(grid.contexts.values())[1]
     personal = {k: a.numpy() for k, a in context.state["fairflower/personal"].items()}
-    assert same(personal, alone.send())
+    assert models_equal(personal, alone.send())
 
 
 @pytest.mark.slow
@@ -505,9 +520,9 @@ def test_ditto_with_a_large_lambda_is_the_global_model():
 
 
 def test_dittos_global_track_is_plain_training_and_the_personal_model_stays_home():
-    plain, _ = federate(Uniform(), lambda k: trainer("sgd", k), 3, 2)
-    model, _ = federate(Uniform(), lambda k: trainer("ditto", k), 3, 2)
-    assert same(model, plain)
+    plain, _ = run_toy_rounds(Uniform(), lambda k: trainer("sgd", k), 3, 2)
+    model, _ = run_toy_rounds(Uniform(), lambda k: trainer("ditto", k), 3, 2)
+    assert models_equal(model, plain)
 
 
 def test_ditto_tests_both_models_on_the_clients_own_images():
@@ -515,13 +530,13 @@ def test_ditto_tests_both_models_on_the_clients_own_images():
     before = client.test()
     assert before["personal_accuracy"] == before["accuracy"]
     received = client.send()
-    client.state["personal"] = trainer("sgd", model=tiny(9)).send()
+    client.state["personal"] = trainer("sgd", model=tiny_model(9)).send()
     after = client.test()
     assert after["accuracy"] == before["accuracy"]
-    other = trainer("sgd", model=tiny(9), data=client.data)
+    other = trainer("sgd", model=tiny_model(9), data=client.data)
     assert after["personal_accuracy"] == other.test()["accuracy"]
     assert after["personal_accuracy"] != after["accuracy"]
-    assert same(client.send(), received)
+    assert models_equal(client.send(), received)
 
 
 # --- what a client keeps -------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import SETTINGS, exchanges, federate
+from toys import SETTINGS, exchanges, run_toy_rounds
 from vectors import MODELS, data
 
 from fairflower.clients import Trainer
@@ -48,7 +48,7 @@ def test_every_client_trains_on_them_or_refuses_by_name(name: str, kind: str) ->
     RunConfig.from_flat({"data.name": RUN[kind], "client.name": name})
     start = trainer(name, kind, 0).send()
     rule = Uniform(exchanges=exchanges(name))
-    model, _ = federate(rule, lambda client: trainer(name, kind, client), 3, 2, start)
+    model, _ = run_toy_rounds(rule, lambda client: trainer(name, kind, client), 3, 2, start)
     assert rule.dropped == {}
     assert any(not np.array_equal(model[key], start[key]) for key in start)
     assert all(np.isfinite(array).all() for array in model.values())
@@ -59,7 +59,7 @@ def test_every_client_trains_on_them_or_refuses_by_name(name: str, kind: str) ->
 def test_every_strategy_merges_models_of_them(name: str, kind: str) -> None:
     rule = STRATEGIES[name]()
     start = trainer("sgd", kind, 0).send()
-    model, _ = federate(rule, lambda client: trainer("sgd", kind, client), 3, 2, start)
+    model, _ = run_toy_rounds(rule, lambda client: trainer("sgd", kind, client), 3, 2, start)
     assert rule.dropped == {}
     assert any(not np.array_equal(model[key], start[key]) for key in start)
     assert all(np.isfinite(array).all() for array in model.values())

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy.ndimage import correlate
 from scipy.stats import norm
 
-from fairflower.data.corruptions import BLUR, CORRUPTIONS, NOISE, blur, corrupt, describe, noise
+from fairflower.data.corruptions import (
+    BLUR,
+    CORRUPTIONS,
+    NOISE,
+    blur,
+    corrupt,
+    corruption_text,
+    noise,
+)
 
 RNG = np.random.default_rng(0)
 KINDS = sorted(CORRUPTIONS)
@@ -107,7 +115,9 @@ def test_blur_leaves_a_plain_image_plain() -> None:
 
 
 def test_blur_fits_the_size_of_the_image() -> None:
-    streaks = {side: describe("blur", 3, side) for side in (16, 28, 32, 64, 96, 128, 224, 600)}
+    streaks = {
+        side: corruption_text("blur", 3, side) for side in (16, 28, 32, 64, 96, 128, 224, 600)
+    }
     small, middle, large = "radius 6, sigma 2", "radius 10, sigma 2", "radius 15, sigma 8"
     for side, streak in streaks.items():
         wanted = small if side <= 32 else middle if side <= 96 else large

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, cache, prepare, uci_digits
-from fairflower.data.data_set import choose
+from fairflower.data.data_set import select_domains
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.own_folder import NpzFolder
+from fairflower.data.own_folder import DomainNpzFolder
 from fairflower.data.partition import divide
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import DataError
@@ -57,25 +57,25 @@ def numbers(federation: Federation) -> list[list[int]]:
 
 def test_data_sets_keep_what_is_checked_of_any(small: DataConfig) -> None:
     check_data(UCIDigits)
-    check_data(NpzFolder, small)
+    check_data(DomainNpzFolder, small)
 
 
-class Fickle(NpzFolder):
+class Fickle(DomainNpzFolder):
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         return super().images(domain, split, rows) + np.uint8(len(rows))
 
 
-class FromMinusOne(NpzFolder):
+class FromMinusOne(DomainNpzFolder):
     def labels(self, domain: str, split: str) -> Ints:
         return super().labels(domain, split) - 1
 
 
-class Scaled(NpzFolder):
+class Scaled(DomainNpzFolder):
     def images(self, domain: str, split: str, rows: Ints) -> Any:
         return super().images(domain, split, rows) / 255
 
 
-class Restless(NpzFolder):
+class Restless(DomainNpzFolder):
     def fingerprint(self) -> Any:
         return id(self)
 
@@ -90,7 +90,7 @@ class Restless(NpzFolder):
     ],
 )
 def test_a_data_set_that_breaks_a_rule_is_told_so(
-    kind: type[NpzFolder], message: str, small: DataConfig
+    kind: type[DomainNpzFolder], message: str, small: DataConfig
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         check_data(kind, small)
@@ -307,15 +307,15 @@ def test_impossible_settings_are_explained(
 
 
 def test_domains_are_taken_in_the_order_given() -> None:
-    assert choose(" b ,a", "abc") == ("b", "a")
-    assert choose("", "abc") == ("a", "b", "c")
+    assert select_domains(" b ,a", "abc") == ("b", "a")
+    assert select_domains("", "abc") == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("wanted", ["", "AVG"])
 def test_a_domain_is_not_called_as_a_figure_over_all_of_them(wanted: str) -> None:
     with pytest.raises(DataError, match="A domain is called 'AVG'"):
-        choose(wanted, ["a", "AVG"])
-    assert choose("a", ["a", "AVG"]) == ("a",)
+        select_domains(wanted, ["a", "AVG"])
+    assert select_domains("a", ["a", "AVG"]) == ("a",)
 
 
 # --- the draw ---------------------------------------------------------------------------

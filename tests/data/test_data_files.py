@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, prepare, resolve
+from fairflower.data import Augment, prepare, with_absolute_dir
 from fairflower.data.digits import Digits
 from fairflower.data.images import to_chw
 from fairflower.errors import DataError
@@ -160,14 +160,14 @@ def test_resolved_config_needs_neither_environment_nor_working_directory(
     np.savez(tmp_path / "a.npz", **arrays())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAIRFLOWER_DATA", ".")
-    config = resolve(DataConfig(name="npz", clients_per_domain=2))
+    config = with_absolute_dir(DataConfig(name="npz", clients_per_domain=2))
     assert config.dir == str(tmp_path)
-    assert config == resolve(npz(Path()))
+    assert config == with_absolute_dir(npz(Path()))
     here = prepare(DataConfig(name="npz", clients_per_domain=2))
     monkeypatch.chdir("/")
     monkeypatch.delenv("FAIRFLOWER_DATA")
     assert prepare(config) == here
-    assert resolve(DataConfig()) == DataConfig()
+    assert with_absolute_dir(DataConfig()) == DataConfig()
 
 
 # --- resizing ---------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, Federation, prepare, resolve
+from fairflower.data import Augment, Federation, prepare, with_absolute_dir
 from fairflower.data.class_folders import ClassFolders, _digest
 from fairflower.data.objects import PACS, DomainNet, OfficeCaltech
-from fairflower.data.partition import divide, with_every_value
+from fairflower.data.partition import cover_every_class, divide
 from fairflower.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -130,7 +130,7 @@ def test_exchange_gives_every_class_and_shares_only_what_is_rare(
     sizes = data.draw(st.lists(each, min_size=clients, max_size=clients), label="sizes")
     values = np.repeat(np.arange(kinds), counts)
     before = np.random.default_rng(seed).permutation(total)
-    after = with_every_value(before, values, sizes, np.random.default_rng(seed))
+    after = cover_every_class(before, values, sizes, np.random.default_rng(seed))
 
     def parts(order: np.ndarray) -> list[np.ndarray]:
         return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
@@ -146,7 +146,7 @@ def test_exchange_gives_every_class_and_shares_only_what_is_rare(
         else:
             assert len(held) == clients
             assert set(held) == set(np.flatnonzero(values == kind))
-    again = with_every_value(before, values, sizes, np.random.default_rng(seed))
+    again = cover_every_class(before, values, sizes, np.random.default_rng(seed))
     np.testing.assert_array_equal(after, again)
     if all(set(values[part]) == set(range(kinds)) for part in parts(before)):
         np.testing.assert_array_equal(after, before)
@@ -154,7 +154,7 @@ def test_exchange_gives_every_class_and_shares_only_what_is_rare(
 
 def test_missing_class_comes_from_what_nobody_holds() -> None:
     values = np.array([0, 1, 0, 0, 1, 1])
-    after = with_every_value(np.arange(6), values, [2, 2], np.random.default_rng(0))
+    after = cover_every_class(np.arange(6), values, [2, 2], np.random.default_rng(0))
     assert after[:2].tolist() == [0, 1]
     assert sorted(values[after[2:4]]) == [0, 1]
     assert after[4:].tolist() in ([2, 5], [4, 2], [3, 5], [4, 3])
@@ -395,7 +395,7 @@ def test_resolved_config_needs_no_environment(
     monkeypatch.setenv("FAIRFLOWER_DATA", str(tmp_path))
     config = replace(small("pacs", ""), dir="")
     here = prepare(config)
-    resolved = resolve(config)
+    resolved = with_absolute_dir(config)
     monkeypatch.delenv("FAIRFLOWER_DATA")
     assert prepare(resolved) == here
 

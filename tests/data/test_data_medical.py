@@ -16,7 +16,7 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, medical, prepare
-from fairflower.data.client_groups import groups
+from fairflower.data.client_groups import client_groups
 from fairflower.data.medical import CLASSES, HAM10000, ISIC2019, RSNAICH
 from fairflower.errors import DataError
 
@@ -354,7 +354,8 @@ def test_real_ham_is_corrupted_regardless_of_where_it_comes_from(ham_dir: str, s
     labels = data.labels("ham10000", "train")
     nevi = labels == CLASSES.index("nv")
     colour = mean_colours(ham_dir)
-    colours = [colour[part.rows[nevi[part.rows]]] for part in groups(data, {"ham10000": labels})]
+    parts = client_groups(data, {"ham10000": labels})
+    colours = [colour[part.rows[nevi[part.rows]]] for part in parts]
     assert [len(own) for own in colours] == [4299, 1075]
     difference = colours[1].mean(axis=0) - colours[0].mean(axis=0)
     assert (np.abs(difference) < 4 * 0.034 * np.concatenate(colours).std(axis=0)).all()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.show import contact_sheet, table
+from fairflower.data.show import clients_table, contact_sheet
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_contact_sheet_shows_each_domains_images(federation: Federation, tmp_pat
 def test_table_counts_clients_domains_and_tests(federation: Federation, tmp_path: Path) -> None:
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(table(federation))
+        console.print(clients_table(federation))
     lines = [line.replace("│", " ").split() for line in captured.get().splitlines()]
     assert ["all", "$[grey]_", "4", "1", "1", "1", "1", "3"] in lines
     assert ["all", "red", "8", "2", "2", "2", "2", "3"] in lines

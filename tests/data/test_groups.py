@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.client_groups import groups, series_ratio
+from fairflower.data.client_groups import client_groups, series_ratio
 from fairflower.data.corruptions import corrupt
-from fairflower.data.own_folder import NpzFolder
+from fairflower.data.own_folder import DomainNpzFolder
 from fairflower.data.partition import divide
 from fairflower.errors import DataError
 
@@ -92,7 +92,7 @@ def test_a_share_of_every_class_is_corrupted_and_held_by_the_last_clients(
         np.testing.assert_array_equal(federation.train(client).y, labels[part])
 
 
-class Stored(NpzFolder):
+class Stored(DomainNpzFolder):
     """A domain without files, for what labels alone decide."""
 
     def all_domains(self) -> list[str]:
@@ -103,7 +103,7 @@ def drawn(labels: np.ndarray, seed: int = 0, **changes: Any) -> np.ndarray:
     """Whose of the images are clean, bool [N], with a fifth of the clients corrupted."""
     settings: dict[str, Any] = {"clients_per_domain": 20, "corrupted_clients": 4, **changes}
     config = DataConfig(name="npz", dir=".", seed=seed, **settings)
-    clean, bad = groups(Stored(config), {"skin": labels})
+    clean, bad = client_groups(Stored(config), {"skin": labels})
     assert sorted(np.concatenate([clean.rows, bad.rows])) == list(range(len(labels)))
     assert (clean.corrupted, bad.corrupted) == (False, True)
     return np.isin(np.arange(len(labels)), clean.rows)

@@ -13,7 +13,7 @@ from shipped import FOLDER, configs
 from fairflower.config import RunConfig, read_toml
 from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set
 from fairflower.data.class_folders import ClassFolders, Domain
-from fairflower.data.client_groups import groups
+from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
 from fairflower.data.split_files import SplitFiles
 
@@ -124,7 +124,7 @@ def drawn(path: Path, changes: dict[str, Any]) -> tuple[DataSet, list[Any], dict
     config = RunConfig.from_flat(read_toml(path) | changes).data
     data_set = make_data_set(config)
     labels = {s: {d: data_set.labels(d, s) for d in data_set.domains} for s in SPLITS}
-    parts = groups(data_set, labels["train"])
+    parts = client_groups(data_set, labels["train"])
     train = _train_rows(data_set, parts, labels["train"])
     return data_set, parts, {"train": train, "test": _test_rows(config, parts, labels["test"])}
 

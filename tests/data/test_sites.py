@@ -21,7 +21,7 @@ from rich.console import Console
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare
-from fairflower.data.sites import as_in, open_site, unite
+from fairflower.data.sites import as_in, merge_sites, open_site
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
@@ -112,7 +112,7 @@ def test_sites_that_lack_each_others_classes_agree_on_their_numbers(tmp_path: Pa
         open_site(DataConfig(**{**vars(config), "dir": str(folder)}), f"farm {folder.name}")
         for folder in folders
     ]
-    whole = unite(sites)
+    whole = merge_sites(sites)
     assert whole.classes == ("cat", "horses", "sheep")
     assert whole.domains == ("farm a", "farm b")
     assert [client.class_counts for client in whole.clients] == [(4, 0, 8), (4, 4, 0)]
@@ -130,7 +130,7 @@ def test_two_sites_may_have_images_of_the_same_kind(tmp_path: Path) -> None:
         open_site(DataConfig(name="npz", dir=str(tmp_path / name)), "scanner")
         for name in ("one", "two")
     ]
-    whole = unite(sites)
+    whole = merge_sites(sites)
     assert whole.domains == ("scanner",)
     assert whole.clients_of("scanner") == [0, 1]
     assert whole.test_sizes == (12,)
@@ -286,8 +286,8 @@ def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -
         ]
 
     with pytest.raises(DataError, match=r"s8 8x8, s16 16x16.*data\.image-size"):
-        unite(sites())
-    assert unite(sites(image_size=8)).shape == (1, 8, 8)
+        merge_sites(sites())
+    assert merge_sites(sites(image_size=8)).shape == (1, 8, 8)
 
 
 def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from fairflower.arrays import record_of
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.partition import with_every_value
-from fairflower.data.sites import open_site, unite
-from fairflower.data.validation import keep_out, set_aside
+from fairflower.data.partition import cover_every_class
+from fairflower.data.sites import merge_sites, open_site
+from fairflower.data.validation import hold_out, set_aside
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
@@ -49,9 +49,9 @@ def test_a_share_of_every_class_of_every_client_is_kept_out_or_it_is_refused(
     spare = [len(own) - len(np.unique(labels[own])) for own in rows]
     if any(w > s for w, s in zip(wanted, spare, strict=True)):
         with pytest.raises(DataError, match=r"data.validation-fraction = .*: client \d \(a\) has"):
-            keep_out({"a": rows}, {"a": labels}, share, seed)
+            hold_out({"a": rows}, {"a": labels}, share, seed)
         return
-    train, validation = keep_out({"a": rows}, {"a": labels}, share, seed)["a"]
+    train, validation = hold_out({"a": rows}, {"a": labels}, share, seed)["a"]
     for own, kept, out, count in zip(rows, train, validation, wanted, strict=True):
         assert sorted([*kept, *out]) == sorted(own)
         assert len(out) == count
@@ -69,14 +69,14 @@ def test_the_share_that_a_refusal_names_works(counts: list[int], seed: int) -> N
     labels = np.repeat(np.arange(len(counts)), counts)
     rows = {"a": [np.arange(len(labels))]}
     with pytest.raises(DataError, match="client 0") as refused:
-        keep_out(rows, {"a": labels}, 1.0, seed)
+        hold_out(rows, {"a": labels}, 1.0, seed)
     named = re.search(r"largest share that works is ([\d.]+)\.", str(refused.value))
     assert named
     largest = float(named[1])
-    keep_out(rows, {"a": labels}, largest, seed)
+    hold_out(rows, {"a": labels}, largest, seed)
     more = largest + 1 / len(labels) + 1e-4  # it is rounded down
     with pytest.raises(DataError):
-        keep_out(rows, {"a": labels}, more, seed)
+        hold_out(rows, {"a": labels}, more, seed)
 
 
 @given(
@@ -89,16 +89,16 @@ def test_an_image_that_clients_share_is_in_nobodys_validation(
 ) -> None:
     assume(sum(sizes) <= len(values))
     labels, rng = np.array(values), np.random.default_rng(seed)
-    order = with_every_value(rng.permutation(len(labels)), labels, sizes, rng)
+    order = cover_every_class(rng.permutation(len(labels)), labels, sizes, rng)
     rows = np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
     assume(all(len(own) > len(np.unique(labels[own])) for own in rows))
-    train, validation = keep_out({"a": rows}, {"a": labels}, 0.01, seed)["a"]
+    train, validation = hold_out({"a": rows}, {"a": labels}, 0.01, seed)["a"]
     assert not {*np.concatenate(validation)} & {*np.concatenate(train)}
 
 
 def test_where_no_share_works_it_is_said() -> None:
     with pytest.raises(DataError, match=r"client 1 \(b\) has 2 .* No share works"):
-        keep_out(
+        hold_out(
             {"a": [np.arange(9)], "b": [np.arange(2)]},
             {"a": np.zeros(9, int), "b": np.array([0, 1])},
             0.2,
@@ -340,5 +340,5 @@ def test_sites_of_which_one_keeps_nothing_out_have_no_validation(tmp_path: Path)
         npz(tmp_path / str(seed) / "x.npz", seed)
         config = DataConfig(name="npz", dir=str(tmp_path / str(seed)), validation_fraction=share)
         sites.append(open_site(config, f"site {seed}"))
-    assert unite(sites[:1] * 2).validation_sizes == (12,)
-    assert unite(sites).validation_sizes == ()
+    assert merge_sites(sites[:1] * 2).validation_sizes == (12,)
+    assert merge_sites(sites).validation_sizes == ()

@@ -16,8 +16,8 @@ from vectors import Plain, Table, Texts
 from fairflower.config import DataConfig
 from fairflower.data import DataSet, FeatureSet, Federation, TokenSet, prepare
 from fairflower.data.randhie import RandHIE, _table
-from fairflower.data.show import examples_table, table
-from fairflower.data.sites import as_in, fits, open_site, unite
+from fairflower.data.show import clients_table, examples_table
+from fairflower.data.sites import as_in, fits, merge_sites, open_site
 from fairflower.errors import DataError
 from fairflower.registry import KINDS
 from fairflower.testing import check_data
@@ -244,7 +244,7 @@ def test_a_set_of_nothing_is_told_what_to_define() -> None:
 @pytest.mark.parametrize("config", [TABLE, TEXTS])
 def test_sites_with_tables_of_their_own_are_one_federation(config: DataConfig) -> None:
     sites = [open_site(config, domain) for domain in ("a", "b")]
-    whole = unite(sites)
+    whole = merge_sites(sites)
     assert whole.shape == sites[0].shape
     for site in sites:
         assert fits(site, whole)
@@ -256,10 +256,10 @@ def test_sites_with_tables_of_their_own_are_one_federation(config: DataConfig) -
 def test_sites_whose_features_differ_are_refused() -> None:
     one, other = open_site(TABLE, "a"), replace(open_site(TABLE, "b"), shape=(4,))
     with pytest.raises(DataError, match=r"sites' features differ in size \(a 3, b 4\). Give all"):
-        unite([one, other])
+        merge_sites([one, other])
     assert not fits(one, other)
     with pytest.raises(DataError, match="differ in size"):
-        unite([one, open_site(TEXTS, "b")])
+        merge_sites([one, open_site(TEXTS, "b")])
 
 
 # --- shown ----------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_sites_whose_features_differ_are_refused() -> None:
 def shown(federation: Federation, names: tuple[str, ...] = ()) -> str:
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(table(federation), examples_table(federation, names))
+        console.print(clients_table(federation), examples_table(federation, names))
     return captured.get()
 
 

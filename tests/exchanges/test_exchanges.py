@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds import Rounds, reply
 from torch.nn import functional as F
-from toys import exchanges, federate, same, trainer
+from toys import exchanges, models_equal, run_toy_rounds, trainer
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.exchanges import (
@@ -61,7 +61,7 @@ def test_c_is_the_mean_change_over_all_clients_whatever_the_weights():
     rounds.step({k: moved(0.0) for k in returned}, {1: 1, 4: 99}, measured=returned)
     assert all(np.all(array == 12 / 8) for array in exchange.c.values())
     (message, *_) = rounds.ask()
-    assert same(arrays_of(message.content["control"]), exchange.c)
+    assert models_equal(arrays_of(message.content["control"]), exchange.c)
 
 
 # --- FedDyn's regulariser ------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_prototypes_are_means_over_all_images_and_stay_where_nobody_has_any():
     np.testing.assert_array_equal(exchange.mean, [[7, 7], [5, 5], [2, 4]])
     np.testing.assert_array_equal(exchange.count, [2, 1, 1])
     shared = arrays_of(rounds.ask()[0].content["prototypes"])
-    assert same(shared, {"mean": exchange.mean, "count": exchange.count})
+    assert models_equal(shared, {"mean": exchange.mean, "count": exchange.count})
 
 
 @given(st.integers(0, 10_000))
@@ -298,10 +298,10 @@ def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
     def clients(k):
         return trainer(name, k)
 
-    whole, _ = federate(make(), clients, 3, 3)
+    whole, _ = run_toy_rounds(make(), clients, 3, 3)
 
     rule = make()
-    half, grid = federate(rule, clients, 3, 2)
+    half, grid = run_toy_rounds(rule, clients, 3, 2)
     resumed = make()
     resumed.load_state_dict(rule.state_dict())
     resumed.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
@@ -309,7 +309,7 @@ def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
     messages = list(resumed.configure_train(3, record_of(half), config, grid))
     merged, _ = resumed.aggregate_train(3, grid.send_and_receive(messages))
     assert merged is not None
-    assert same(arrays_of(merged), whole)
+    assert models_equal(arrays_of(merged), whole)
 
 
 @with_exchange
@@ -317,6 +317,6 @@ def test_the_order_of_replies_changes_no_exchange(name):
     states = []
     for reverse in (False, True):
         rule = Uniform(exchanges=exchanges(name))
-        federate(rule, lambda k: trainer(name, k), 3, 2, reverse=reverse)
+        run_toy_rounds(rule, lambda k: trainer(name, k), 3, 2, reverse=reverse)
         states.append(rule.state_dict())
-    assert same(*states)
+    assert models_equal(*states)

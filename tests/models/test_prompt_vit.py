@@ -326,7 +326,7 @@ def test_the_first_stage_sees_an_image_once(monkeypatch: pytest.MonkeyPatch) -> 
     for server_round in (1, 2, 3):  # a trainer per message, as the client app makes them
         client = trainer(model, held)
         client.train(server_round)
-        client.measure(client.train_images)
+        client.measure(client.train_examples)
         client.test()
     assert counting.count == {"first": 20 + 9, "prompted": 3 * (2 * 20 + 20 + 9)}
 
@@ -360,7 +360,7 @@ def test_another_model_looks_for_itself() -> None:
     seen = []
     for model in (one, other):
         client = trainer(model, held)
-        (x, _) = next(client.train_images.eval_batches(20))
+        (x, _) = next(client.train_examples.eval_batches(20))
         seen.append(cached_first_stage(x))
         torch.testing.assert_close(cached_first_stage(x), model.first_stage(x.clone()))
     assert not torch.equal(seen[0], seen[1])
@@ -381,7 +381,7 @@ def test_training_goes_on_after_testing_first() -> None:
     """What is kept may have been made in inference mode, which training could not use."""
     client = trainer()
     with torch.inference_mode():
-        client.measure(client.train_images)
+        client.measure(client.train_examples)
     assert np.isfinite(client.train(1)["train_loss"])
 
 

@@ -31,7 +31,7 @@ from hostile import NUMBERS as HOSTILE
 from products import thinned
 from resuming import config, outcome, resume
 from rich.console import Console
-from rounds import MODEL, Rounds, failure, good, reply, still
+from rounds import MODEL, Rounds, failure, good, reply, zero_update
 
 from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
@@ -119,7 +119,7 @@ def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
     rounds = Rounds(FedEBAPlus(exchanges=exchanges), MODEL, range(4))
     one = {"conv.weight": np.full((3, 4), 0.1, np.float32)}
     far = {"conv.weight": np.full((3, 4), 3e38, np.float32)}
-    moves = {k: still() | (far if name == "model" and k == 2 else {}) for k in range(4)}
+    moves = {k: zero_update() | (far if name == "model" and k == 2 else {}) for k in range(4)}
     kinds = ("gradient", "control")[: 1 + len(exchanges)]
     sent = {k: {kind: far if kind == name and k == 2 else one for kind in kinds} for k in range(4)}
     rounds.step(moves, measured=sent)
@@ -132,7 +132,7 @@ def test_where_training_diverges_it_is_told_who_returned_what_is_far_longer_than
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), MODEL, range(4))
     sent = {k: {"control": {"conv.weight": np.ones((3, 4), np.float32)}} for k in range(4)}
     sent[2]["control"]["conv.weight"] *= 1e6
-    rounds.step({k: still() for k in range(4)}, measured=sent)
+    rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
     lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
     with pytest.raises(Diverged, match=r"round 1: client 2's 'control' is 3.46e\+06 long, the oth"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resuming import config as resumable
 from resuming import resume, session, stopped
 from rounds import Rounds, reply
-from toys import data, federate, trainer
+from toys import data, run_toy_rounds, trainer
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.arrays import arrays_of, record_of
@@ -205,7 +205,9 @@ def test_a_model_with_batchnorm_learns_when_its_steps_are_short():
         return {}
 
     strategy = QFFL(lr=0.05, observers=[observe])
-    federate(strategy, lambda k: trainer("sgd", k, settings=plain, data=data(k, train=32)), 4, 5)
+    run_toy_rounds(
+        strategy, lambda k: trainer("sgd", k, settings=plain, data=data(k, train=32)), 4, 5
+    )
     assert strategy.diagnostics["coefficients"].sum() < 0.05
     assert (np.diff(losses) < -0.005).all()
 

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from rounds import MODEL, Rounds, every_strategy, still, updates
+from rounds import MODEL, Rounds, every_strategy, updates, zero_update
 
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
@@ -187,7 +187,7 @@ def test_weights_off_the_simplex_are_refused():
             return np.full(len(cohort), np.nan)
 
     with pytest.raises(ConfigError, match="not non-negative"):
-        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), still()))
+        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), zero_update()))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -197,7 +197,7 @@ def test_one_weight_too_few_or_too_many_is_refused(count):
             return [1 / count] * count
 
     with pytest.raises(ConfigError, match=rf"shape \({count},\) for 2 clients"):
-        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), still()))
+        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), zero_update()))
 
 
 def test_weights_may_be_a_list():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fairflower.clients import Trainer
 from fairflower.paths import client_states
-from fairflower.training.memory import DAYS, load_state, rounds_to_keep, save_state
+from fairflower.training.client_state import DAYS, load_state, rounds_to_keep, save_state
 
 RUN = "0123456789abcdef" * 2
 

@@ -87,7 +87,7 @@ def test_loss_and_representation_by_hand() -> None:
 def test_they_measure_what_a_trainer_measures_and_leave_the_model_as_it_was() -> None:
     model = net("sgd").train()
     made = trainer("sgd", model=model, data=data())
-    images = made.train_images
+    images = made.train_examples
     before = {name: array.clone() for name, array in model.state_dict().items()}
     loss, h = mean_loss(model, images), mean_representation(model, images)["h"]
     assert model.training

@@ -549,7 +549,7 @@ def test_each_measures_the_model_and_the_images_that_it_names() -> None:
     client = trainer()
     received = copy.deepcopy(client.model)
     metrics, arrays = train_and_measure(client, {"server-round": 1, "measure": ALL})
-    (x, y), *none = client.train_images.eval_batches(64)
+    (x, y), *none = client.train_examples.eval_batches(64)
     assert not none
     logits = received.eval()(x)
     assert metrics["received_loss"] == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
@@ -598,7 +598,7 @@ def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
     )
     client = SGD(make("norms"), data, SETTINGS, client_id=3, seed=0)
     config = {"server-round": 1, "measure": "received_balanced_accuracy"}
-    (x, _), *_ = client.train_images.eval_batches(64)
+    (x, _), *_ = client.train_examples.eval_batches(64)
     guesses = client.model.eval()(x).argmax(1).numpy()
     recalls = [(guesses[y == c] == c).mean() for c in (1, 2, 3)]
     assert train_and_measure(client, config)[0]["received_balanced_accuracy"] == pytest.approx(
@@ -717,8 +717,8 @@ def test_without_its_part_a_client_measures_the_mean_of_the_others() -> None:
     c = 0.3
     one, two = mine.send(), other.send()
     merged = {k: (c * one[k] + (1 - c) * two[k]).astype(one[k].dtype) for k in one}
-    expected = other.measure(mine.train_images)[1]
-    (x, y), *_ = mine.train_images.eval_batches(64)
+    expected = other.measure(mine.train_examples)[1]
+    (x, y), *_ = mine.train_examples.eval_batches(64)
     balanced = balanced_accuracy_score(y, other.model.eval()(x).argmax(1))
 
     mine.receive(merged)

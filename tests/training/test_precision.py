@@ -9,7 +9,7 @@ import pytest
 import runs
 import torch
 from flwr.app import Context, RecordDict
-from toys import SETTINGS, exchanges, federate, same, trainer
+from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, trainer
 
 from fairflower import config, machine
 from fairflower.registry import CLIENTS
@@ -30,7 +30,7 @@ def rounds(name, settings, reverse=False):
         made.append(trainer(name, client, settings=settings))
         return made[-1]
 
-    model, _ = federate(rule, make, 2, 2, reverse=reverse)
+    model, _ = run_toy_rounds(rule, make, 2, 2, reverse=reverse)
     return model, made
 
 
@@ -45,11 +45,11 @@ def test_every_client_learns_in_bf16_and_gives_and_keeps_float32(name):
                 assert array.dtype in (np.float32, np.int64)
                 assert np.isfinite(array).all()
     judge = trainer(name)
-    before = judge.measure(judge.train_images)[0]
+    before = judge.measure(judge.train_examples)[0]
     judge.receive(model)
-    assert judge.measure(judge.train_images)[0] < before
-    assert same(model, rounds(name, BF16, reverse=True)[0])
-    assert not same(model, rounds(name, replace(BF16, precision="float32"))[0])
+    assert judge.measure(judge.train_examples)[0] < before
+    assert models_equal(model, rounds(name, BF16, reverse=True)[0])
+    assert not models_equal(model, rounds(name, replace(BF16, precision="float32"))[0])
 
 
 def test_gradients_are_float32s_but_for_rounding():
@@ -57,7 +57,7 @@ def test_gradients_are_float32s_but_for_rounding():
     for precision in ("bf16", "float32"):
         one = trainer("sgd", settings=replace(BF16, precision=precision))
         one.model.train()
-        x, y = next(iter(one.train_images.eval_batches(8)))
+        x, y = next(iter(one.train_examples.eval_batches(8)))
         loss = one.objective(x, y)
         assert loss.dtype == torch.float32
         loss.backward()

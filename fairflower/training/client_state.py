@@ -51,7 +51,7 @@ def load_state(
     trainer.state = {}
     folder = _folder(trainer, config)
     if folder is not None:  # without a copy of the round before there is no way back
-        before = min(before, _last_merged(config) + 1)
+        before = min(before, _last_merged_round(config) + 1)
     files = {kept: path for kept, path in _files(folder).items() if kept < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     at_hand = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
@@ -92,9 +92,9 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     write_arrays(folder / f"round-{now:06}.safetensors", flat, facts)
     every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
     files = _files(folder)
-    for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged(config)):
+    for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged_round(config)):
         files[kept].unlink(missing_ok=True)
-    _forget_old_runs(folder.parent)
+    _delete_old_states(folder.parent)
 
 
 def rounds_to_keep(
@@ -123,7 +123,7 @@ def rounds_to_keep(
     return {max(kept) for kept in found if kept} | {kept for kept in rounds if kept >= now}
 
 
-def _last_merged(config: Mapping[str, Any]) -> float:
+def _last_merged_round(config: Mapping[str, Any]) -> float:
     """The last round that the server has merged this client in, if it says so."""
     return float(config.get("merged-round", math.inf))
 
@@ -146,7 +146,7 @@ def _files(folder: Path | None) -> dict[int, Path]:
     return {int(path.stem.removeprefix("round-")): path for path in paths}
 
 
-def _forget_old_runs(mine: Path) -> None:
+def _delete_old_states(mine: Path) -> None:
     oldest = time.time() - DAYS * 24 * 3600
     for run in mine.parent.iterdir():
         with suppress(OSError):  # another client may be at it, too
