@@ -40,10 +40,10 @@ class NumPyTrainer(NumPyClient):
     --------
     >>> from fairflower.classic.client import NumPyTrainer
     >>> from fairflower.clients import SGD
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
     >>> def client_fn(context):
     ...     number = int(context.node_config["partition-id"])
-    ...     trainer = SGD(tiny(), data(number), SETTINGS, client_id=number, seed=0)
+    ...     trainer = SGD(tiny_model(), data(number), SETTINGS, client_id=number, seed=0)
     ...     return NumPyTrainer(trainer, context).to_client()
     """
 
