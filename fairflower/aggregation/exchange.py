@@ -55,7 +55,7 @@ class Exchange(Configurable):
         """
         return ()
 
-    def clip_cohort(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
         """The cohort's returns, none longer than ``median`` times their median length.
 
         Called where updates are bounded so (``clip_update_median``). By default they are
