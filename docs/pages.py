@@ -164,7 +164,7 @@ def method_page(room: str, names: list[str], method: Any) -> str:
     own = argument_specs(method)
     parts += ["## Arguments"] if own else []
     for name, argument in own.items():
-        head = f"`{table}.{run_config.kebab(name)} = {shown(argument.default)}`"
+        head = f"`{table}.{run_config.argument_to_key(name)} = {shown(argument.default)}`"
         text = f"*{takes(argument)}.* {meanings.get(name, '')}"
         parts.append(f"{head}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fairflower import config as run_config
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
-from fairflower.plans.tuning import tunables
+from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.training.measurements import MEASUREMENTS
@@ -105,7 +105,7 @@ def ranges() -> str:
             *((StrategyConfig(name), "strategy.") for name in STRATEGIES),
             *((ClientConfig(name), "client.") for name in CLIENTS),
         )
-        for key, one in tunables(RunConfig(**{config.TABLE: config})).items()
+        for key, one in search_space(RunConfig(**{config.TABLE: config})).items()
         if key.startswith(table)
     ]
     return _table(("method", "argument", "the paper's", "range"), rows)
@@ -113,7 +113,7 @@ def ranges() -> str:
 
 def settings() -> str:
     """Every run config key but the arguments of methods, with its default as TOML has it."""
-    texts = run_config.describe()
+    texts = run_config.key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
         for key, value in run_config.keys().items()

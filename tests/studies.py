@@ -11,8 +11,8 @@ from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import Diverged, Pruned, RoundFailed
 from fairflower.plans.plan import Plan
-from fairflower.plans.protocol import Protocol
-from fairflower.plans.tuning import Tuning
+from fairflower.plans.protocol import TuningProtocol
+from fairflower.plans.tuning import TuningStudies
 from fairflower.report.tuning import Tuned
 from fairflower.server.figures import Figures, History
 
@@ -36,23 +36,25 @@ def by_tau(config: RunConfig) -> tuple[float, float]:
 
 def tuning(
     folder: Path, names: str = "fedheal,fedavg", settings: Any = None, **protocol: Any
-) -> Tuning:
+) -> TuningStudies:
     folder.mkdir(exist_ok=True)
     flat = SMALL | (settings or {})
     plan = Plan.grid(flat, StrategyConfig.parse(names), [0])
-    return Tuning(
-        folder, plan.runs, Protocol(**{"budget": 5, "select": "worst", "seeds": [1, 2], **protocol})
+    return TuningStudies(
+        folder,
+        plan.runs,
+        TuningProtocol(**{"budget": 5, "select": "worst", "seeds": [1, 2], **protocol}),
     )
 
 
-def of(made: Tuning, method: str) -> Tuned:
+def of(made: TuningStudies, method: str) -> Tuned:
     return next(one for one in made.tuned() if one.method == method)
 
 
 def make(
-    made: Tuning, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
+    made: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
 ) -> list[RunConfig]:
-    """Make the runs of a study as `execute_side_by_side` does, but without any training."""
+    """Make the runs of a study as `execute_parallel` does, but without any training."""
     todo, done = list(made.plan.runs), []
     while todo and len(done) < most:
         config = todo.pop(-1 if last_first else 0)

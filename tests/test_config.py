@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 def test_pyproject_declares_every_key_with_its_default():
     text = (ROOT / "pyproject.toml").read_text()
     assert tables.with_settings(text) == text, "run python docs/tables.py"
-    declared = config.flatten(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    declared = config.flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
     assert declared == config.keys()
     for key, default in config.keys().items():
         assert type(declared[key]) is type(default), key
@@ -36,8 +36,8 @@ def test_a_run_that_went_on_by_other_settings_that_are_allowed_is_still_the_same
     assert more_rounds == "num-server-rounds"
     own = config.keys()
     changed = own | {"round-timeout": 60.0, "client-gpus": 0.5, "workers": 2, "data.dir": "/x"}
-    assert config.identity(changed) == config.identity(own)
-    assert config.identity(own | {"train.lr": 0.1}) != config.identity(own)
+    assert config.method_key(changed) == config.method_key(own)
+    assert config.method_key(own | {"train.lr": 0.1}) != config.method_key(own)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -48,7 +48,9 @@ def test_a_strategys_arguments_are_refused_alike_in_a_config_and_in_a_constructo
         with pytest.raises(ConfigError) as by_hand:
             STRATEGIES[name](**{arg: bad})
         with pytest.raises(ConfigError) as by_key:
-            RunConfig.from_flat({"strategy.name": name, f"strategy.{config.kebab(arg)}": bad})
+            RunConfig.from_flat(
+                {"strategy.name": name, f"strategy.{config.argument_to_key(arg)}": bad}
+            )
         assert str(by_hand.value).startswith(f"{arg} = {bad}: expected ")
         assert str(by_key.value).partition(":")[2] == str(by_hand.value).partition(":")[2]
 
@@ -65,7 +67,10 @@ def test_experiments_are_valid_run_configs(path):
 
 def test_defaults_survive_flat_and_toml():
     assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
-    assert RunConfig.from_flat(config.flatten(tomllib.loads(RunConfig().to_toml()))) == RunConfig()
+    assert (
+        RunConfig.from_flat(config.flatten_tables(tomllib.loads(RunConfig().to_toml())))
+        == RunConfig()
+    )
 
 
 @given(
@@ -84,7 +89,7 @@ def test_defaults_survive_flat_and_toml():
 def test_any_config_survives_flat_and_toml(flat):
     made = RunConfig.from_flat(flat)
     assert RunConfig.from_flat(made.to_flat()) == made
-    assert RunConfig.from_flat(config.flatten(tomllib.loads(made.to_toml()))) == made
+    assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
 
 
 def test_none_turns_an_argument_off_and_default_leaves_it_to_the_strategy():
@@ -148,7 +153,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize(
-    "key", thinned([(key,) for key in config.describe()], [(key,) for key in KEYS])
+    "key", thinned([(key,) for key in config.key_help()], [(key,) for key in KEYS])
 )
 def test_no_value_is_worse_than_an_error(key):
     told = []

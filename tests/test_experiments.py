@@ -56,7 +56,7 @@ class Begun(Exception):
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Give a command: its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
-    monkeypatch.setattr(compare, "going_on", lambda plan, folder, console: plan)
+    monkeypatch.setattr(compare, "remaining_plan", lambda plan, folder, console: plan)
 
     def stop(what: Any, *_: Any) -> None:
         raise Begun(what)

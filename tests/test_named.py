@@ -122,10 +122,10 @@ def mine(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["loss-power", "my_method.strategy:LossPower"])
 def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> None:
     made = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
-    assert made.strategy.made_by.__name__ == "LossPower"
+    assert made.strategy.factory.__name__ == "LossPower"
     assert made.label == f"{name}:power=2.5"
     assert RunConfig.from_flat(made.to_flat()) == made
-    assert RunConfig.from_flat(config.flatten(tomllib.loads(made.to_toml()))) == made
+    assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
     assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == made.strategy
     # As it can be told where keys are declared beforehand: `flwr run`.
     assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == made
@@ -134,14 +134,14 @@ def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> N
     # An argument given as its default is no other method.
     given = RunConfig.from_flat({"strategy.name": name, "strategy.power": 1.0})
     assert given.label == name
-    assert config.identity(given.to_flat()) == config.identity({"strategy.name": name} | {
+    assert config.method_key(given.to_flat()) == config.method_key({"strategy.name": name} | {
         key: value for key, value in given.to_flat().items() if "strategy" not in key
     })  # fmt: skip
 
 
 def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
     made = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
-    assert made.strategy.made_by().argument_specs().keys() == {"power", "mode"}
+    assert made.strategy.factory().argument_specs().keys() == {"power", "mode"}
 
 
 def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:
@@ -155,7 +155,7 @@ def test_a_run_folder_is_read_without_running_what_lies_beside_it(mine: Packages
     Path("mine.py").write_text("raise SystemExit('was run')")
     assert dict(StrategyConfig("mine:Mine", {"power": 2}).defaults()) == {}
     flat = {"strategy.name": "mine:Mine", "strategy.power": 2}
-    assert ("strategy.power", "2") in config.identity(flat)
+    assert ("strategy.power", "2") in config.method_key(flat)
 
 
 def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:
@@ -167,7 +167,7 @@ def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> No
 
 def test_arguments_stay_where_the_method_is_named_again() -> None:
     flat = {"strategy.name": "fedheal:tau=0.4:beta=0.1"}
-    assert StrategyConfig("fedheal", {"beta": "default"}).over(flat) == {
+    assert StrategyConfig("fedheal", {"beta": "default"}).override(flat) == {
         "strategy.name": "fedheal",
         "strategy.tau": 0.4,
         "strategy.beta": "default",
@@ -277,7 +277,7 @@ def test_a_strategy_that_cannot_be_had_is_explained(
 def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) -> None:
     (strategy,) = StrategyConfig.parse("mine:Mine:powr=1")
     with pytest.raises(ConfigError, match=r"Did you mean 'strategy\.power'\?") as told:
-        RunConfig.from_flat(strategy.over({}))
+        RunConfig.from_flat(strategy.override({}))
     assert "strategy.tau" not in str(told.value)
 
 
@@ -334,7 +334,7 @@ def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> Non
 def test_a_built_in_name_stays_the_built_in_ones(mine: Packages) -> None:
     mine.install("one", {"fairflower.strategies": {"fedavg": "mine:Mine"}})
     made = RunConfig.from_flat({"strategy.name": "fedavg"})
-    assert made.strategy.made_by.__module__ == "fairflower.strategies.fedavg"
+    assert made.strategy.factory.__module__ == "fairflower.strategies.fedavg"
     assert "mine:Mine" in call("list", "strategies")
 
 

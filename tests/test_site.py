@@ -109,4 +109,4 @@ def test_the_site_is_built_without_a_warning_and_all_of_it_is_markup(tmp_path: P
             assert left not in text, (path.relative_to(tmp_path), left)
     assert "<table>" in (tmp_path / "docs/use-one-strategy/index.html").read_text()
     api = (tmp_path / "api/fairflower/index.html").read_text()
-    assert 'id="fairflower.api.making.compare"' in api
+    assert 'id="fairflower.api.runs.compare"' in api

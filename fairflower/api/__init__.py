@@ -5,12 +5,12 @@
     results.table, results.history, results.differences  # pandas DataFrames
     results.plot("worst")
 
-``making`` makes runs as the commands do, by the settings that ``given`` reads; ``results`` is
-what they come to.
+``runs`` makes and reads runs, ``overrides`` turns arguments into run config keys, and ``results``
+holds the DataFrames, figures and tables of runs.
 """
 
-from fairflower.api.making import compare, read, run
 from fairflower.api.results import Result, Results
+from fairflower.api.runs import compare, read, run
 from fairflower.errors import StopRun
 
 __all__ = ["Result", "Results", "StopRun", "compare", "read", "run"]

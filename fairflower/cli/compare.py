@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fairflower.cli.options import Given, with_settings
+from fairflower.cli.options import ConfigOverrides, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_of
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import alone_in, announce, execute, going_on
-from fairflower.plans.plan import FEDERATIONS, Plan, at_a_time, parse_seeds
+from fairflower.plans.execution import announce, execute, locked_folder, remaining_plan
+from fairflower.plans.plan import FEDERATIONS, Plan, parse_seeds, resolve_jobs
 
 
 @with_settings(
@@ -53,7 +53,7 @@ def compare(
             "sgd,fedprox:mu=0.1; default: client.name alone."
         ),
     ] = None,
-    given: Given,
+    overrides: ConfigOverrides,
     jobs: Annotated[
         str,
         typer.Option(
@@ -78,12 +78,12 @@ def compare(
     others go on where they were, and the report covers them all.
     """
     folder = new_folder("comparisons", output_dir)
-    count = at_a_time(given.settings, at_once(jobs))
-    numbers, own = replicates(given, federations, seeds)
-    plan = plan_of(given, strategies, numbers, clients, folder / "runs", own)
+    count = resolve_jobs(overrides.settings, parse_jobs(jobs))
+    numbers, own = replicates(overrides, federations, seeds)
+    plan = plan_of(overrides, strategies, numbers, clients, folder / "runs", own)
     announce(plan, console)
-    with alone_in(folder):
-        rest = going_on(plan, folder / "runs", console)
+    with locked_folder(folder):
+        rest = remaining_plan(plan, folder / "runs", console)
         folders: list[Path] = []
         try:
             execute(rest, console, folders, count)
@@ -102,7 +102,7 @@ _OTHERWISE = {
 }
 
 
-def at_once(jobs: str) -> int | None:
+def parse_jobs(jobs: str) -> int | None:
     """Read ``--jobs``; None for ``auto``."""
     if jobs == "auto":
         return None
@@ -111,7 +111,9 @@ def at_once(jobs: str) -> int | None:
     return int(jobs)
 
 
-def replicates(given: Given, federations: str | None, seeds: str | None) -> tuple[list[int], bool]:
+def replicates(
+    overrides: ConfigOverrides, federations: str | None, seeds: str | None
+) -> tuple[list[int], bool]:
     """The numbers of ``--federations`` or ``--seeds``, and whether they are federations."""
     if seeds is not None and federations is not None:
         raise ConfigError(
@@ -119,7 +121,7 @@ def replicates(given: Given, federations: str | None, seeds: str | None) -> tupl
         )
     if seeds is not None:
         return parse_seeds(seeds), False
-    if "data.seed" in given.assigned:
+    if "data.seed" in overrides.assigned:
         raise ConfigError(
             "--set data.seed: every federation has its own. Name them by --federations, or give "
             "--seeds for several seeds on one."
@@ -128,7 +130,7 @@ def replicates(given: Given, federations: str | None, seeds: str | None) -> tupl
 
 
 def plan_of(
-    given: Given,
+    overrides: ConfigOverrides,
     strategies: str | None,
     seeds: list[int],
     clients: str | None,
@@ -137,14 +139,14 @@ def plan_of(
 ) -> Plan:
     """Every client with every strategy and seed, to be written below ``folder``."""
     for key, instead in _OTHERWISE.items():
-        if key in given.assigned:
+        if key in overrides.assigned:
             raise ConfigError(f"This command does not take --set {key}: {instead}.")
-    if clients is not None and "client.name" in given.assigned:
+    if clients is not None and "client.name" in overrides.assigned:
         raise ConfigError("--set client.name: --clients names them. Leave one of them out.")
-    settings = given.settings | {"output-dir": str(folder)}
+    settings = overrides.settings | {"output-dir": str(folder)}
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
     trainers = () if clients is None else ClientConfig.parse(clients)
-    named = [*chosen, *trainers, *methods_of(given.settings)]
-    for key in given.settings:
+    named = [*chosen, *trainers, *methods_of(overrides.settings)]
+    for key in overrides.settings:
         check_key(key, named)
-    return Plan.grid(settings, chosen, seeds, given.shared, trainers, federations)
+    return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fairflower.cli.options import Given, with_settings
+from fairflower.cli.options import ConfigOverrides, with_settings
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
@@ -17,7 +17,7 @@ from fairflower.errors import ConfigError
 def show(
     *,
     name: Annotated[str, typer.Argument(help="Data set; `fairflower list data` shows all.")],
-    given: Given,
+    overrides: ConfigOverrides,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="PNG, of images; default: <data set>.png here."),
@@ -27,7 +27,7 @@ def show(
 
     Of features and token ids it prints what they are like.
     """
-    settings = given.file | {"data.name": name} | given.options | given.assigned
+    settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)
     path = (out or Path(f"{name}.png")).absolute()
     if path.suffix != ".png":

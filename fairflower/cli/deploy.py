@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fairflower.cli.options import Client, Given, only, with_settings
+from fairflower.cli.options import Client, ConfigOverrides, single_choice, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.plan import combine
+from fairflower.plans.plan import grid_configs
 
 
 @with_settings("data", "data_dir", "model", "rounds", "epochs", "lr", rounds=3)
@@ -39,7 +39,7 @@ def trial(
         ),
     ] = None,
     client: Client = None,
-    given: Given,
+    overrides: ConfigOverrides,
     output_dir: Annotated[
         Path | None, typer.Option(help="The trial's folder; default: a new one.")
     ] = None,
@@ -56,11 +56,13 @@ def trial(
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
 
     settings = {"data.name": "npz"} if site else {}
-    settings |= given.file | {"data.clients-per-domain": 1} | given.options | given.assigned
+    settings |= (
+        overrides.file | {"data.clients-per-domain": 1} | overrides.options | overrides.assigned
+    )
     settings.pop("output-dir", None)
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
-    trainers = () if client is None else [only(ClientConfig.parse(client))]
-    configs = combine(settings, chosen, given.shared, trainers)
+    trainers = () if client is None else [single_choice(ClientConfig.parse(client))]
+    configs = grid_configs(settings, chosen, overrides.shared, trainers)
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
         raise ConfigError(f"--sites {sites}: with --site, there are as many as are given.")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fairflower.cli.compare import at_once
+from fairflower.cli.compare import parse_jobs
 from fairflower.cli.options import DataDir, Jobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import alone_in, execute
-from fairflower.plans.plan import Plan, fitting
+from fairflower.plans.execution import execute, locked_folder
+from fairflower.plans.plan import Plan, auto_jobs
 
 if TYPE_CHECKING:
     from fairflower.leaderboard.stages import Stages
@@ -51,7 +51,7 @@ def leaderboard(
     from fairflower.leaderboard.making import Making
     from fairflower.leaderboard.stages import Stages
 
-    at_a_time = at_once(jobs)
+    parallel_runs = parse_jobs(jobs)
     design = Design.read(file, {"data.dir": data_dir} if data_dir else {})
     chosen = _named(benchmarks, [one.name for one in design.benchmarks], file)
     stages = Stages(design, Ledger(design.results), chosen)
@@ -65,12 +65,14 @@ def leaderboard(
         say_where("document", write(Findings(stages)))
         return
     folder = new_folder("leaderboards", output_dir)
-    with alone_in(folder):
+    with locked_folder(folder):
         first = next(stages.left(), None)
         if first is None:
             console.print(f"All runs are in {escape(str(design.results))}.", soft_wrap=True)
             return
-        making = Making(stages, folder / "at-work", at_a_time or fitting(Plan([first.config]), 99))
+        making = Making(
+            stages, folder / "at-work", parallel_runs or auto_jobs(Plan([first.config]), 99)
+        )
         console.print(
             f"{making.total} runs are left; results go to {escape(str(design.results))}",
             soft_wrap=True,

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from fairflower import config as run_config
 from fairflower.arguments import argument_specs
-from fairflower.cli.terminal import console, friendly_errors, table
+from fairflower.cli.terminal import console, friendly_errors, text_table
 from fairflower.errors import ConfigError, require
 from fairflower.registry.named import distribution_of
 
 _Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
-_Described = type[run_config.DataChoice | run_config.ModelChoice]
+_Described = type[run_config.DataSpec | run_config.ModelSpec]
 
 
 @friendly_errors(extra="")
@@ -32,8 +32,8 @@ def list_(
     tables = {
         "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
         "clients": lambda: _methods("Clients", run_config.ClientConfig),
-        "data": lambda: _described("Data sets", run_config.DataChoice),
-        "models": lambda: _described("Models", run_config.ModelChoice),
+        "data": lambda: _described("Data sets", run_config.DataSpec),
+        "models": lambda: _described("Models", run_config.ModelSpec),
         "settings": _settings,
     }
     if what not in {"all", *tables}:
@@ -48,25 +48,25 @@ def list_(
 def _methods(title: str, kind: _Methods) -> Table:
     rows = [
         (name, _summary(method), method.paper, _arguments(method))
-        for name, method in kind.NAMED.items()
+        for name, method in kind.REGISTRY.items()
     ]
     rows += _offered(kind)
     columns = ("name", "what it does", "from", f"arguments ({kind.TABLE}.*)")
-    return table(f"{title} ({kind.TABLE}.name)", columns, rows)
+    return text_table(f"{title} ({kind.TABLE}.name)", columns, rows)
 
 
 def _described(title: str, kind: _Described) -> Table:
-    rows = [(name, line) for name, line in kind.NAMED.lines.items()]
+    rows = [(name, line) for name, line in kind.REGISTRY.lines.items()]
     for name, line, package, arguments in _offered(kind):
         rows.append((name, f"{line} (of {package}; arguments: {arguments})"))
-    return table(f"{title} ({kind.TABLE}.name)", ("name", "what it is"), rows)
+    return text_table(f"{title} ({kind.TABLE}.name)", ("name", "what it is"), rows)
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
     """What other packages offer: name, first line, package and arguments, or what is wrong."""
-    for name, offer in kind.NAMED.offers().items():
+    for name, offer in kind.REGISTRY.offers().items():
         try:
-            found = kind(name).made_by
+            found = kind(name).factory
             yield name, _summary(found), distribution_of(offer), _arguments(found)
         except ConfigError as error:
             yield name, str(error), distribution_of(offer), ""
@@ -76,20 +76,22 @@ def _summary(thing: Any) -> str:
     return (thing.__doc__ or "").strip().partition("\n")[0]
 
 
-def _arguments(made_by: Any) -> str:
+def _arguments(factory: Any) -> str:
     shown = []
-    for name, own in argument_specs(made_by).items():
+    for name, own in argument_specs(factory).items():
         words = ", ".join(word for word in own.words if word != own.default)
         more = [str(own.search)] * bool(own.search) + [f"or {words}"] * bool(words)
         default = "none" if own.default is None else own.default
-        shown.append(f"{run_config.kebab(name)}={default}" + f" ({', '.join(more)})" * bool(more))
+        shown.append(
+            f"{run_config.argument_to_key(name)}={default}" + f" ({', '.join(more)})" * bool(more)
+        )
     return ", ".join(shown) or "none"
 
 
 def _settings() -> Table:
-    texts = run_config.describe()
+    texts = run_config.key_help()
     rows = (
         (key, repr(default) if isinstance(default, str) else str(default).lower(), texts[key])
         for key, default in run_config.keys().items()
     )
-    return table("Settings (run config keys)", ("key", "default", "meaning"), rows)
+    return text_table("Settings (run config keys)", ("key", "default", "meaning"), rows)

@@ -14,8 +14,8 @@ import typer
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError
-from fairflower.plans.options import OPTIONS
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
@@ -36,11 +36,11 @@ _Set = Annotated[
 
 
 @dataclass(frozen=True)
-class Given:
+class ConfigOverrides:
     """What a command line says about run configs: a file, and run config keys."""
 
     config: Path | None
-    options: dict[str, Any]  # of those in `OPTIONS`
+    options: dict[str, Any]  # of those in `SHORT_NAMES`
     assigned: dict[str, Any]  # of ``--set``
 
     @functools.cached_property
@@ -64,9 +64,9 @@ class Given:
 
 
 def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Any]:
-    """Give a command these of `OPTIONS`, with their ``defaults``, ``--config`` and ``--set``.
+    """Give a command these of `SHORT_NAMES`, with their ``defaults``, ``--config`` and ``--set``.
 
-    The command gets what they say as its argument ``given``, in whose place ``--help`` lists
+    The command gets what they say as its argument ``overrides``, in whose place ``--help`` lists
     the options in this order. Its errors are shown as `friendly_errors` shows them.
     """
 
@@ -74,18 +74,18 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
         @functools.wraps(command)
         @friendly_errors()
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
-            values = {OPTIONS[name][0]: params.pop(name) for name in names}
+            values = {SHORT_NAMES[name][0]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
             assigned = run_config.parse_assignments(set_ or [])
-            command(given=Given(config, options, assigned), **params)
+            command(overrides=ConfigOverrides(config, options, assigned), **params)
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name != "given":
+            if parameter.name != "overrides":
                 parameters.append(parameter)
                 continue
             for name in names:
-                key, kind, meaning = OPTIONS[name]
+                key, kind, meaning = SHORT_NAMES[name]
                 option: Any = Annotated[kind | None, typer.Option(help=f"{meaning} ({key}).")]
                 parameters.append(_parameter(name, option, defaults.get(name)))
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
@@ -100,7 +100,7 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-def only(choices: list[_Choice]) -> _Choice:
+def single_choice(choices: list[_Choice]) -> _Choice:
     """The only method that an option names."""
     if len(choices) > 1:
         raise ConfigError(f"--{choices[0].TABLE}: expected one; `compare` takes several.")

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fairflower.cli.options import Client, Given, only, with_settings
+from fairflower.cli.options import Client, ConfigOverrides, single_choice, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
 from fairflower.plans.execution import announce, execute
-from fairflower.plans.plan import Plan, single
+from fairflower.plans.plan import Plan, single_run_config
 from fairflower.server.checkpoint import resumed_config
 
 
@@ -32,7 +32,7 @@ def run(
         ),
     ] = None,
     client: Client = None,
-    given: Given,
+    overrides: ConfigOverrides,
     resume: Annotated[
         Path | None, typer.Option(help="Run folder to go on with, by its own settings.")
     ] = None,
@@ -47,15 +47,17 @@ def run(
     how it is executed may change (--engine, --workers, --data-dir, ...), and --rounds.
     """
     if resume is None:
-        rule = None if strategy is None else only(StrategyConfig.parse(strategy))
-        training = None if client is None else only(ClientConfig.parse(client))
-        config = single(given.file, rule, training, given.options | given.assigned)
+        rule = None if strategy is None else single_choice(StrategyConfig.parse(strategy))
+        training = None if client is None else single_choice(ClientConfig.parse(client))
+        config = single_run_config(
+            overrides.file, rule, training, overrides.options | overrides.assigned
+        )
     else:
-        named = {"strategy": strategy, "client": client, "config": given.config}
+        named = {"strategy": strategy, "client": client, "config": overrides.config}
         for option, value in named.items():
             if value is not None:
                 raise ConfigError(f"--{option}: a run that is resumed keeps its own settings.")
-        config = resumed_config(resume, given.options | given.assigned)
+        config = resumed_config(resume, overrides.options | overrides.assigned)
     plan = Plan([config])
     announce(plan, console)
     folders = execute(plan, console)

@@ -38,7 +38,7 @@ def say_where(what: str, path: Path) -> None:
     console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table of texts."""
     made = Table(title=title, title_justify="left")
     for column in columns:

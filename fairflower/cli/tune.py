@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from fairflower.cli.compare import at_once, plan_of
-from fairflower.cli.options import Given, Jobs, with_settings
+from fairflower.cli.compare import parse_jobs, plan_of
+from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import alone_in, execute
+from fairflower.plans.execution import execute, locked_folder
 from fairflower.plans.plan import parse_seeds
-from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, Protocol
+from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, TuningProtocol
 
 if TYPE_CHECKING:
-    from fairflower.plans.tuning import Tuning
+    from fairflower.plans.tuning import TuningStudies
 
 
 #: What a trial is chosen by, and what that is of: `CRITERIA` and `METRICS` of
@@ -67,7 +67,7 @@ def tune(
     seeds: Annotated[
         str, typer.Option(help="Seeds of the tests: comma-separated, or a range as 1-5.")
     ] = "1-3",
-    given: Given,
+    overrides: ConfigOverrides,
     jobs: Jobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="The study's folder; default: a new one.")
@@ -83,20 +83,22 @@ def tune(
     A folder used again goes on where it was stopped or killed.
     """
     folder = new_folder("studies", output_dir)
-    given, at_a_time = _with_validation(given), at_once(jobs)
-    plan = plan_of(given, strategies, [given.settings.get("seed", 0)], clients, folder / "runs")
-    from fairflower.plans.tuning import Tuning  # late: Optuna takes a while to import
+    overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
+    plan = plan_of(
+        overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
+    )
+    from fairflower.plans.tuning import TuningStudies  # late: Optuna takes a while to import
 
-    with alone_in(folder, study=True):
-        protocol = Protocol(
+    with locked_folder(folder, study=True):
+        protocol = TuningProtocol(
             budget, parse_seeds(seeds), select, metric, tune_training, defaults, prune
         )
-        tuning = Tuning(folder, plan.runs, protocol)
+        tuning = TuningStudies(folder, plan.runs, protocol)
         _announce(tuning)
-        _make(tuning, at_a_time)
+        _make(tuning, parallel_runs)
 
 
-def _make(tuning: Tuning, jobs: int | None) -> None:
+def _make(tuning: TuningStudies, jobs: int | None) -> None:
     """Make all runs, and report on what was made, whatever happens to the rest."""
     try:
         execute(tuning.plan, console, jobs=jobs, study=tuning)
@@ -105,24 +107,24 @@ def _make(tuning: Tuning, jobs: int | None) -> None:
         print_report(tests, tuning.folder / "report", tuned=tuning.tuned())
 
 
-def _with_validation(given: Given) -> Given:
+def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
     """The settings with images for validation."""
-    if "seed" in given.assigned:
+    if "seed" in overrides.assigned:
         raise ConfigError("This command does not take --set seed: give --seed.")
-    if given.settings.get("ray-address"):
+    if overrides.settings.get("ray-address"):
         raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
-    if not given.settings.get("evaluate.test", True):
+    if not overrides.settings.get("evaluate.test", True):
         raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
-    if given.settings.get(EXAMPLES):
-        return given
-    if given.assigned.get(VALIDATION, SHARE) == 0:
+    if overrides.settings.get(EXAMPLES):
+        return overrides
+    if overrides.assigned.get(VALIDATION, SHARE) == 0:
         raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
     # A run's config.toml has all settings, this one mostly at its default, which is 0.
-    share = given.file.get(VALIDATION) or SHARE
-    return replace(given, options={VALIDATION: share, **given.options})
+    share = overrides.file.get(VALIDATION) or SHARE
+    return replace(overrides, options={VALIDATION: share, **overrides.options})
 
 
-def _announce(tuning: Tuning) -> None:
+def _announce(tuning: TuningStudies) -> None:
     """Print what is tuned, and how much of it is there already."""
     for one in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in one.ranges.items())

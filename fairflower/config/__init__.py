@@ -15,23 +15,23 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
-from fairflower.config.methods import ClientConfig, DataChoice, ModelChoice, StrategyConfig
+from fairflower.config.methods import ClientConfig, DataSpec, ModelSpec, StrategyConfig
 from fairflower.config.run import (
     METHOD_TABLES,
     RunConfig,
     check_key,
-    describe,
     execution,
-    identity,
+    key_help,
     keys,
+    method_key,
     methods_of,
 )
 from fairflower.config.settings import DataConfig, ModelConfig, TrainConfig
 from fairflower.config.text import (
     Scalar,
-    argument,
-    flatten,
-    kebab,
+    argument_to_key,
+    flatten_tables,
+    key_to_argument,
     parse_assignment,
     parse_assignments,
     read_toml,
@@ -43,22 +43,22 @@ from fairflower.config.text import (
 __all__ = [
     "METHOD_TABLES",
     "ClientConfig",
-    "DataChoice",
     "DataConfig",
-    "ModelChoice",
+    "DataSpec",
     "ModelConfig",
+    "ModelSpec",
     "RunConfig",
     "Scalar",
     "StrategyConfig",
     "TrainConfig",
-    "argument",
+    "argument_to_key",
     "check_key",
-    "describe",
     "execution",
-    "flatten",
-    "identity",
-    "kebab",
+    "flatten_tables",
+    "key_help",
+    "key_to_argument",
     "keys",
+    "method_key",
     "methods_of",
     "parse_assignment",
     "parse_assignments",

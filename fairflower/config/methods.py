@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from fairflower.arguments import argument_specs
-from fairflower.config.text import Scalar, argument, kebab, parse_assignments, unknown
+from fairflower.config.text import (
+    Scalar,
+    argument_to_key,
+    key_to_argument,
+    parse_assignments,
+    unknown,
+)
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
 from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
@@ -17,7 +23,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ComponentSpec:
     """A part of a run by name, with those of its own arguments that are not left to it."""
 
     name: str = ""
@@ -25,7 +31,7 @@ class Choice:
 
     #: The table of the run config that it stands in, and what it can name.
     TABLE: ClassVar[str]
-    NAMED: ClassVar[Registry]
+    REGISTRY: ClassVar[Registry]
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -35,37 +41,37 @@ class Choice:
         StrategyConfig(name='my_package.rules:MinLoss', args={'power': 0.3})
         """
         name, *rest = text.split(":")
-        if rest and "=" not in rest[0] and name not in cls.NAMED:
+        if rest and "=" not in rest[0] and name not in cls.REGISTRY:
             name = f"{name}:{rest.pop(0)}"
         args: dict[str, Scalar | None] = {
-            argument(key): None if str(value).lower() == "none" else value
+            key_to_argument(key): None if str(value).lower() == "none" else value
             for key, value in parse_assignments(rest).items()
         }
         return cls(name.strip(), args)
 
     @property
-    def made_by(self) -> Any:
+    def factory(self) -> Any:
         """What is named, a class or a function; ``ConfigError`` if it is not to be had."""
-        if self.name not in self.NAMED:
+        if self.name not in self.REGISTRY:
             own = " One that is not in this list is named as my_package.module:Class."
             hint = own if "." in self.name else ""
-            raise ConfigError(unknown(self.NAMED.kind, self.name, self.NAMED.names()) + hint)
+            raise ConfigError(unknown(self.REGISTRY.kind, self.name, self.REGISTRY.names()) + hint)
         if ":" in self.name:
             add_cwd_to_path()
-        return self.NAMED[self.name]
+        return self.REGISTRY[self.name]
 
     def check(self) -> None:
         """Raise ``ConfigError`` for another one's argument, or a value that is not allowed."""
-        if self.name in self.NAMED.data and not self.args:
+        if self.name in self.REGISTRY.data and not self.args:
             return  # nothing to import
-        own = argument_specs(self.made_by)
+        own = argument_specs(self.factory)
         for arg, value in self.args.items():
             if arg not in own:
                 raise self._unknown(arg, own)
             own[arg].check(self._key(arg), value)
 
     def _key(self, arg: str) -> str:
-        return f"{self.TABLE}.name = {self.name!r}: {kebab(arg)}"
+        return f"{self.TABLE}.name = {self.name!r}: {argument_to_key(arg)}"
 
     def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
         if own:
@@ -76,31 +82,31 @@ class Choice:
         )
 
 
-class DataChoice(Choice):
+class DataSpec(ComponentSpec):
     """Which data set: what ``data.name`` says."""
 
     TABLE: ClassVar[str] = "data"
-    NAMED: ClassVar[DescribedRegistry] = DATA_SETS
+    REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
 
     @property
     def kind(self) -> str:
         """What its examples are, of `fairflower.registry.KINDS`."""
-        return getattr(self.made_by, "kind", "images")
+        return getattr(self.factory, "kind", "images")
 
 
-class ModelChoice(Choice):
+class ModelSpec(ComponentSpec):
     """Which network: what ``model.name`` says."""
 
     TABLE: ClassVar[str] = "model"
-    NAMED: ClassVar[DescribedRegistry] = MODELS
+    REGISTRY: ClassVar[DescribedRegistry] = MODELS
 
     def check_kind(self, kind: str) -> None:
         """Raise ``ConfigError`` if it does not take such examples, with a model that does."""
-        built_in = self.name in self.NAMED.data
+        built_in = self.name in self.REGISTRY.data
         if built_in and self.name not in MODEL_OF.values():
             kinds: tuple[str, ...] = ("images",)  # nothing to import
         else:
-            kinds = getattr(self.made_by, "kinds", ("images",))
+            kinds = getattr(self.factory, "kinds", ("images",))
         if kind not in kinds:
             own = "" if built_in else f", or give {self.name} kinds = ({kind!r},) if it takes them"
             raise ConfigError(
@@ -110,11 +116,11 @@ class ModelChoice(Choice):
 
 
 @dataclass(frozen=True)
-class MethodChoice(Choice):
+class MethodSpec(ComponentSpec):
     """A method, whose arguments are run config keys."""
 
     HELP: ClassVar[str]
-    NAMED: ClassVar[MethodRegistry]
+    REGISTRY: ClassVar[MethodRegistry]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
@@ -129,7 +135,7 @@ class MethodChoice(Choice):
             raise ConfigError(f"{table}name = {quoted(name)}: expected the name of a {table[:-1]}.")
         named = cls.read(name)
         args = {
-            argument(key.removeprefix(table)): None if value == "none" else value
+            key_to_argument(key.removeprefix(table)): None if value == "none" else value
             for key, value in flat.items()
             if key.startswith(table) and key != f"{table}name" and value != DEFAULT
         }
@@ -153,15 +159,15 @@ class MethodChoice(Choice):
         A run folder may be anybody's: to read it, no file in the working directory is run.
         """
         try:
-            return self.NAMED[self.name].arguments()  # type: ignore[no-any-return]
+            return self.REGISTRY[self.name].arguments()  # type: ignore[no-any-return]
         except ConfigError:
             return {}
 
     def _key(self, arg: str) -> str:
-        return f"{self.TABLE}.{kebab(arg)}"
+        return f"{self.TABLE}.{argument_to_key(arg)}"
 
     def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
-        owners = self.NAMED.arguments().get(arg)
+        owners = self.REGISTRY.arguments().get(arg)
         if owners is None:
             return super()._unknown(arg, own)
         return ConfigError(
@@ -178,7 +184,7 @@ class MethodChoice(Choice):
         defaults = self.defaults() if self.args else {}
         ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)
         shown = [
-            f"{kebab(arg)}={'none' if value is None else value}"
+            f"{argument_to_key(arg)}={'none' if value is None else value}"
             for arg, value in ordered.items()
             if arg not in defaults or value != defaults[arg]
         ]
@@ -187,20 +193,21 @@ class MethodChoice(Choice):
     def to_flat(self) -> dict[str, Scalar]:
         """Its run config keys, without the arguments that are left to it."""
         args = {
-            f"{self.TABLE}.{kebab(a)}": "none" if v is None else v for a, v in self.args.items()
+            f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
+            for a, v in self.args.items()
         }
         return {f"{self.TABLE}.name": self.name, **args}
 
-    def over(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+    def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """``flat``, run config keys, with this method in place of the one it names.
 
         Where that is the same method, its arguments stay that are not given here;
         ``"default"`` gives one back to the method.
 
         >>> flat = {"strategy.name": "fedheal", "strategy.tau": 0.4, "strategy.beta": 0.1}
-        >>> StrategyConfig("fedheal", {"beta": None}).over(flat)
+        >>> StrategyConfig("fedheal", {"beta": None}).override(flat)
         {'strategy.name': 'fedheal', 'strategy.tau': 0.4, 'strategy.beta': 'none'}
-        >>> StrategyConfig("fedavg").over(flat)
+        >>> StrategyConfig("fedavg").override(flat)
         {'strategy.name': 'fedavg'}
         """
         given = self.of(flat)
@@ -209,7 +216,7 @@ class MethodChoice(Choice):
 
 
 @dataclass(frozen=True)
-class StrategyConfig(MethodChoice):
+class StrategyConfig(MethodSpec):
     """Which aggregation rule.
 
     >>> StrategyConfig("fedheal", {"tau": 0.4, "beta": None}).label
@@ -221,11 +228,11 @@ class StrategyConfig(MethodChoice):
     HELP: ClassVar[str] = (
         "Aggregation rule; `fairflower list strategies` shows all, or module:Class."
     )
-    NAMED: ClassVar[MethodRegistry] = STRATEGIES
+    REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
 
 
 @dataclass(frozen=True)
-class ClientConfig(MethodChoice):
+class ClientConfig(MethodSpec):
     """How a client trains.
 
     >>> ClientConfig("fedprox", {"mu": 0.1}).to_flat()
@@ -235,4 +242,4 @@ class ClientConfig(MethodChoice):
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
     HELP: ClassVar[str] = "Local training; `fairflower list clients` shows all, or module:Class."
-    NAMED: ClassVar[MethodRegistry] = CLIENTS
+    REGISTRY: ClassVar[MethodRegistry] = CLIENTS

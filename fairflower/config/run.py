@@ -14,9 +14,9 @@ from typing import Any
 from fairflower.config.methods import (
     DEFAULT,
     ClientConfig,
-    DataChoice,
-    MethodChoice,
-    ModelChoice,
+    DataSpec,
+    MethodSpec,
+    ModelSpec,
     StrategyConfig,
 )
 from fairflower.config.settings import (
@@ -33,7 +33,7 @@ from fairflower.config.settings import (
     checked,
     setting,
 )
-from fairflower.config.text import Scalar, kebab, shown, toml_value, unknown
+from fairflower.config.text import Scalar, argument_to_key, shown, toml_value, unknown
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED, TRACKERS
 
@@ -110,7 +110,7 @@ class RunConfig:
         """
         methods = methods_of(flat)
         for method in methods:
-            method.made_by  # noqa: B018  # a name that does not exist comes before its arguments
+            method.factory  # noqa: B018  # a name that does not exist comes before its arguments
         config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
         _check(config)
         return config
@@ -118,7 +118,7 @@ class RunConfig:
     def to_flat(self) -> dict[str, Scalar]:
         """Every key with its value, as Flower's run config and messages carry it."""
         own = self.concise()
-        return {key: own.get(key, DEFAULT) for key in describe()} | own
+        return {key: own.get(key, DEFAULT) for key in key_help()} | own
 
     def concise(self) -> dict[str, Scalar]:
         """The keys with their values, but for those that are left to the methods."""
@@ -147,12 +147,12 @@ def keys() -> MappingProxyType[str, Scalar]:
     return MappingProxyType(RunConfig().to_flat())
 
 
-def methods_of(flat: Mapping[str, Any]) -> list[MethodChoice]:
+def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
     """The methods that run config keys name."""
     return [kind.of(flat) for kind in _METHODS]
 
 
-def check_key(key: str, methods: Iterable[MethodChoice] = ()) -> None:
+def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     """Raise ``ConfigError`` with the nearest valid key if there is no such key.
 
     There are those of every built-in method's arguments, and those of the ``methods``: in a
@@ -161,23 +161,23 @@ def check_key(key: str, methods: Iterable[MethodChoice] = ()) -> None:
     if key in (*_schema(), *_NAMES) or key in keys():
         return
     named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-    own = {f"{m.TABLE}.{kebab(arg)}" for m in named for arg in m.made_by.arguments()}
+    own = {f"{m.TABLE}.{argument_to_key(arg)}" for m in named for arg in m.factory.arguments()}
     if key in own:
         return
     valid = own | {f"{m.TABLE}.name" for m in named} or keys()
-    words = unknown("run config key", key, valid, describe())
+    words = unknown("run config key", key, valid, key_help())
     if named and not own:
         words += f" There are no arguments of {', '.join(m.name for m in named)}."
     raise ConfigError(words)
 
 
-def describe() -> dict[str, str]:
+def key_help() -> dict[str, str]:
     """The meaning of every key, for help texts."""
     texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
     for kind in _METHODS:
         texts[f"{kind.TABLE}.name"] = kind.HELP
-        for arg, owners in kind.NAMED.arguments().items():
-            texts[f"{kind.TABLE}.{kebab(arg)}"] = f"Argument of {', '.join(owners)}."
+        for arg, owners in kind.REGISTRY.arguments().items():
+            texts[f"{kind.TABLE}.{argument_to_key(arg)}"] = f"Argument of {', '.join(owners)}."
     return texts
 
 
@@ -187,7 +187,7 @@ def execution() -> frozenset[str]:
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
 
 
-def identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """What makes runs the same method: everything but the seed and the execution.
 
     An argument that is left to the method, or given as its default, is as one not listed.
@@ -196,7 +196,11 @@ def identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     for choice in methods_of(config):
         defaults = choice.defaults() if choice.args else {}
         given = choice.args.items()
-        left |= {f"{choice.TABLE}.{kebab(a)}" for a, v in given if v == defaults.get(a, DEFAULT)}
+        left |= {
+            f"{choice.TABLE}.{argument_to_key(a)}"
+            for a, v in given
+            if v == defaults.get(a, DEFAULT)
+        }
     return frozenset(
         (key, shown(value))
         for key, value in config.items()
@@ -204,7 +208,7 @@ def identity(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     )
 
 
-_METHODS: tuple[type[MethodChoice], ...] = (ClientConfig, StrategyConfig)
+_METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
 
 #: What makes a method: in them, `default` is the same as nothing.
@@ -217,14 +221,14 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
     schema: dict[str, dataclasses.Field[Any]] = {}
     for top in dataclasses.fields(RunConfig):
         if "help" in top.metadata:
-            schema[kebab(top.name)] = top
+            schema[argument_to_key(top.name)] = top
         elif top.name not in ("client", "strategy"):
             for leaf in dataclasses.fields(top.default_factory):  # type: ignore[arg-type]
-                schema[f"{top.name}.{kebab(leaf.name)}"] = leaf
+                schema[f"{top.name}.{argument_to_key(leaf.name)}"] = leaf
     return schema
 
 
-def _checked(key: str, value: Any, methods: Iterable[MethodChoice]) -> Any:
+def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
     """The value as the key's type, or one clear error."""
     check_key(key, methods)
     if key in _NAMES:
@@ -247,7 +251,7 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
         tables[table][leaf.replace("-", "_")] = value
     if "model.name" not in flat:
         data = tables["data"].get("name", DataConfig.name)
-        tables["model"]["name"] = MODEL_OF[DataChoice.read(data).kind]
+        tables["model"]["name"] = MODEL_OF[DataSpec.read(data).kind]
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}
@@ -264,8 +268,8 @@ def _check(config: RunConfig) -> None:
     for choice in (
         config.strategy,
         config.client,
-        DataChoice.read(config.data.name),
-        ModelChoice.read(config.model.name),
+        DataSpec.read(config.data.name),
+        ModelSpec.read(config.model.name),
     ):
         choice.check()
     if config.model.weights and config.model.name not in PRETRAINED:
@@ -273,12 +277,12 @@ def _check(config: RunConfig) -> None:
             f"model.weights = {quoted(config.model.weights)}: {config.model.name} takes no "
             f"pretrained weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
         )
-    client = config.client.made_by
-    _check_kind(config, DataChoice.read(config.data.name).kind)
+    client = config.client.factory
+    _check_kind(config, DataSpec.read(config.data.name).kind)
     client.check_model(config.model.name)
     client.check_steps(config.train)
     try:
-        rule = config.strategy.made_by(**config.strategy.args)
+        rule = config.strategy.factory(**config.strategy.args)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     for name in rule.measurements:
@@ -312,8 +316,8 @@ def _check(config: RunConfig) -> None:
 
 def _check_kind(config: RunConfig, kind: str) -> None:
     """Refuse a model, a method or settings that are not for the data's kind of examples."""
-    ModelChoice.read(config.model.name).check_kind(kind)
-    config.client.made_by.check_kind(kind)
+    ModelSpec.read(config.model.name).check_kind(kind)
+    config.client.factory.check_kind(kind)
     data = config.data
     for key, value in (
         ("image-size", data.image_size),

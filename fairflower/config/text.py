@@ -18,17 +18,17 @@ Scalar = bool | int | float | str
 NO_TEXT = "it has a null byte or a surrogate, which UTF-8 cannot hold"
 
 
-def kebab(name: str) -> str:
+def argument_to_key(name: str) -> str:
     """An argument as a key; ``lambda_`` is Python's way around its own ``lambda``.
 
-    >>> kebab("clients_per_domain"), kebab("lambda_")
+    >>> argument_to_key("clients_per_domain"), argument_to_key("lambda_")
     ('clients-per-domain', 'lambda')
     """
     return name.rstrip("_").replace("_", "-")
 
 
-def argument(key: str) -> str:
-    """Undo ``kebab``."""
+def key_to_argument(key: str) -> str:
+    """Undo ``argument_to_key``."""
     return "lambda_" if key == "lambda" else key.replace("-", "_")
 
 
@@ -38,7 +38,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
-        return flatten(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        return flatten_tables(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -50,16 +50,16 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables to dotted keys.
 
-    >>> flatten({"seed": 1, "train": {"lr": 0.1}})
+    >>> flatten_tables({"seed": 1, "train": {"lr": 0.1}})
     {'seed': 1, 'train.lr': 0.1}
     """
     flat: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
+            flat.update(flatten_tables(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

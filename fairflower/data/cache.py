@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflower.config import DataChoice, DataConfig
+from fairflower.config import DataConfig, DataSpec
 from fairflower.data.client_groups import ClientGroup, client_groups
 from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import DataSet, client_count_key, too_few
@@ -91,9 +91,9 @@ def _open(folder: Path, augment: bool) -> Federation:
 
 def make_data_set(config: DataConfig) -> DataSet:
     """The benchmark that ``data.name`` names, not yet divided."""
-    chosen = DataChoice.read(config.name)
+    chosen = DataSpec.read(config.name)
     chosen.check()
-    data_set: DataSet = chosen.made_by(config, **chosen.args)
+    data_set: DataSet = chosen.factory(config, **chosen.args)
     return data_set
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.config import kebab
+from fairflower.config import argument_to_key
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
 from fairflower.data.partition import apply_partitioner
@@ -175,8 +175,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
 def _refuse(name: str, setting: str, value: float) -> None:
     if value:
         raise DataError(
-            f"data.{kebab(setting)}: {name} is divided by a partitioner of its own, and not by "
-            "this. Leave it at its default."
+            f"data.{argument_to_key(setting)}: {name} is divided by a partitioner of its own, and "
+            "not by this. Leave it at its default."
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, read_toml, unknown
 from fairflower.errors import ConfigError
-from fairflower.plans.plan import combine, parse_seeds
+from fairflower.plans.plan import grid_configs, parse_seeds
 
 #: Keys of the file's tables.
 _PROTOCOL = (
@@ -149,7 +149,7 @@ class Design:
         """The config of one run, without what is tried; ``settings`` are run config keys."""
         client, rule = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
-        (config,) = combine({**flat, **settings}, [rule], None, [client])
+        (config,) = grid_configs({**flat, **settings}, [rule], None, [client])
         return config
 
     def benchmark(self, name: str) -> Benchmark:

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fairflower.config import RunConfig, identity, keys, shown
+from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
 
 #: Completed, or lost: the run diverged, or a domain was not tested throughout.
@@ -68,7 +68,7 @@ def key_of(config: RunConfig) -> str:
     while it is at its default.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
-    found = identity(config.to_flat()) | {("seed", str(config.seed))}
+    found = method_key(config.to_flat()) | {("seed", str(config.seed))}
     told = sorted(pair for pair in found if defaults.get(pair[0]) != pair[1])
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 

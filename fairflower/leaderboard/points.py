@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fairflower.arguments import Search
 from fairflower.config import RunConfig
-from fairflower.plans.tuning import Tunable, tunables
+from fairflower.plans.tuning import TunableArgument, search_space
 
 LR = "train.lr"
 
@@ -18,17 +18,22 @@ _LOW, _HIGH = 0.25, 2.5
 _DIMENSIONS = 16
 
 
-def ranges(config: RunConfig) -> dict[str, Tunable]:
+def ranges(config: RunConfig) -> dict[str, TunableArgument]:
     """What is tuned of a method: the learning rate, and the arguments that have a range.
 
     The learning rate comes first, from a quarter to two and a half times the config's. Rounds and
     local epochs are the same for all methods, so that all train equally long.
     """
     lr = config.train.lr
-    return {LR: Tunable(Search(_LOW * lr, _HIGH * lr, log=True), lr, False), **tunables(config)}
+    return {
+        LR: TunableArgument(Search(_LOW * lr, _HIGH * lr, log=True), lr, False),
+        **search_space(config),
+    }
 
 
-def points(found: Mapping[str, Tunable], count: int, scrambling: int) -> list[dict[str, float]]:
+def points(
+    found: Mapping[str, TunableArgument], count: int, scrambling: int
+) -> list[dict[str, float]]:
     """The settings to try: the defaults, then ``count - 1`` points.
 
     The k-th of `ranges` has the k-th dimension of Sobol's sequence with Owen's scrambling by this

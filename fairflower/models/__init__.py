@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairflower.config import ModelChoice
+from fairflower.config import ModelSpec
 from fairflower.errors import ConfigError, renamed
 from fairflower.registry import KINDS, PRETRAINED
 
@@ -200,14 +200,14 @@ def build(
     >>> build("mlp", num_classes=3, shape=(5,), seed=0).head
     Linear(in_features=64, out_features=3, bias=True)
     """
-    chosen = ModelChoice.read(name)
+    chosen = ModelSpec.read(name)
     chosen.check()
     chosen.check_kind(KINDS[len(shape)])
     pretrained = {"weights": weights} if name in PRETRAINED else {}
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = chosen.made_by(num_classes, shape, **pretrained, **chosen.args)
+        model = chosen.factory(num_classes, shape, **pretrained, **chosen.args)
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
     return model

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from fairflower.errors import ConfigError, RunInterrupted
-from fairflower.plans.plan import Plan, fitting
+from fairflower.plans.plan import Plan, auto_jobs
 from fairflower.plans.protocol import STUDY
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 
 @contextmanager
-def doing(what: str, console: Console) -> Iterator[Status]:
+def spinner(what: str, console: Console) -> Iterator[Status]:
     """Say what is being done, as long as it takes: a spinner, or a line where there is none."""
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False)
@@ -40,7 +40,7 @@ def doing(what: str, console: Console) -> Iterator[Status]:
 
 
 @contextmanager
-def alone_in(folder: Path, study: bool = False) -> Iterator[None]:
+def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
     """Make a comparison's folder, or a ``study``'s, and keep other processes from it.
 
     ``ConfigError`` if one is at work there, or the folder is of the other kind.
@@ -64,7 +64,7 @@ def announce(plan: Plan, console: Console) -> None:
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
 
 
-def setting(plan: Plan, federation: Federation) -> str:
+def setup_summary(plan: Plan, federation: Federation) -> str:
     """What all runs of a plan train on, and how, in two lines."""
     from fairflower.data.cache import make_data_set
 
@@ -94,7 +94,7 @@ def setting(plan: Plan, federation: Federation) -> str:
     )
 
 
-def going_on(plan: Plan, folder: Path, console: Console) -> Plan:
+def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
     """What is left to do of a plan, as runs below ``folder`` are there or were stopped; say so."""
     from fairflower.report import readable
 
@@ -134,30 +134,30 @@ def execute(
         return folders
     for track in dict.fromkeys(config.track for config in plan.runs):
         check_tracker(track)
-    with doing("Loading Flower and PyTorch", console):
+    with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
         from fairflower.models.weights import check_file
-        from fairflower.plans.parallel import execute_side_by_side
+        from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     for weights in {c.model.weights for c in plan.runs if not c.resume} - {"", "imagenet"}:
         check_file(weights)  # before the data, which may take minutes to prepare
-    with doing(f"Preparing {first.data.name}", console):
+    with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
-    console.print(escape(setting(plan, federation)), soft_wrap=True, highlight=False)
-    jobs = jobs or fitting(plan, study.total if study else None)
+    console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
+    jobs = jobs or auto_jobs(plan, study.total if study else None)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
             if study or (jobs > 1 and on_round is None):
-                execute_side_by_side(plan, jobs, console, stop, folders, study)
+                execute_parallel(plan, jobs, console, stop, folders, study)
             else:
-                with doing(f"Starting the engine ({first.engine})", console) as starting:
+                with spinner(f"Starting the engine ({first.engine})", console) as starting:
 
                     def run_all(grid: Grid) -> None:
                         starting.stop()

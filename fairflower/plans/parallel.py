@@ -26,7 +26,7 @@ from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
-from fairflower.plans.plan import Plan, same
+from fairflower.plans.plan import Plan, run_key
 from fairflower.report import read_run, readable
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
@@ -54,7 +54,7 @@ class Study(Protocol):
 _Result = tuple[Path, str]
 
 
-def execute_side_by_side(
+def execute_parallel(
     plan: Plan,
     jobs: int,
     console: Console,
@@ -135,8 +135,8 @@ class _Runs:
         if self._study:
             more = self._study.died(config)
             return more, all(other.run_name != config.run_name for other in more)
-        home, key = runs_home(config), same(config.to_flat())
-        made = [run for run in readable(home) if same(run.config) == key]
+        home, key = runs_home(config), run_key(config.to_flat())
+        made = [run for run in readable(home) if run_key(run.config) == key]
         if whole := [run.path for run in made if run.status == "completed"]:
             self._folders.append(whole[-1])
             return [], True

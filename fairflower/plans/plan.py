@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.markup import escape
 
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig, argument, identity, kebab
+from fairflower.config import (
+    ClientConfig,
+    RunConfig,
+    StrategyConfig,
+    argument_to_key,
+    key_to_argument,
+    method_key,
+)
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.numerics.threads import cpus
 from fairflower.paths import file_name
@@ -33,7 +40,7 @@ MOST_SEEDS = 1000
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 
-def combine(
+def grid_configs(
     flat: Mapping[str, Any],
     strategies: Sequence[StrategyConfig] = (),
     shared: Mapping[str, Any] | None = None,
@@ -45,7 +52,7 @@ def combine(
     ----------
     flat : mapping
         Run config keys that all have in common. Its ``strategy.*`` and ``client.*`` arguments
-        are those of the methods that it names, and stay with them (`Choice.over`).
+        are those of the methods that it names, and stay with them (`MethodSpec.override`).
     strategies, clients
         Methods, whose own arguments win over all others; by default those that ``flat`` names.
     shared : mapping, optional
@@ -58,10 +65,12 @@ def combine(
         _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
         _share(strategies or [StrategyConfig(StrategyConfig.of(flat).name)], shared),
     )
-    return [RunConfig.from_flat(strategy.over(client.over(flat))) for client, strategy in pairs]
+    return [
+        RunConfig.from_flat(strategy.override(client.override(flat))) for client, strategy in pairs
+    ]
 
 
-def single(
+def single_run_config(
     flat: Mapping[str, Any],
     strategy: StrategyConfig | None,
     client: ClientConfig | None,
@@ -72,7 +81,7 @@ def single(
     A method that ``flat`` names, too, keeps its arguments there that it does not give itself.
     """
     for choice in filter(None, (strategy, client)):
-        flat = choice.over(flat)
+        flat = choice.override(flat)
     config = RunConfig.from_flat({**flat, **given})
     if config.resume:
         raise ConfigError(
@@ -85,17 +94,19 @@ def single(
 def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
     """The methods, each with those shared arguments that it takes and does not have itself."""
     table = f"{choices[0].TABLE}."
-    args = {argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)}
+    args = {
+        key_to_argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)
+    }
     for arg in args:
-        if not any(arg in choice.made_by.arguments() for choice in choices):
+        if not any(arg in choice.factory.arguments() for choice in choices):
             methods = ", ".join(dict.fromkeys(choice.name for choice in choices))
             raise ConfigError(
-                f"{table}{kebab(arg)} is an argument of none of {methods}. Remove it."
+                f"{table}{argument_to_key(arg)} is an argument of none of {methods}. Remove it."
             )
     return [
         dataclasses.replace(
             choice,
-            args={a: v for a, v in args.items() if a in choice.made_by.arguments()}
+            args={a: v for a, v in args.items() if a in choice.factory.arguments()}
             | dict(choice.args),
         )
         for choice in choices
@@ -141,13 +152,13 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
     ) -> Plan:
-        """Every client with every strategy and seed, as `combine` has it.
+        """Every client with every strategy and seed, as `grid_configs` has it.
 
         With ``federations`` the seeds draw the partition and the clients' data, too:
         ``data.seed`` = ``seed``, a federation each.
 
         Uniform averaging is always among the strategies, by default FedAvg and the one that
-        ``flat`` names. ``ConfigError`` as of `combine`, and on a method that is named twice.
+        ``flat`` names. ``ConfigError`` as of `grid_configs`, and on a method that is named twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -157,7 +168,7 @@ class Plan:
         runs = []
         for seed in seeds:
             drawn = {"seed": seed, "data.seed": seed} if federations else {"seed": seed}
-            configs = combine({**flat, **drawn}, strategies, shared, clients)
+            configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
@@ -209,18 +220,18 @@ class Plan:
         made = list(made)
         for run in made:
             check_same_data(run.path, run.info, run.config)
-        there = {same(run.config) for run in made if run.status == "completed"}
-        return Plan([config for config in self.runs if same(config.to_flat()) not in there])
+        there = {run_key(run.config) for run in made if run.status == "completed"}
+        return Plan([config for config in self.runs if run_key(config.to_flat()) not in there])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """The same runs, each in the folder of an unfinished one if there is one.
 
         ``unfinished`` configs have ``resume``; of several for a run the last is taken.
         """
-        folders = {same(config.to_flat()): config.resume for config in unfinished}
+        folders = {run_key(config.to_flat()): config.resume for config in unfinished}
         return Plan(
             [
-                dataclasses.replace(config, resume=folders.get(same(config.to_flat()), ""))
+                dataclasses.replace(config, resume=folders.get(run_key(config.to_flat()), ""))
                 for config in self.runs
             ]
         )
@@ -262,13 +273,13 @@ class Plan:
             raise failure
 
 
-def same(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
+def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     """What two configs of the same run have in common, by their run config keys."""
-    return identity(flat), int(flat.get("seed", 0))
+    return method_key(flat), int(flat.get("seed", 0))
 
 
-def at_a_time(flat: Mapping[str, Any], jobs: int | None) -> int | None:
-    """How many runs to make at a time of those asked for; None: as many as are `fitting`.
+def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
+    """How many runs to make at a time of those asked for; None: as many as are `auto_jobs`.
 
     One by one, if run config keys choose where clients run and nobody asks for more.
     ``ConfigError`` for several on a cluster.
@@ -287,7 +298,7 @@ def at_a_time(flat: Mapping[str, Any], jobs: int | None) -> int | None:
     return 1 if jobs is None and chosen else jobs
 
 
-def fitting(plan: Plan, runs: int | None = None) -> int:
+def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """How many runs to make at a time: as many as fit the cores, if there are so many.
 
     ``runs`` is how many there will be, by default the plan's. One, if a run uses a GPU: its

@@ -26,7 +26,7 @@ EXAMPLES = "data.validation-examples"
 
 
 @dataclass(frozen=True)
-class Protocol:
+class TuningProtocol:
     """How methods are tuned, the same for all of them."""
 
     budget: int  # trials of each method
@@ -38,7 +38,7 @@ class Protocol:
     prune: bool = True
 
 
-def check_fresh(named: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
+def check_disjoint_seeds(named: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
     """Raise ``ConfigError`` if a test is to have the trials' seed."""
     if seed in seeds:
         raise ConfigError(
@@ -47,7 +47,7 @@ def check_fresh(named: str, seeds: Sequence[int], seed: int, remedy: str) -> Non
         )
 
 
-def figure(select: str, accuracies: Iterable[float]) -> float:
+def selection_score(select: str, accuracies: Iterable[float]) -> float:
     """What a criterion looks at first of accuracies by domain; NaN if one was not tested."""
     values = list(accuracies)
     if not all(map(math.isfinite, values)):
@@ -56,7 +56,7 @@ def figure(select: str, accuracies: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Behind:
+class BaselinePruner:
     """Prunes a trial that is clearly behind the paper's values.
 
     That is, from the second half of the rounds on, below the ``floors`` by round. ``figures`` are
@@ -70,16 +70,16 @@ class Behind:
     @classmethod
     def of(
         cls,
-        protocol: Protocol,
+        protocol: TuningProtocol,
         domains: Iterable[str],
         curve: Mapping[int, float],
         rounds: int,
         images: float,
-    ) -> Behind:
+    ) -> BaselinePruner:
         """With floors below a curve by ten points.
 
         And by no less than two standard errors of the difference of two accuracies on so many
-        images (`worth`), which may be luck.
+        images (`effective_sample_size`), which may be luck.
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
         floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
@@ -88,7 +88,7 @@ class Behind:
 
     def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
         """Raise ``Pruned`` if a round's accuracies are too low."""
-        value = figure(self.select, [figures.get(name, math.nan) for name in self.figures])
+        value = selection_score(self.select, [figures.get(name, math.nan) for name in self.figures])
         floor = self.floors.get(server_round, 0.0)
         if value < floor - 1e-9:  # at the floor it is not behind, however that was rounded
             raise Pruned(
@@ -97,13 +97,13 @@ class Behind:
             )
 
 
-def worth(labels: NDArray[np.int64], metric: str) -> float:
+def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
     """How many images would tell plain accuracy as precisely as these tell a metric.
 
     The class-balanced accuracy of K classes with n_c images each has the variance of an accuracy on
     K^2 / sum(1 / n_c).
 
-    >>> round(worth(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
+    >>> round(effective_sample_size(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
     7.84
     """
     if metric == "accuracy":

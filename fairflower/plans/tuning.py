@@ -1,4 +1,4 @@
-"""Tuning methods on validation images: trials, the choice among them, and the test of it.
+"""TuningStudies methods on validation images: trials, the choice among them, and the test of it.
 
 Every method has the same number of trials. The first has the paper's values, the others are drawn
 at random in the ranges that are declared beside the arguments (`fairflower.arguments.Search`), in
@@ -24,12 +24,19 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, execution, kebab, keys
+from fairflower.config import RunConfig, argument_to_key, execution, keys
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.paths import file_name
-from fairflower.plans.plan import Plan, same
-from fairflower.plans.protocol import STUDY, Behind, Protocol, check_fresh, figure, worth
+from fairflower.plans.plan import Plan, run_key
+from fairflower.plans.protocol import (
+    STUDY,
+    BaselinePruner,
+    TuningProtocol,
+    check_disjoint_seeds,
+    effective_sample_size,
+    selection_score,
+)
 from fairflower.report import Run, read_run
 from fairflower.report.reading import read_config
 from fairflower.report.tuning import Outcome, Trial, Tuned
@@ -44,7 +51,7 @@ _STATES: dict[Outcome, TrialState] = {
 }
 
 
-class Tunable(NamedTuple):
+class TunableArgument(NamedTuple):
     """An argument to tune: where to look, the paper's value, and whether only whole ones do."""
 
     search: Search
@@ -60,7 +67,7 @@ class Tunable(NamedTuple):
         return FloatDistribution(low, high, log=log)
 
 
-def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
+def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
     """What there is to tune of a method, by run config key.
 
     Arguments whose default is a number and that have a range to search; those that the config
@@ -68,33 +75,35 @@ def tunables(config: RunConfig, training: bool = False) -> dict[str, Tunable]:
     times that, and from one local epoch to twice the config's.
     """
     found = {
-        f"{choice.TABLE}.{kebab(name)}": Tunable(one.search, one.default, one.whole)
+        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
+            one.search, one.default, one.whole
+        )
         for choice in (config.strategy, config.client)
-        for name, one in choice.made_by.argument_specs().items()
+        for name, one in choice.factory.argument_specs().items()
         if one.search and isinstance(one.default, (int, float)) and name not in choice.args
     }
     lr, epochs = config.train.lr, config.train.local_epochs
     if training and lr > 0:
-        found["train.lr"] = Tunable(Search(lr / 5, 5 * lr, log=True), lr, False)
+        found["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
     if training and epochs > 0:
-        found["train.local-epochs"] = Tunable(Search(1, 2 * epochs), epochs, True)
+        found["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
     return found
 
 
 @dataclass
-class Method:
+class MethodStudy:
     """One method's study: what is tried, how it ended, and which runs are still to be made."""
 
     config: RunConfig  # of a trial, without what is drawn
-    protocol: Protocol
+    protocol: TuningProtocol
     folder: Path
     storage: BaseStorage
     submitted: set[str] = field(default_factory=set)  # names of the runs that were given out
 
     def __post_init__(self) -> None:
         self.name = self.config.label
-        self.tunables = tunables(self.config, self.protocol.training)
-        self.budget = self.protocol.budget if self.tunables else 1
+        self.search_space = search_space(self.config, self.protocol.training)
+        self.budget = self.protocol.budget if self.search_space else 1
         self.study = optuna.create_study(
             storage=self.storage,
             study_name=self.name,
@@ -105,9 +114,9 @@ class Method:
 
     def _check(self) -> None:
         """Refuse to go on with a study of something else."""
-        flat, left_out = self.config.to_flat(), {*execution(), *self.tunables}
+        flat, left_out = self.config.to_flat(), {*execution(), *self.search_space}
         facts: dict[str, Any] = {
-            "ranges": {key: str(one.search) for key, one in self.tunables.items()},
+            "ranges": {key: str(one.search) for key, one in self.search_space.items()},
             "settings": {key: value for key, value in flat.items() if key not in left_out},
             "data": prepare(self.config.data).digest,
             "budget": self.budget,
@@ -136,10 +145,10 @@ class Method:
     def values(self, number: int) -> dict[str, float]:
         """What a trial tries: what methods share, as the learning rate, is the same for all."""
         if number == 0:
-            return {key: one.default for key, one in self.tunables.items()}
+            return {key: one.default for key, one in self.search_space.items()}
         return {
             key: one.search.at(self._place(number, key), one.whole)
-            for key, one in self.tunables.items()
+            for key, one in self.search_space.items()
         }
 
     def _place(self, number: int, key: str) -> float:
@@ -167,10 +176,10 @@ class Method:
             else Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
-        ranges = {key: one.search for key, one in self.tunables.items()}
+        ranges = {key: one.search for key, one in self.search_space.items()}
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
 
-    def settle(self) -> None:
+    def record_outcomes(self) -> None:
         """Put into the study how trials ended whose runs did since."""
         for trial in self.tuned().trials:
             path = self.path(trial.number)
@@ -183,18 +192,22 @@ class Method:
             run = read_run(path) if outcome == "completed" else _read(path)
             accuracies: list[float] = []
             if run and outcome == "pruned":
-                accuracies = self.seen(run)[-1].tolist()
+                accuracies = self.selection_metric(run)[-1].tolist()
             elif run and outcome == "completed":
-                accuracies = self.seen(run)[run.last()].mean(axis=0).tolist()
+                accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
                 if not run.whole():
                     outcome, reason = "lost", "not every domain was tested throughout"
-            value = figure(self.protocol.select, accuracies) if outcome == "completed" else None
+            value = (
+                selection_score(self.protocol.select, accuracies)
+                if outcome == "completed"
+                else None
+            )
             self.study.add_trial(
                 create_trial(
                     state=_STATES[outcome],
                     value=value,
                     params=dict(trial.values),
-                    distributions={k: one.distribution for k, one in self.tunables.items()},
+                    distributions={k: one.distribution for k, one in self.search_space.items()},
                     user_attrs={
                         "number": trial.number,
                         "accuracies": accuracies,
@@ -208,17 +221,17 @@ class Method:
         """What the criterion looks at, by round."""
         if run is None:
             return {}
-        pairs = zip(run.rounds.tolist(), self.seen(run), strict=True)
-        return {r: figure(self.protocol.select, accuracies) for r, accuracies in pairs}
+        pairs = zip(run.rounds.tolist(), self.selection_metric(run), strict=True)
+        return {r: selection_score(self.protocol.select, accuracies) for r, accuracies in pairs}
 
-    def seen(self, run: Run) -> NDArray[np.float64]:
+    def selection_metric(self, run: Run) -> NDArray[np.float64]:
         """What the criterion is of, [rounds, domains]."""
         metric = self.protocol.metric
         return run.accuracy if metric == "accuracy" else run.scores[metric]
 
     # --- runs ----------------------------------------------------------------------------
 
-    def due(self) -> list[RunConfig]:
+    def pending_runs(self) -> list[RunConfig]:
         """The runs that can be made now and were not given out before.
 
         First that of the paper's values, by which others are pruned; then these; then the tests.
@@ -252,23 +265,23 @@ class Method:
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
         """The completed tests, each with the trial whose values it has."""
-        made = {same(run.config): run for run in self._made() if run.status == "completed"}
+        made = {run_key(run.config): run for run in self._made() if run.status == "completed"}
         for trial, config in self._planned():
-            if run := made.get(same(config.to_flat())):
+            if run := made.get(run_key(config.to_flat())):
                 yield trial, run
 
     def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
         """Those that diverged: the trial whose values each has, its seed, and what happened."""
         lost = self._lost()
         for trial, config in self._planned():
-            if (key := same(config.to_flat())) in lost:
+            if (key := run_key(config.to_flat())) in lost:
                 yield trial, config.seed, lost[key]
 
     def _tests(self) -> list[RunConfig]:
         """The tests that are still to be made."""
         lost = self._lost()
         planned = (config for _, config in self._planned())
-        plan = Plan([config for config in planned if same(config.to_flat()) not in lost])
+        plan = Plan([config for config in planned if run_key(config.to_flat()) not in lost])
         return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
@@ -290,21 +303,21 @@ class Method:
         for path in self._folders():
             outcome, reason = _outcome(read_facts(path))
             if outcome == "lost":
-                found[same(read_config(path))] = reason
+                found[run_key(read_config(path))] = reason
         return found
 
     def _folders(self) -> Iterator[Path]:
         names = f"{file_name(self.name)}-*/run.json"
         return (info.parent for info in (self.folder / "runs").glob(names))
 
-    def watch(self, config: RunConfig) -> Behind | None:
+    def watch(self, config: RunConfig) -> BaselinePruner | None:
         """What prunes a trial: neither that of the paper's values, nor a test."""
         first, *others = self.tuned().trials
         names = {self.path(trial.number).name for trial in others}
         if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
             return None
         federation = prepare(config.data)
-        return Behind.of(
+        return BaselinePruner.of(
             self.protocol,
             federation.domains,
             self._curve(_read(self.path(0))),
@@ -317,10 +330,10 @@ class Method:
         """What the validation images of the smallest domain are worth."""
         federation = prepare(self.config.data)
         labels = (federation.test(domain, "validation").y for domain in federation.domains)
-        return min(worth(own, self.protocol.metric) for own in labels)
+        return min(effective_sample_size(own, self.protocol.metric) for own in labels)
 
 
-class Tuning:
+class TuningStudies:
     """The tuning of several methods in one folder: which runs it takes, and what came out.
 
     Parameters
@@ -337,48 +350,50 @@ class Tuning:
         or data.
     """
 
-    def __init__(self, folder: Path, configs: Sequence[RunConfig], protocol: Protocol) -> None:
+    def __init__(
+        self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
+    ) -> None:
         remedy = "Name others, or give the trials another with --seed N"
-        check_fresh("--seeds", protocol.seeds, configs[0].seed, remedy)
+        check_disjoint_seeds("--seeds", protocol.seeds, configs[0].seed, remedy)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         storage = RDBStorage(f"sqlite:///{folder / STUDY}")
         self.methods = [
-            Method(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
+            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
             for config in configs
         ]
         self.folder = folder
         self.total = 0  # runs that are still to be made, as far as can be known
         self.plan = Plan([])  # those with which to begin
         for method in self.methods:
-            method.settle()
-            self.plan.runs += method.due()
+            method.record_outcomes()
+            self.plan.runs += method.pending_runs()
             left = method.tuned().count("unfinished")
             tests = len(protocol.seeds) * (1 + protocol.defaults)
             self.total += left + tests if left else len(method.submitted)
 
-    def watch(self, config: RunConfig) -> Behind | None:
+    def watch(self, config: RunConfig) -> BaselinePruner | None:
         """Make what prunes a trial that begins."""
         return self._of(config).watch(config)
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Note how a run ended; give those that can be made now. One that diverged is lost."""
         method = self._of(config)
-        method.settle()
-        return method.due(), isinstance(error, Diverged)
+        method.record_outcomes()
+        return method.pending_runs(), isinstance(error, Diverged)
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Give what can be made when a run's process has died: the run once more, if need be."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
-        method.settle()
-        return method.due()
+        method.record_outcomes()
+        return method.pending_runs()
 
     def tuned(self) -> list[Tuned]:
         """All methods' trials."""
         return [method.tuned() for method in self.methods]
 
-    def _of(self, config: RunConfig) -> Method:
+    def _of(self, config: RunConfig) -> MethodStudy:
         return next(method for method in self.methods if config.run_name in method.submitted)
 
 

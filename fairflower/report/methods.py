@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import METHOD_TABLES, ClientConfig, StrategyConfig, argument, identity
+from fairflower.config import (
+    METHOD_TABLES,
+    ClientConfig,
+    StrategyConfig,
+    key_to_argument,
+    method_key,
+)
 from fairflower.numerics.metrics import Vector
 from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
@@ -62,7 +68,7 @@ class Method:
     @cached_property
     def identity(self) -> frozenset[tuple[str, str]]:
         """All settings that its runs have in common."""
-        found = identity(self.config)
+        found = method_key(self.config)
         return _federated(found) if self.federations else found
 
     @property
@@ -234,13 +240,13 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
     """
     alike: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for run in (runs := list(runs)):
-        alike.setdefault((run.label, _federated(identity(run.config))), []).append(run)
+        alike.setdefault((run.label, _federated(method_key(run.config))), []).append(run)
     whole = _over_federations(runs)
     groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for (label, settings), members in alike.items():
         each = whole or _over_federations(members)
         for run in members:
-            own = settings if each else identity(run.config)
+            own = settings if each else method_key(run.config)
             groups.setdefault((label, own), []).append(run)
     named = []
     for (label, settings), members in groups.items():
@@ -372,7 +378,7 @@ def _value(method: Method, key: str) -> float | str | None:
     value: Any = dict(method.identity).get(key)
     for kind in (ClientConfig, StrategyConfig):
         if value is None and table == kind.TABLE:
-            value = kind.of(method.config).defaults().get(argument(leaf))
+            value = kind.of(method.config).defaults().get(key_to_argument(leaf))
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -162,7 +162,7 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
 
 
 def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
-    return config.strategy.made_by(  # type: ignore[no-any-return]
+    return config.strategy.factory(  # type: ignore[no-any-return]
         **config.strategy.args,
         fraction_train=config.fraction_train,
         min_train_nodes=1,
@@ -170,7 +170,7 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         min_available_nodes=1,
         min_clients=config.min_clients or None,
         buffers=buffers,
-        exchanges=config.client.made_by.make_exchanges(config.client.args),
+        exchanges=config.client.factory.make_exchanges(config.client.args),
         observers=[SignConsistency(window)] if (window := config.observe.window) else [],
         max_client_weight=config.bound.max_client_weight,
         clip_update_norm=config.bound.clip_update_norm or None,

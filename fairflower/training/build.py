@@ -23,7 +23,7 @@ def build_model(
     model = models.build(
         config.name, federation.num_classes, federation.shape, seed, config.weights
     )
-    client.made_by.adapt(model, federation, **{**client.defaults(), **client.args})
+    client.factory.adapt(model, federation, **{**client.defaults(), **client.args})
     return model
 
 
@@ -43,6 +43,6 @@ def build_trainer(
     `Trainer` for the others.
     """
     client.check()
-    trainer: type[Trainer] = client.made_by
+    trainer: type[Trainer] = client.factory
     own = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **own)

@@ -14,7 +14,7 @@ from rich.console import Console
 from run_folders import constant, make_run, rising
 
 import fairflower as ff
-from fairflower.api.given import method, methods, name_of, options_of, settings_of
+from fairflower.api.overrides import method, methods, name_of, settings_from_options, settings_of
 from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
 from fairflower.errors import ConfigError, RunFolderError
@@ -54,7 +54,10 @@ def test_classes_have_the_names_by_which_any_process_finds_them(monkeypatch) -> 
     assert name_of("client", MOON) == "moon"
     assert name_of("model", CNN) == "cnn"
     assert name_of("strategy", Mine) == f"{__name__}:Mine"
-    assert options_of({"model": CNN, "rounds": 3}) == {"model.name": "cnn", "num-server-rounds": 3}
+    assert settings_from_options({"model": CNN, "rounds": 3}) == {
+        "model.name": "cnn",
+        "num-server-rounds": 3,
+    }
     monkeypatch.setattr(Mine, "__module__", "__main__")
     with pytest.raises(ConfigError, match="Mine is defined in a notebook or script"):
         method(StrategyConfig, Mine)

@@ -26,8 +26,8 @@ from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.plans.execution import alone_in, setting
-from fairflower.plans.plan import Plan, fitting, parse_seeds
+from fairflower.plans.execution import locked_folder, setup_summary
+from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
 from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run
 from fairflower.server.progress import RunProgress
@@ -71,12 +71,12 @@ def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
 def test_settings_are_told_that_all_runs_of_a_plan_share():
     flat = {"data.clients-per-domain": 1, "fraction-train": 0.5, "data.validation-fraction": 0.1}
     runs = [RunConfig.from_flat(flat | {"train.lr": lr}) for lr in (0.1, 0.2)]
-    data, training = setting(Plan(runs), prepare(runs[0].data)).splitlines()
+    data, training = setup_summary(Plan(runs), prepare(runs[0].data)).splitlines()
     assert re.search("4 clients of 4 domains; images: [0-9,]+ to train on, [0-9]+ for valid", data)
     assert "lr various, local epochs 5" in training
     assert training.endswith("sgd, fraction-train 0.5")
     embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
-    told = setting(Plan([embedded]), prepare(embedded.data))
+    told = setup_summary(Plan([embedded]), prepare(embedded.data))
     assert "4 domains, not from data.dir, which uci-digits does not read; images" in told
 
 
@@ -87,7 +87,7 @@ def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
     runs = [RunConfig.from_flat(flat)]
     assert (
         "7 clients of 4 domains, by data.imbalance-factor and not data.clients-per-domain; images"
-    ) in setting(Plan(runs), prepare(runs[0].data))
+    ) in setup_summary(Plan(runs), prepare(runs[0].data))
     told = "data.clients-per-domain is without effect: data.imbalance-factor = 3 says how many"
     shown = ["data", "show", "uci-digits", "--set=data.imbalance-factor=3"]
     assert told in call(*shown, "--set=data.clients-per-domain=1")
@@ -493,7 +493,7 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
         return " ".join(call(command, "--seeds=1", f"--output-dir={tmp_path}", expect=2).split())
 
     for command in ("compare", "tune"):
-        with alone_in(tmp_path):
+        with locked_folder(tmp_path):
             assert f"Another process is at work on {tmp_path}." in told(command)
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path} is of a comparison, with runs of its own." in told("tune")
@@ -539,7 +539,7 @@ def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypat
         {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
     )
     assert len(plan.runs) == runs
-    assert fitting(plan) == jobs
+    assert auto_jobs(plan) == jobs
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(
         compare,
         "execute",
-        lambda plan, console, folders, jobs: asked.append(jobs or fitting(plan)),
+        lambda plan, console, folders, jobs: asked.append(jobs or auto_jobs(plan)),
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]

@@ -14,7 +14,7 @@ from toys import method, models_equal, prompted, trainer
 from fairflower import exchanges as room
 from fairflower.arguments import constructor_specs
 from fairflower.clients import SGD
-from fairflower.config import RunConfig, kebab
+from fairflower.config import RunConfig, argument_to_key
 from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES
@@ -118,7 +118,7 @@ def test_arguments_out_of_range_are_refused_before_anything_starts(name):
     kind = CLIENTS[name]
     chosen = {"client.name": name, "model.name": (*kind.models, "cnn")[0]}
     for arg, allowed in kind.argument_specs().items():
-        key = f"client.{kebab(arg)}"
+        key = f"client.{argument_to_key(arg)}"
         assert allowed.bounded, key
         RunConfig.from_flat(chosen | {key: allowed.default})
         if allowed.words:

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from fairflower.config import StrategyConfig
 from fairflower.errors import EngineError
-from fairflower.plans.parallel import execute_side_by_side
+from fairflower.plans.parallel import execute_parallel
 from fairflower.plans.plan import Plan
-from fairflower.plans.tuning import Tuning
+from fairflower.plans.tuning import TuningStudies
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,12 @@ def plan(home: Path) -> Plan:
     return Plan.grid(flat, StrategyConfig.parse("fedavg,uniform,fedheal"), [0])
 
 
-def make(todo: Plan, study: Tuning | None = None) -> tuple[str, BaseException | None]:
+def make(todo: Plan, study: TuningStudies | None = None) -> tuple[str, BaseException | None]:
     """Make runs two at a time; what was printed, and the error at the end."""
     console = Console(file=io.StringIO(), width=300)
     error = None
     try:
-        execute_side_by_side(todo, 2, console, threading.Event(), [], study)
+        execute_parallel(todo, 2, console, threading.Event(), [], study)
     except EngineError as problem:
         error = problem
     text: str = console.file.getvalue()  # type: ignore[attr-defined]

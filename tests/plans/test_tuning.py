@@ -1,4 +1,4 @@
-"""Tuning: equal budgets, choices by validation alone, and studies that go on."""
+"""TuningStudies: equal budgets, choices by validation alone, and studies that go on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed
-from fairflower.plans.protocol import Behind, Protocol, worth
-from fairflower.plans.tuning import Tuning, tunables
+from fairflower.plans.protocol import BaselinePruner, TuningProtocol, effective_sample_size
+from fairflower.plans.tuning import TuningStudies, search_space
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.tuning import CRITERIA, Trial, chosen
@@ -111,11 +111,11 @@ def test_draws_are_in_their_range(place: float, low: float, ratio: float, log: b
 
 def test_of_training_the_range_is_around_the_configs_values() -> None:
     config = RunConfig.from_flat({"train.lr": 0.001, "train.optimizer": "adam"})
-    found = tunables(config, training=True)
+    found = search_space(config, training=True)
     assert found["train.lr"].search == Search(0.0002, 0.005, log=True)
     assert found["train.local-epochs"].search == Search(1, 10)
     none = RunConfig.from_flat({"train.lr": 0.0, "train.local-epochs": 0})
-    assert not {"train.lr", "train.local-epochs"} & set(tunables(none, training=True))
+    assert not {"train.lr", "train.local-epochs"} & set(search_space(none, training=True))
 
 
 # --- what is chosen ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Pat
     assert "Ranges and chosen" in terminal(made)
 
 
-def terminal(made: Tuning) -> str:
+def terminal(made: TuningStudies) -> str:
     console = Console(width=160)
     with console.capture() as capture:
         console.print(terminal_table([], made.tuned()))
@@ -376,35 +376,35 @@ def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
 
 def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() -> None:
     curve = {1: 0.9, 2: 0.5, 4: 0.8}
-    protocol = Protocol(5, [1, 2], "worst")
-    of_many = Behind.of(protocol, "ab", curve, rounds=4, images=10_000)
-    of_few = Behind.of(protocol, "ab", curve, rounds=4, images=18)
+    protocol = TuningProtocol(5, [1, 2], "worst")
+    of_many = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=10_000)
+    of_few = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=18)
     assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
     assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
     of_many(1, figures({"a": 0.0, "b": 0.0}))
     of_many(4, figures({"a": 0.71, "b": 0.9}))
     with pytest.raises(Pruned, match=r"in round 4 69.0 % .* less than 70.0 %"):
         of_many(4, figures({"a": 0.69, "b": 0.9}))
-    at_the_floor = Behind("worst", of_many.figures, {4: 7 / 12 - 0.5})  # more than 1 / 12
+    at_the_floor = BaselinePruner("worst", of_many.figures, {4: 7 / 12 - 0.5})  # more than 1 / 12
     at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
     of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
     of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
-    balanced = Protocol(5, [1, 2], "average", "balanced_accuracy")
+    balanced = TuningProtocol(5, [1, 2], "average", "balanced_accuracy")
     with pytest.raises(Pruned, match=r"20.0 % .* less than 70.0 %"):
-        Behind.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
+        BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
 
 
 def test_class_balanced_accuracy_of_rare_classes_is_worth_few_images() -> None:
     labels = np.repeat(np.arange(4), [58, 15, 4, 2])
-    assert worth(labels, "accuracy") == 79
+    assert effective_sample_size(labels, "accuracy") == 79
     even = np.repeat(np.arange(4), 20)
-    assert worth(even, "balanced_accuracy") == pytest.approx(80)
+    assert effective_sample_size(even, "balanced_accuracy") == pytest.approx(80)
     # By its definition: the variance of the mean of recalls, where each image is right or wrong.
     rng = np.random.default_rng(0)
     right = rng.random((20_000, len(labels))) < 0.5
     recalls = [right[:, labels == c].mean(axis=1) for c in range(4)]
     expected = 0.25 / np.mean(recalls, axis=0).var()
-    assert worth(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
+    assert effective_sample_size(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
 
 
 # --- studies that go on --------------------------------------------------------------------------

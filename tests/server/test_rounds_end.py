@@ -18,7 +18,7 @@ from run_folders import shown
 from runs import config, history, run
 
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig, TrainConfig, identity
+from fairflower.config import RunConfig, TrainConfig, method_key
 from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import compare
@@ -338,7 +338,7 @@ def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, mon
 
 
 def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
-    plain = identity(RunConfig().to_flat())
+    plain = method_key(RunConfig().to_flat())
     for key, value in (
         ("train.lr-schedule", "cosine"),
         ("train.lr-final", 0.5),
@@ -346,8 +346,8 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
         ("stop.patience", 3),
         ("stop.min-delta", 0.1),
     ):
-        assert identity(RunConfig.from_flat({key: value}).to_flat()) != plain
-    assert identity(RunConfig.from_flat({"track": "mlflow"}).to_flat()) == plain
+        assert method_key(RunConfig.from_flat({key: value}).to_flat()) != plain
+    assert method_key(RunConfig.from_flat({"track": "mlflow"}).to_flat()) == plain
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from fairflower.client_app import app as client_app
 from fairflower.client_app import trainer_of
-from fairflower.config import RunConfig, flatten, read_toml
+from fairflower.config import RunConfig, flatten_tables, read_toml
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, StrategyError
 from fairflower.flower_compat import stopping_with_flower
@@ -47,7 +47,7 @@ def test_a_run_folder_is_complete(tmp_path, monkeypatch):
     assert facts["rounds"] == 2
     assert facts["versions"]["flwr"]
     assert [client["client_id"] for client in facts["clients"]] == [0, 1, 2, 3]
-    assert RunConfig.from_flat(flatten(read_toml(folder / "config.toml"))) == made
+    assert RunConfig.from_flat(flatten_tables(read_toml(folder / "config.toml"))) == made
     rows = history(folder)
     accuracies = [r for r in rows if r["level"] == "domain" and r["metric"] == "accuracy"]
     assert len(accuracies) == 3 * 4  # rounds 0, 1, 2 of four domains

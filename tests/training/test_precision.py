@@ -111,7 +111,7 @@ def test_numbers_too_small_for_a_normalised_float_are_zero_while_a_client_works(
 def test_another_precision_is_another_run_and_none_is_float32():
     flat = dict(config.keys())
     assert flat["train.precision"] == "float32"
-    assert config.identity(flat) != config.identity(flat | {"train.precision": "bf16"})
+    assert config.method_key(flat) != config.method_key(flat | {"train.precision": "bf16"})
     assert "train.precision" not in config.execution()
 
 

@@ -11,31 +11,31 @@ import numpy as np
 from fairflower.config import (
     ClientConfig,
     StrategyConfig,
-    argument,
+    argument_to_key,
     check_key,
-    flatten,
-    kebab,
+    flatten_tables,
+    key_to_argument,
     methods_of,
     read_toml,
     unknown,
 )
+from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError
-from fairflower.plans.options import OPTIONS
 from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
 
 #: Run config keys, dotted or in tables, or a TOML file of them.
-Settings = Mapping[str, Any] | str | PathLike[str]
+SettingsLike = Mapping[str, Any] | str | PathLike[str]
 
 #: A method: its name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping of its
 #: ``name``, either of these, and arguments.
-Method = str | type | Mapping[str, Any]
+MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 _REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "model": MODELS}
 
 
-class Options(TypedDict, total=False):
+class ShortSettings(TypedDict, total=False):
     """Settings under shorter names: those that the commands have as options."""
 
     data: str | type
@@ -50,13 +50,15 @@ class Options(TypedDict, total=False):
     workers: int
 
 
-def settings_of(given: Settings | None) -> dict[str, Any]:
+def settings_of(given: SettingsLike | None) -> dict[str, Any]:
     """Run config keys with their values; ``ConfigError`` names a key that there is not."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
         try:
-            flat = {kebab(key): _plain(value) for key, value in flatten(given).items()}
+            flat = {
+                argument_to_key(key): _plain(value) for key, value in flatten_tables(given).items()
+            }
         except RecursionError:
             raise ConfigError("settings: expected keys, or tables of keys; found deeper.") from None
     else:
@@ -70,23 +72,23 @@ def settings_of(given: Settings | None) -> dict[str, Any]:
     return flat
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_from_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The same for settings under their shorter names; those that are None are not given."""
     settings = {}
     for name, value in given.items():
-        if name not in OPTIONS:
+        if name not in SHORT_NAMES:
             raise ConfigError(
-                f"{unknown('argument', name, OPTIONS)} Any run config key can be given as "
+                f"{unknown('argument', name, SHORT_NAMES)} Any run config key can be given as "
                 "settings={...}."
             )
         if value is not None:
-            key = OPTIONS[name][0]
+            key = SHORT_NAMES[name][0]
             table = key.partition(".")[0]
             settings[key] = name_of(table, value) if isinstance(value, type) else _plain(value)
     return settings
 
 
-def method(kind: type[_Choice], given: Method | _Choice) -> _Choice:
+def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
     """The method that is given.
 
     ``ConfigError`` for several, and for an object: it does not say how it was made, and the
@@ -102,7 +104,9 @@ def method(kind: type[_Choice], given: Method | _Choice) -> _Choice:
     if isinstance(given, type):
         return kind(name_of(kind.TABLE, given))
     if isinstance(given, Mapping) and "name" in given:
-        args = {argument(kebab(k)): _plain(v) for k, v in given.items() if k != "name"}
+        args = {
+            key_to_argument(argument_to_key(k)): _plain(v) for k, v in given.items() if k != "name"
+        }
         named = method(kind, given["name"])
         args = {name: None if value == "none" else value for name, value in args.items()}
         return kind(named.name, {**named.args, **args})
@@ -114,7 +118,7 @@ def method(kind: type[_Choice], given: Method | _Choice) -> _Choice:
 
 
 def methods(
-    kind: type[_Choice], given: Method | Iterable[Method | _Choice] | None
+    kind: type[_Choice], given: MethodLike | Iterable[MethodLike | _Choice] | None
 ) -> list[_Choice]:
     """The methods that are given, one or several; none for None."""
     if given is None:

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 
-from fairflower.api.given import Method, Options, Settings, method, methods, options_of, settings_of
+from fairflower.api.overrides import (
+    MethodLike,
+    SettingsLike,
+    ShortSettings,
+    method,
+    methods,
+    settings_from_options,
+    settings_of,
+)
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import alone_in, announce, execute, going_on
-from fairflower.plans.plan import FEDERATIONS, Plan, at_a_time, parse_seeds, single
+from fairflower.plans.execution import announce, execute, locked_folder, remaining_plan
+from fairflower.plans.plan import FEDERATIONS, Plan, parse_seeds, resolve_jobs, single_run_config
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
@@ -26,16 +34,16 @@ if TYPE_CHECKING:  # Flower is slow to import, and what is wrong is said before
 
 
 def run(
-    settings: Settings | None = None,
+    settings: SettingsLike | None = None,
     *,
-    strategy: Method | None = None,
-    client: Method | None = None,
+    strategy: MethodLike | None = None,
+    client: MethodLike | None = None,
     seed: int | None = None,
     output_dir: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
     on_round: OnRound | None = None,
     progress: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[ShortSettings],
 ) -> Result:
     """Train one federation, as ``fairflower run`` does.
 
@@ -62,7 +70,7 @@ def run(
     progress : bool
         Whether to show rounds as they are made.
     **options
-        Settings under shorter names: `Options`.
+        Settings under shorter names: `ShortSettings`.
 
     Raises
     ------
@@ -71,11 +79,11 @@ def run(
     KeyboardInterrupt
         If it was stopped by Ctrl-C or a notebook's stop button; the run folder can be resumed.
     """
-    given = options_of({**options, "seed": seed, "output_dir": output_dir})
+    given = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:
         rule = None if strategy is None else method(StrategyConfig, strategy)
         training = None if client is None else method(ClientConfig, client)
-        config = single(settings_of(settings), rule, training, given)
+        config = single_run_config(settings_of(settings), rule, training, given)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
@@ -89,16 +97,16 @@ def run(
 
 
 def compare(
-    settings: Settings | None = None,
+    settings: SettingsLike | None = None,
     *,
-    strategies: Method | Iterable[Method] | None = None,
-    clients: Method | Iterable[Method] | None = None,
+    strategies: MethodLike | Iterable[MethodLike] | None = None,
+    clients: MethodLike | Iterable[MethodLike] | None = None,
     federations: Iterable[int] | str | None = None,
     seeds: Iterable[int] | str | None = None,
     jobs: int | None = None,
     output_dir: str | PathLike[str] | None = None,
     progress: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[ShortSettings],
 ) -> Results:
     """Train every client with every strategy on every federation, as ``fairflower compare`` does.
 
@@ -126,7 +134,7 @@ def compare(
     progress : bool
         Whether to show runs and rounds as they are made.
     **options
-        Settings under shorter names: `Options`.
+        Settings under shorter names: `ShortSettings`.
 
     Returns
     -------
@@ -153,8 +161,8 @@ def compare(
     if "seed" in options:
         raise ConfigError("seed: compare takes seeds, as in seeds=[3].")
     folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
-    flat = settings_of(settings) | options_of(options)
-    count = at_a_time(flat, jobs)
+    flat = settings_of(settings) | settings_from_options(options)
+    count = resolve_jobs(flat, jobs)
     plan = Plan.grid(
         {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
         | {"output-dir": str(folder / "runs")},
@@ -165,8 +173,8 @@ def compare(
     )
     console = Console(quiet=not progress)
     announce(plan, console)
-    with alone_in(folder):
-        rest = going_on(plan, folder / "runs", console)
+    with locked_folder(folder):
+        rest = remaining_plan(plan, folder / "runs", console)
         execute(rest, console, jobs=count)
     return read(folder / "runs")
 

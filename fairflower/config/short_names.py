@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Option -> its run config key, type and meaning.
-OPTIONS: dict[str, tuple[str, type, str]] = {
+SHORT_NAMES: dict[str, tuple[str, type, str]] = {
     "data": ("data.name", str, "Data set"),
     "data_dir": ("data.dir", str, "Folder of local data"),
     "model": ("model.name", str, "Model"),
