@@ -3,7 +3,7 @@
     python benchmarks/fisher.py            # some minutes
     python benchmarks/fisher.py --quick
 
-One client, one thread, colour images of 32x32 pixels, batches of 64. `epoch` is one
+One client, one thread, color images of 32x32 pixels, batches of 64. `epoch` is one
 local epoch of plain SGD, the unit. `fisher` and `gradient` are what a strategy can ask
 for (fairflower/training/measurements.py). Two other ways to the same Fisher diagonal show why
 it is computed as it is: `torch.func` alone (vmap of grad, what models of other layers

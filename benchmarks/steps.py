@@ -3,7 +3,7 @@
     python benchmarks/steps.py            # a minute
     python benchmarks/steps.py --quick
 
-One client, one thread, colour images of 32x32 pixels, batches of 64, the second round of
+One client, one thread, color images of 32x32 pixels, batches of 64, the second round of
 a run. `sgd` is the unit. SAM and GSAM compute two gradients a step and are meant to stay
 near 2: what they add to that are a few passes over the parameters. `sgd in bf16` is
 `train.precision = "bf16"`: how much that gains, or costs, is the processor's affair.

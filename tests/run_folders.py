@@ -149,7 +149,7 @@ class Page(HTMLParser):
 
 def page_of(out: Path, *folders: Path) -> Page:
     """The page without its figures, which take most of the time."""
-    with mock.patch("fairflower.report.figures.rounds.draw", return_value=[]):
+    with mock.patch("fairflower.report.figures.comparison.draw", return_value=[]):
         page = write_report([read_run(folder) for folder in folders], out)
     return Page(page.read_text(encoding="utf-8"))
 

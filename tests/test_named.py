@@ -18,7 +18,7 @@ from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
-from fairflower.report.methods import compare, sweeps
+from fairflower.report.methods import group_runs, sweeps
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "my-method"
@@ -190,7 +190,7 @@ def test_all_four_parts_run_are_listed_reported_and_resumed(
     facts = json.loads((runs[0].path / "run.json").read_text())
     assert facts["num_parameters"] == 12 * 12 * 8 + 8 + 8 * 3 + 3
     assert runs[0].domains == ("across", "along")
-    (comparison,) = compare(runs)
+    (comparison,) = group_runs(runs)
     assert [sweep.key for sweep in sweeps(comparison)] == ["strategy.power"]
 
     resumed = ["--resume", str(runs[1].path), "--rounds=2"]
@@ -240,7 +240,7 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
     with pytest.MonkeyPatch.context() as patch:
         gone = (str(packages.folder), str(EXAMPLE))
         patch.setattr(sys, "path", [p for p in sys.path if not p.startswith(gone)])
-        (comparison,) = compare([read_run(folder)])
+        (comparison,) = group_runs([read_run(folder)])
         assert comparison.methods[0].name == "smooth+loss-power:power=2"
         output = call("run", "--resume", str(folder), "--rounds=2", expect=2)
         assert "Unknown client 'smooth'" in output

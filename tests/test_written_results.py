@@ -16,8 +16,8 @@ from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
 from fairflower.leaderboard.stages import Stages
 from fairflower.report.measures import Figure, Measure
-from fairflower.report.methods import Estimate
-from fairflower.report.pages import GENERATED, generated
+from fairflower.report.methods import MeanStd
+from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.statistics import Difference
 from fairflower.report.verdicts import Contrast, signed
 
@@ -62,7 +62,7 @@ def written(source: Path) -> str:
     if source.name == "federations.csv":
         design = Design.read(LEADERBOARD)
         return text_of(Findings(Stages(design, Ledger(source))))
-    return generated(source)
+    return generated_markdown(source)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -115,7 +115,7 @@ def told(cell: str, better: int, n: int) -> Difference:
     plain = cell.replace("*", "").replace("\N{MINUS SIGN}", "-")
     mark = {"▲": better, "▼": -better}.get("".join(re.findall("[▲▼]", plain)), 0)
     mean, *std = re.sub("[▲▼ ]", "", plain).split("±")
-    one = Estimate(float(mean), float(std[0]) if std else math.nan, n)
+    one = MeanStd(float(mean), float(std[0]) if std else math.nan, n)
     assert not mark or mark * one.mean > 0
     return Difference(one.mean, one.std, n, math.nan, math.nan, 1.0 - abs(mark))
 

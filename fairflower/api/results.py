@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fairflower.errors import ConfigError
 from fairflower.report import Run, terminal_table, write_report, write_summary
-from fairflower.report.methods import compare
+from fairflower.report.methods import group_runs
 from fairflower.report.pages import chapters, html_table
 
 if TYPE_CHECKING:  # both are slow to import
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # both are slow to import
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from fairflower.report.exporting import Network
+    from fairflower.final_model.exporting import Network
 
 _STYLE = """<style>
 .fairflower table {border-collapse: collapse; margin: 0.5em 0}
@@ -105,9 +105,9 @@ class Results(Sequence["Result"]):
         ``"average"``, ``"worst"`` and ``"std"`` over rounds, ``"bars"`` and ``"domains"``, and what
         the runs allow beside; ``ConfigError`` for another name lists all.
         """
-        from fairflower.report.figures.rounds import plot
+        from fairflower.report.figures.comparison import plot
 
-        comparisons = compare(self.runs)
+        comparisons = group_runs(self.runs)
         if len(comparisons) > 1:
             names = "; ".join(", ".join(one.domains) for one in comparisons)
             raise ConfigError(f"The runs are of several sets of domains ({names}). Plot one's.")
@@ -128,7 +128,7 @@ class Results(Sequence["Result"]):
         return latex(self.runs)
 
     def __repr__(self) -> str:
-        found = compare(self.runs)
+        found = group_runs(self.runs)
         methods = sum(len(comparison.methods) for comparison in found)
         data = ", ".join(dict.fromkeys(str(run.config.get("data.name")) for run in self.runs))
         return f"<{len(self.runs)} runs of {methods} methods on {data}>"
@@ -196,9 +196,9 @@ class Result(Results):
         """The final global model as a torch module of raw examples, which it normalises itself.
 
         It takes the run's data, whose ``data_dir`` may be another by now, to know their classes
-        and scale: `fairflower.report.exporting.Network`.
+        and scale: `fairflower.final_model.exporting.Network`.
         """
-        from fairflower.report.exporting import network
+        from fairflower.final_model.exporting import network
 
         return network(self.run, data_dir)
 

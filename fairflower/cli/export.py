@@ -30,7 +30,7 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write a run's final model for other programs."""
+    from fairflower.final_model.exporting import export as write
     from fairflower.report import read_run
-    from fairflower.report.exporting import export as write
 
     say_where("model", write(read_run(run), format_, out, data_dir or ""))

@@ -15,7 +15,7 @@ from fairflower.errors import ConfigError
 from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
-    from fairflower.report.landscape import Landscape
+    from fairflower.final_model.landscape import Landscape
 
 
 @friendly_errors()
@@ -40,9 +40,9 @@ def landscape(
 
     Writes landscape.png, .svg and .csv. Several runs are drawn with the same contours.
     """
+    from fairflower.final_model.contours import draw, levels_of
+    from fairflower.final_model.landscape import landscape as explore
     from fairflower.report import read_run
-    from fairflower.report.figures.contours import draw, levels_of
-    from fairflower.report.landscape import landscape as explore
     from fairflower.server.progress import counting_bar
 
     found = [read_run(folder) for path in runs for folder in run_folders(path)]
@@ -81,7 +81,7 @@ def _heights(landscape: Landscape) -> Table:
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for surface in landscape.surfaces:
-        rise = surface.loss.mean() - surface.centre
-        numbers = (f"{surface.num_images} {surface.split}", f"{surface.centre:.4f}", f"{rise:.4f}")
+        rise = surface.loss.mean() - surface.center
+        numbers = (f"{surface.num_images} {surface.split}", f"{surface.center:.4f}", f"{rise:.4f}")
         table.add_row(escape(surface.domain), *numbers)
     return table

@@ -48,7 +48,7 @@ def leaderboard(
     # Late: Optuna and scipy take a while to import.
     from fairflower.leaderboard.design import Design
     from fairflower.leaderboard.ledger import Ledger
-    from fairflower.leaderboard.making import Making
+    from fairflower.leaderboard.runs import LeaderboardRuns
     from fairflower.leaderboard.stages import Stages
 
     parallel_runs = parse_jobs(jobs)
@@ -70,14 +70,14 @@ def leaderboard(
         if first is None:
             console.print(f"All runs are in {escape(str(design.results))}.", soft_wrap=True)
             return
-        making = Making(
+        runs = LeaderboardRuns(
             stages, folder / "at-work", parallel_runs or auto_jobs(Plan([first.config]), 99)
         )
         console.print(
-            f"{making.total} runs are left; results go to {escape(str(design.results))}",
+            f"{runs.total} runs are left; results go to {escape(str(design.results))}",
             soft_wrap=True,
         )
-        execute(making.plan, console, jobs=making.jobs, study=making)
+        execute(runs.plan, console, jobs=runs.jobs, study=runs)
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:
@@ -92,7 +92,7 @@ def _named(text: str, known: list[str], file: Path) -> list[str]:
 
 def _show(stages: Stages) -> None:
     """Print how many runs of each stage are left, and the hours of one core that they take."""
-    from fairflower.leaderboard.making import progress
+    from fairflower.leaderboard.runs import progress
 
     lines = progress(stages)
     for line in lines:

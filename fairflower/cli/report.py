@@ -95,16 +95,16 @@ def report(
     if not print_report(paths, out, summary):
         raise typer.Exit(1)
     if into and source:
-        from fairflower.report.pages import fill, generated
+        from fairflower.report.pages import generated_markdown, replace_generated_block
 
-        fill(into, source, generated(source))
+        replace_generated_block(into, source, generated_markdown(source))
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     """Write the tables of runs as text, to ``out`` or as all that is printed."""
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
-    from fairflower.report.methods import compare
+    from fairflower.report.methods import group_runs
     from fairflower.report.pages import markdown_tables
     from fairflower.report.tables.notes import notes
 
@@ -112,7 +112,7 @@ def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     runs = _read(paths, messages)
     if not runs:
         raise typer.Exit(1)
-    for comparison in compare(runs) if format_ != "md" else []:
+    for comparison in group_runs(runs) if format_ != "md" else []:
         for note in notes(comparison):  # CSV has no place for them, and LaTeX prints none
             messages.print(f"Note: {note}", markup=False, soft_wrap=True)
     text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](runs)

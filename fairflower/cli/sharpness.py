@@ -15,7 +15,7 @@ from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.paths import run_folders
 
 if TYPE_CHECKING:
-    from fairflower.report.landscape import Flatness
+    from fairflower.final_model.landscape import ClientSharpness
 
 
 @friendly_errors()
@@ -31,8 +31,8 @@ def sharpness(
     device: Device = "auto",
 ) -> None:
     """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
+    from fairflower.final_model.landscape import client_sharpness, write_csv
     from fairflower.report import read_run
-    from fairflower.report.landscape import flatness, write_csv
     from fairflower.report.methods import method_names
     from fairflower.server.progress import counting_bar
 
@@ -41,7 +41,7 @@ def sharpness(
     with counting_bar(console, "points", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in found))
         for run, name in zip(found, method_names(found), strict=True):
-            one = flatness(
+            one = client_sharpness(
                 run,
                 rho=rho,
                 data_dir=data_dir or "",
@@ -55,7 +55,7 @@ def sharpness(
         say_where("sharpness", out)
 
 
-def by_method(measured: list[Flatness]) -> Table:
+def by_method(measured: list[ClientSharpness]) -> Table:
     """A row per method: means over seeds of the clients' means, and of their spread."""
     import numpy as np
 
@@ -66,7 +66,7 @@ def by_method(measured: list[Flatness]) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    methods: dict[tuple[str, tuple[str, ...]], list[Flatness]] = {}
+    methods: dict[tuple[str, tuple[str, ...]], list[ClientSharpness]] = {}
     for one in measured:
         methods.setdefault((one.label, tuple(one.values)), []).append(one)
     domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))

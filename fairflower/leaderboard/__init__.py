@@ -1,5 +1,5 @@
 """The leaderboard: methods tuned alike, then compared over federations by a design written before.
 
 `design` reads the design, `points` has the settings that are tried, `ledger` keeps every finished
-run as a row of a CSV file, `stages` says which runs are left, and `making` makes them.
+run as a row of a CSV file, `stages` says which runs are left, and `runs` makes them.
 """

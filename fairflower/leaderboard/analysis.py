@@ -19,21 +19,21 @@ from fairflower.server.figures import WINDOW
 from fairflower.statistics.benchmarks import mixed
 from fairflower.statistics.differences import (
     Difference,
-    Estimate,
-    concluded,
+    MeanStd,
+    difference_of,
     differences,
-    together,
+    judged_as_family,
 )
 
 #: Method -> federation -> accuracies in percent, by domain.
-Figures = Mapping[str, Mapping[int, Sequence[float]]]
+Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
 
 #: Test sets beyond this size are not looked for.
 _MOST_EXAMPLES = 4000
 
 
 @dataclass(frozen=True)
-class Measure:
+class Metric:
     """A figure of the accuracies by domain, in points, and when two methods count as equivalent."""
 
     title: str
@@ -49,9 +49,9 @@ def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
     return [int(place) for place in np.argsort(accuracies, kind="stable")[:count]]
 
 
-def primary(design: Design) -> Measure:
+def primary(design: Design) -> Metric:
     """The measure of which claims are made."""
-    return Measure(
+    return Metric(
         "worst half",
         lambda a: metrics.worst_fraction(a, HALF),
         design.margins.worst,
@@ -59,17 +59,17 @@ def primary(design: Design) -> Measure:
     )
 
 
-def secondary(design: Design, domains: Sequence[str]) -> list[Measure]:
+def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
     """The worst domain, average, standard deviation over domains (ddof 0), and each domain."""
     margins = design.margins
     found = [
-        Measure("worst domain", metrics.worst, margins.worst, of=lambda a: worst_places(a, 1)),
-        Measure("average", metrics.mean, margins.average, of=lambda a: range(len(a))),
-        Measure("STD", lambda a: metrics.std(a, ddof=0), margins.std, better=-1),
+        Metric("worst domain", metrics.worst, margins.worst, of=lambda a: worst_places(a, 1)),
+        Metric("average", metrics.mean, margins.average, of=lambda a: range(len(a))),
+        Metric("STD", lambda a: metrics.std(a, ddof=0), margins.std, better=-1),
     ]
     for place, name in enumerate(domains):
         found.append(
-            Measure(
+            Metric(
                 name,
                 lambda a, place=place: a[place],  # type: ignore[misc]
                 margins.worst,
@@ -103,9 +103,9 @@ class Findings:
         """Their names, in the order of the accuracies."""
         return self.rows[benchmark.name][0].domain_names
 
-    def figures(self, benchmark: Benchmark) -> Figures:
+    def figures(self, benchmark: Benchmark) -> Accuracies:
         """The accuracies of every confirmed method."""
-        return _figures((row.method, row.federation, row) for row in self.rows[benchmark.name])
+        return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
         """Confirmed runs that are in no mean."""
@@ -157,17 +157,21 @@ class Findings:
                 rows[place].append((row.method, row.federation, row))
         found: dict[tuple[str, str], Difference] = {}
         for place, own in rows.items():
-            alone = self._alone(_figures(own), [primary(self.design)], 0.0, self.design.reference)
+            alone = self._alone(
+                _accuracies(own), [primary(self.design)], 0.0, self.design.reference
+            )
             found |= {(place, method): one for (_, method), one in alone.items()}
-        return together(found)
+        return judged_as_family(found)
 
     def _judged(
-        self, figures: Figures, measures: Sequence[Measure], overlap: float, other: str = ""
+        self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str = ""
     ) -> dict[tuple[str, str], Difference]:
-        return together(self._alone(figures, measures, overlap, other or self.design.reference))
+        return judged_as_family(
+            self._alone(figures, measures, overlap, other or self.design.reference)
+        )
 
     def _alone(
-        self, figures: Figures, measures: Sequence[Measure], overlap: float, other: str
+        self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
         """By measure and method; variances are moderated over the methods of a measure."""
         found = {}
@@ -180,7 +184,9 @@ class Findings:
         return found
 
 
-def _figures(rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row]]) -> Figures:
+def _accuracies(
+    rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row]],
+) -> Accuracies:
     found: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for method, federation, row in rows:
         if row.outcome == "completed":
@@ -188,7 +194,7 @@ def _figures(rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row
     return found
 
 
-def _pairs(figures: Figures, measure: Measure, other: str) -> dict[str, list[float]]:
+def _pairs(figures: Accuracies, measure: Metric, other: str) -> dict[str, list[float]]:
     theirs = {f: measure.value(a) for f, a in figures.get(other, {}).items()}
     found = {
         method: [measure.value(a) - theirs[f] for f, a in sorted(own.items()) if f in theirs]
@@ -203,10 +209,10 @@ def _redrawn(one: Difference, overlap: float) -> Difference:
     if not overlap:
         return one
     error = one.error * math.sqrt(1 + one.n * overlap)
-    return concluded(Estimate(one.mean, one.std, one.n), error, one.df, one.margin)
+    return difference_of(MeanStd(one.mean, one.std, one.n), error, one.df, one.margin)
 
 
-def examples_tested(figures: Figures) -> list[int]:
+def examples_tested(figures: Accuracies) -> list[int]:
     """The test examples of each domain, 0 where unknown: of so many all accuracies are multiples.
 
     A figure is the mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
@@ -224,7 +230,7 @@ def examples_tested(figures: Figures) -> list[int]:
 
 
 def _floor(
-    figures: Figures, measure: Measure, examples: Sequence[int], method: str, other: str
+    figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
     """What one test example is worth, and the spread that drawing the test examples makes."""
     if measure.of is None or not examples or not all(examples):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fairflower.leaderboard.analysis import Findings, primary
-from fairflower.leaderboard.said import left, outcome, sentences, tables
+from fairflower.leaderboard.sentences import left, outcome, sentences, tables
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Sketch
-from fairflower.report.pages import fill, markdown_board
+from fairflower.report.figures.canvas import FigureDraft
+from fairflower.report.pages import markdown_board, replace_generated_block
 
 #: Of intervals: worse, undecided, equivalent, better.
-_COLOURS = {"worse": "#b23819", "undecided": canvas.GREY, "equivalent": "#19a3ff"}
+_COLORS = {"worse": "#b23819", "undecided": canvas.GRAY, "equivalent": "#19a3ff"}
 _BETTER = "#00a866"
 
 
@@ -27,27 +27,27 @@ def write(findings: Findings) -> Path:
     document = results.with_suffix(".md")
     if not document.exists():
         document.write_text(f"# {results.stem.capitalize()}\n", encoding="utf-8")
-    fill(document, results, text(findings))
+    replace_generated_block(document, results, text(findings))
     if findings.benchmarks:
         canvas.save([differences(findings)], results.parent / "figures", f"{results.stem}-")
     return document
 
 
-def differences(findings: Findings) -> Sketch:
+def differences(findings: Findings) -> FigureDraft:
     """Every method's difference with its simultaneous interval, and the margin as a band."""
     found = {one.name: findings.judged(one) for one in findings.benchmarks}
     longest = max(map(len, found.values()))
-    sheet, axes = canvas.tiles(len(found), 2, 0.21 * longest + 0.9, 0.2)
+    sheet, axes = canvas.panel_grid(len(found), 2, 0.21 * longest + 0.9, 0.2)
     margin, reference = primary(findings.design).margin, findings.design.reference
     for panel, (benchmark, judged) in zip(axes.flat, found.items(), strict=False):
-        panel.axvspan(-margin, margin, color=canvas.GREY, alpha=0.15, linewidth=0)
+        panel.axvspan(-margin, margin, color=canvas.GRAY, alpha=0.15, linewidth=0)
         panel.axvline(0.0, color=canvas.INK, linewidth=0.8)
         ordered = sorted(judged.items(), key=lambda item: item[1].mean)
         for place, (_, one) in enumerate(ordered):
             kind = outcome(one).split(" ")[0].rstrip(";")
-            colour = _BETTER if kind == "better" else _COLOURS.get(kind, canvas.GREY)
-            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
-            panel.plot(one.mean, place, "o", color=colour, markersize=4.5)
+            color = _BETTER if kind == "better" else _COLORS.get(kind, canvas.GRAY)
+            panel.plot([one.low, one.high], [place, place], color=color, linewidth=1.5)
+            panel.plot(one.mean, place, "o", color=color, markersize=4.5)
         panel.set_yticks(range(len(ordered)), [name for name, _ in ordered])
         panel.set_title(f"{benchmark}, {max(one.n for one in judged.values())} federations")
         panel.set_xlabel(f"worst half of the domains minus {reference}'s, points")
@@ -57,12 +57,12 @@ def differences(findings: Findings) -> Sketch:
         for name, one in judged.items()
         if one.sign
     ]
-    return Sketch(
+    return FigureDraft(
         "differences",
         sheet,
         f"Worst half of the domains against {reference}",
         "Mean over federations with simultaneous 95 % intervals of each benchmark's methods. Band: "
-        f"equivalence within {margin:g} points. Green better, red worse, blue equivalent, grey "
+        f"equivalence within {margin:g} points. Green better, red worse, blue equivalent, gray "
         "undecided.",
         "; ".join(told) or f"No method is shown to differ from {reference}.",
     )

@@ -96,10 +96,10 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
     """What is left to do of a plan, as runs below ``folder`` are there or were stopped; say so."""
-    from fairflower.report import readable
+    from fairflower.report import find_readable_runs
 
     planned = len(plan.runs)
-    plan = plan.without(readable(folder))
+    plan = plan.without(find_readable_runs(folder))
     if len(plan.runs) < planned:
         console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
     plan = plan.resuming(resumable_configs(folder))

@@ -27,7 +27,7 @@ from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
 from fairflower.plans.plan import Plan, run_key
-from fairflower.report import read_run, readable
+from fairflower.report import find_readable_runs, read_run
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
@@ -136,7 +136,7 @@ class _Runs:
             more = self._study.died(config)
             return more, all(other.run_name != config.run_name for other in more)
         home, key = runs_home(config), run_key(config.to_flat())
-        made = [run for run in readable(home) if run_key(run.config) == key]
+        made = [run for run in find_readable_runs(home) if run_key(run.config) == key]
         if whole := [run.path for run in made if run.status == "completed"]:
             self._folders.append(whole[-1])
             return [], True

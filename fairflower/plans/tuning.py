@@ -195,7 +195,7 @@ class MethodStudy:
                 accuracies = self.selection_metric(run)[-1].tolist()
             elif run and outcome == "completed":
                 accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
-                if not run.whole():
+                if not run.fully_tested():
                     outcome, reason = "lost", "not every domain was tested throughout"
             value = (
                 selection_score(self.protocol.select, accuracies)

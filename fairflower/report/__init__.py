@@ -14,16 +14,16 @@ terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML p
 
 from fairflower.errors import RunFolderError
 from fairflower.report.pages import terminal_table, write_report
-from fairflower.report.reading import Run, read_run, readable
+from fairflower.report.reading import Run, find_readable_runs, read_run
 from fairflower.report.summary import read_runs, read_summary, write_summary
 
 __all__ = [
     "Run",
     "RunFolderError",
+    "find_readable_runs",
     "read_run",
     "read_runs",
     "read_summary",
-    "readable",
     "terminal_table",
     "write_report",
     "write_summary",

@@ -8,14 +8,14 @@ from io import StringIO
 import pandas as pd
 
 from fairflower.report.measures import measures
-from fairflower.report.methods import compare, method_names
+from fairflower.report.methods import group_runs, method_names
 from fairflower.report.pages import chapters
 from fairflower.report.reading import Run, whole_lines
 from fairflower.report.tables.accuracy import columns
 from fairflower.report.tables.cells import MARKS
 from fairflower.report.verdicts import UNDECIDED, against_baselines
 from fairflower.server.folder import HISTORY_COLUMNS
-from fairflower.statistics.differences import FEWEST, Difference
+from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -94,10 +94,10 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
     rows = [
         (
             *(name, against, measure.name, figure.title),
-            *(one.mean, one.std, one.n, one.low, one.high, one.p, one.margin, one.least),
+            *(one.mean, one.std, one.n, one.low, one.high, one.p, one.margin, one.detectable),
             _verdict(one, better),
         )
-        for comparison in compare(runs)
+        for comparison in group_runs(runs)
         for measure in measures(comparison)
         for name, contrasts in against_baselines(comparison, measure).items()
         for against, found in contrasts.items()
@@ -108,9 +108,9 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _verdict(one: Difference, better: int) -> str:
-    if one.n < FEWEST:
+    if one.n < MIN_PAIRS:
         return ""
-    return MARKS[better][1] or ("equivalent" if one.same else UNDECIDED)
+    return MARKS[better][1] or ("equivalent" if one.equivalent else UNDECIDED)
 
 
 def csv_table(runs: Sequence[Run]) -> str:

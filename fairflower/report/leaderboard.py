@@ -22,11 +22,19 @@ import pandas as pd
 
 from fairflower.errors import RunFolderError
 from fairflower.numerics import metrics
-from fairflower.report.methods import Estimate
+from fairflower.report.methods import MeanStd
 from fairflower.report.reading import read_text
-from fairflower.report.statistics import Difference, Ranks, holm, paired, ranks, seen, shares
-from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
-from fairflower.report.text import DASH, listed, number, p_value
+from fairflower.report.statistics import (
+    Difference,
+    Ranks,
+    detectable_text,
+    eta_squared,
+    holm_correction,
+    paired_t_test,
+    ranks,
+)
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
+from fairflower.report.text import DASH, format_number, format_p_value, join_words
 from fairflower.report.tuning import METRICS
 
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
@@ -111,7 +119,7 @@ class Board:
         figures = self.figures(benchmark, figure)
         if REFERENCE not in figures.index:
             return {}
-        return holm(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
+        return holm_correction(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
     def by_tuning(self, benchmark: str) -> dict[str, Difference]:
         """What the worst domain gains by the chosen values: nothing, where they are the paper's."""
@@ -141,7 +149,7 @@ class Board:
             "learning rate": pd.DataFrame({"log": lr, "square": lr**2}),
             "local epochs": pd.Series(epochs, dtype=str),
         }
-        return shares(
+        return eta_squared(
             trials["figures"].map(_worst).tolist(),
             {name: of for name, of in factors.items() if len(of.drop_duplicates()) > 1},
         )
@@ -150,7 +158,7 @@ class Board:
 def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
     """What differences of methods, the rows, say of their mean; nothing of a row without any."""
     rows = ((str(name), row.dropna().tolist()) for name, row in differences.iterrows())
-    return {name: paired(values) for name, values in rows if values}
+    return {name: paired_t_test(values) for name, values in rows if values}
 
 
 def read_board(path: Path) -> Board:
@@ -160,7 +168,7 @@ def read_board(path: Path) -> Board:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
     if missing := set(COLUMNS) - set(rows.columns):
-        raise RunFolderError(f"{path} is no leaderboard's: it lacks {listed(sorted(missing))}.")
+        raise RunFolderError(f"{path} is no leaderboard's: it lacks {join_words(sorted(missing))}.")
     return Board(rows)
 
 
@@ -211,7 +219,7 @@ def _overview(board: Board, figure: str) -> Table:
             else Cell(DASH)
             for b in board.benchmarks
         ]
-        rank = number(float(whole.get(name, math.nan)), 1)
+        rank = format_number(float(whole.get(name, math.nan)), 1)
         rows.append(Row(str(name), "", [*cells, Cell(rank)]))
     return Table(
         f"Tuned: {figure}, by benchmark",
@@ -225,7 +233,7 @@ def _overview(board: Board, figure: str) -> Table:
 
 
 def _mean(values: Sequence[float], difference: Difference | None, link: str = "") -> Cell:
-    return judged(Estimate.of(values), difference.sign if difference else 0, link=link)
+    return judged_cell(MeanStd.of(values), difference.sign if difference else 0, link=link)
 
 
 def _benchmark(board: Board, benchmark: str) -> Table:
@@ -243,16 +251,16 @@ def _benchmark(board: Board, benchmark: str) -> Table:
             _mean(worst.loc[name].dropna().tolist(), one),
             _mean(average.loc[name].dropna().tolist(), against[AVERAGE].get(name)),
             _difference(one),
-            Cell(p_value(one.p) if one else DASH),
+            Cell(format_p_value(one.p) if one else DASH),
             _difference(gains.get(name)),
             Cell(str(counts.get(name, 0))),
         ]
         rows.append(Row(name, settings[name], cells, anchor=f"{benchmark}-{name}"))
     seeds = tests["number"].nunique()
-    processors = listed(sorted(set(tests["processor"])))
+    processors = join_words(sorted(set(tests["processor"])))
     return Table(
         f"{benchmark}, {metric}",
-        f"In %, {seeds} seeds, domains {listed(board.domains(benchmark))}. Differences "
+        f"In %, {seeds} seeds, domains {join_words(board.domains(benchmark))}. Differences "
         "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
         "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
         "values, which are under the name, minus that with the paper's. Left out: trials that were "
@@ -282,8 +290,8 @@ def _difference(one: Difference | None) -> Cell:
     if one is None:
         return Cell(DASH)
     return Cell(
-        number(one.mean, signed=True),
-        f"[{number(one.low)}, {number(one.high)}]" if one.n > 1 else "",
+        format_number(one.mean, signed=True),
+        f"[{format_number(one.low)}, {format_number(one.high)}]" if one.n > 1 else "",
     )
 
 
@@ -291,7 +299,7 @@ def _variance(board: Board) -> Table:
     found = {b: board.variance(b) for b in board.benchmarks}
     names = [*(n for n in _FACTORS if any(n in one for one in found.values())), "rest"]
     rows = [
-        Row(b, "", [Cell(number(100 * one[n], 1) if n in one else DASH) for n in names])
+        Row(b, "", [Cell(format_number(100 * one[n], 1) if n in one else DASH) for n in names])
         for b, one in found.items()
     ]
     return Table(
@@ -310,7 +318,7 @@ def _variance(board: Board) -> Table:
 # --- sentences -------------------------------------------------------------------------------
 
 
-def answers(board: Board) -> list[str]:
+def conclusions(board: Board) -> list[str]:
     """What the numbers say, in sentences that are computed from them."""
     return [*_better(board), *_moved(board), *_ranked(board), *_decided(board)]
 
@@ -326,15 +334,15 @@ def _better(board: Board) -> Iterator[str]:
         counts.update(better)
         yield (
             f"{benchmark}: better than uniform weights in the worst domain, after Holm's "
-            f"correction over {len(found)} methods: {listed(better) or 'none'}; worse: "
-            f"{listed(worse) or 'none'}."
+            f"correction over {len(found)} methods: {join_words(better) or 'none'}; worse: "
+            f"{join_words(worse) or 'none'}."
         )
-        yield f"{benchmark}: {seen(found)}"
+        yield f"{benchmark}: {detectable_text(found)}"
     many = [f"{name} ({count})" for name, count in counts.items() if count > 2]
     if len(board.benchmarks) > 2:
         yield (
             f"Better than uniform weights on more than two of {len(board.benchmarks)} benchmarks: "
-            f"{listed(many) or 'none'}."
+            f"{join_words(many) or 'none'}."
         )
 
 
@@ -352,12 +360,13 @@ def _moved(board: Board) -> Iterator[str]:
         tests = board.tests(benchmark)
         kept = tests[tests["kind"] == BOTH]["method"].nunique()
         yield (
-            f"{benchmark}: tuning moves the worst domain by {number(mean, signed=True)} points on "
-            f"average, from {number(means[low], signed=True)} ({low}) to "
-            f"{number(means[high], signed=True)} ({high}); of "
+            f"{benchmark}: tuning moves the worst domain by "
+            f"{format_number(mean, signed=True)} points on average, from "
+            f"{format_number(means[low], signed=True)} ({low}) to "
+            f"{format_number(means[high], signed=True)} ({high}); of "
             f"{len(means)} methods {kept} keep the paper's values. "
             "Between the rankings at the paper's and at the chosen values Kendall's tau is "
-            f"{number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
+            f"{format_number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
             f"{tuned.idxmax()}."
         )
 
@@ -368,12 +377,13 @@ def _ranked(board: Board) -> Iterator[str]:
         return
     apart = [n for n, rank in found.mean.items() if rank - found.lowest > found.critical]
     better = (
-        f"it is better than that of {listed(apart)}" if apart else "none is better than another"
+        f"it is better than that of {join_words(apart)}" if apart else "none is better than another"
     )
     yield (
         f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. The "
-        f"lowest mean rank, {number(found.lowest, 1)}, is that of {listed(found.best)}; by "
-        f"Nemenyi's critical difference, {number(found.critical, 1)}, {better}."
+        f"lowest mean rank, {format_number(found.lowest, 1)}, is that of "
+        f"{join_words(found.best)}; by Nemenyi's critical difference, "
+        f"{format_number(found.critical, 1)}, {better}."
     )
 
 
@@ -382,7 +392,9 @@ def _decided(board: Board) -> Iterator[str]:
         found = board.variance(benchmark)
         if not found:
             continue  # all trials came to the same
-        told = listed([f"{name} {number(100 * share, 1)} %" for name, share in found.items()])
+        told = join_words(
+            [f"{name} {format_number(100 * share, 1)} %" for name, share in found.items()]
+        )
         trials = board.trials(benchmark)
         count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())
         yield f"{benchmark}: of the variance over {count} trials ({pruned} of them pruned), {told}."

@@ -12,7 +12,7 @@ import numpy as np
 
 from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
-from fairflower.report.clusters import clustered
+from fairflower.report.clusters import methods_with_clusters
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import SCORES, Run
 
@@ -132,7 +132,7 @@ def typed_methods(comparison: Comparison) -> list[Method]:
 
     Or for equally many, but several, where a method found clusters.
     """
-    wanted = bool(clustered(comparison.methods))
+    wanted = bool(methods_with_clusters(comparison.methods))
 
     def several(method: Method) -> bool:
         counts = set(Counter(client.domain for client in method.runs[0].clients).values())

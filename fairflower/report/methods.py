@@ -27,7 +27,7 @@ from fairflower.config import (
 from fairflower.numerics.metrics import Vector
 from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
-from fairflower.statistics.differences import Estimate as Estimate
+from fairflower.statistics.differences import MeanStd as MeanStd
 
 BASELINES = ("fedavg", "uniform")
 
@@ -105,31 +105,31 @@ class Method:
         """Equal for methods whose figures may be compared."""
         return self.setting, self.runs[0].reach
 
-    def over_seeds(self, figure: Callable[[Run], float]) -> Estimate:
+    def over_seeds(self, figure: Callable[[Run], float]) -> MeanStd:
         """The estimate of a figure that each run has."""
-        return Estimate.of([figure(run) for run in self.runs])
+        return MeanStd.of([figure(run) for run in self.runs])
 
-    def over_rounds(self, figure: Callable[[Run], Vector]) -> Estimate:
+    def over_rounds(self, figure: Callable[[Run], Vector]) -> MeanStd:
         """The estimate of a figure that each run has several times: over seeds and rounds.
 
         Its ``std`` is of the population (ddof 0), as in FedISM's tables.
         """
         values = np.concatenate([figure(run) for run in self.runs])
-        return Estimate(float(values.mean()), float(values.std()), len(values))
+        return MeanStd(float(values.mean()), float(values.std()), len(values))
 
     def over_domains(
         self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
-    ) -> Estimate:
+    ) -> MeanStd:
         """The estimate of a figure of the domains that every seed was tested on.
 
         NaN if there is none. ``accuracies`` gives a run's, [D], NaN for an untested domain.
         """
         values = np.array([accuracies(run) for run in self.runs])
-        return Estimate.of([_of_those(row, figure) for row in _in_common(values)])
+        return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
 
-    def whole(self) -> bool:
+    def fully_tested(self) -> bool:
         """Whether every seed was tested on every domain in each of the last rounds."""
-        return all(run.whole() for run in self.runs)
+        return all(run.fully_tested() for run in self.runs)
 
     def curve(
         self, figure: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
@@ -201,7 +201,7 @@ class Comparison:
         return min(found, key=lambda other: other.settings("bound.") != bounds, default=None)
 
 
-def compare(runs: Iterable[Run]) -> list[Comparison]:
+def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     """Group runs by their domains, then by method."""
     by_domains: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -280,13 +280,13 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
     Runs that lack tests of a domain are kept only where all of them do.
     """
     furthest = max(run.reach for run in runs)
-    some_whole = any(run.whole() for run in runs if run.reach == furthest)
+    some_whole = any(run.fully_tested() for run in runs if run.reach == furthest)
     kept: dict[Any, Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda run: str(run.info.get("started", "")), reverse=True):
         if run.reach < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
-        elif some_whole and not run.whole():
+        elif some_whole and not run.fully_tested():
             lacks = untested(run.domains, run.rounds, run.accuracy)
             left_out.append((run, f"{lacks}, other runs of the method lack no domain"))
         elif run.seed in kept:
@@ -320,7 +320,7 @@ class Sweep(NamedTuple):
     others: Mapping[str, Method]
 
 
-def products(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
+def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
     """Client -> strategy -> method, for each comparable set that is a product; largest first."""
     sets: dict[Any, list[Method]] = {}
     for method in comparison.methods:
@@ -336,9 +336,9 @@ def products(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
     return found
 
 
-def by_client(comparison: Comparison) -> dict[str, dict[str, Method]]:
-    """The largest of `products`; empty if there is none."""
-    return next(iter(products(comparison)), {})
+def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
+    """The largest of `client_strategy_grids`; empty if there is none."""
+    return next(iter(client_strategy_grids(comparison)), {})
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
@@ -358,7 +358,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
         for method in comparison.methods:
             value = _value(method, key)
             rest = frozenset(item for item in method.identity if item[0] != key)
-            if value is not None and method.whole():
+            if value is not None and method.fully_tested():
                 groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
         for members in groups.values():
             values = sorted(value for value in members if isinstance(value, float))

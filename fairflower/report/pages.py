@@ -19,12 +19,12 @@ from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
 from fairflower.report.leaderboard import (
-    answers,
     board_tables,
+    conclusions,
     is_board,
     read_board,
 )
-from fairflower.report.methods import Comparison, compare, differing
+from fairflower.report.methods import Comparison, differing, group_runs
 from fairflower.report.reading import Run, read_text
 from fairflower.report.summary import read_summary, write_summary
 from fairflower.report.tables import accuracy_tables, fairness_tables
@@ -32,17 +32,17 @@ from fairflower.report.tables.cells import Cell, Table
 from fairflower.report.tables.notes import notes
 from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
-from fairflower.report.verdicts import Section, rule, verdicts
+from fairflower.report.verdicts import Section, verdict_legend, verdicts
 
 
 class Chapter(NamedTuple):
-    """What is said of one comparison; ``rule`` says what the verdicts' words mean."""
+    """What is said of one comparison; ``legend`` explains the words of the verdicts."""
 
     comparison: Comparison
     tables: list[Table]
     sections: list[Section]
     notes: list[str]
-    rule: str
+    legend: str
 
     @property
     def title(self) -> str:
@@ -65,9 +65,9 @@ def chapters(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> list[Chapter]:
             _captioned_once([*accuracy_tables(comparison), *tuning_tables(tuned)]),
             verdicts(comparison),
             notes(comparison),
-            rule(comparison),
+            verdict_legend(comparison),
         )
-        for comparison in compare(runs)
+        for comparison in group_runs(runs)
     ]
 
 
@@ -100,7 +100,7 @@ def terminal_table(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> Renderab
             parts += [Text(section.title, style="bold")] if section.title else []
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
-        parts += [Text(chapter.rule, style="dim"), Text()]
+        parts += [Text(chapter.legend, style="dim"), Text()]
     return Group(*parts)
 
 
@@ -152,21 +152,21 @@ def markdown(content: Sequence[Chapter]) -> str:
         for section in chapter.sections:
             parts.append(f"**{section.title}**" if section.title else "")
             parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))
-        parts += ["\n".join(f"- Note: {note}" for note in chapter.notes), chapter.rule]
+        parts += ["\n".join(f"- Note: {note}" for note in chapter.notes), chapter.legend]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-#: A part of a document that `fill` writes: the summary that it is of, and what it says.
+#: The block of a document that `replace_generated_block` writes: a summary's path, and text.
 GENERATED = re.compile(
     r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
 )
 
 
-def fill(document: Path, summary: Path, text: str) -> None:
-    """Write what is `generated` from a summary into a Markdown file, in place of an earlier one.
+def replace_generated_block(document: Path, summary: Path, text: str) -> None:
+    """Write the text generated from a summary into a Markdown file, over the text of before.
 
-    It goes between ``<!-- generated from SUMMARY -->`` (its path from the document's folder) and
-    ``<!-- end -->``, at the end of a document that has no such part yet.
+    The block is between ``<!-- generated from SUMMARY -->`` (its path from the document's folder)
+    and ``<!-- end -->``; a document without such a block gets it at its end.
 
     Raises
     ------
@@ -184,11 +184,11 @@ def fill(document: Path, summary: Path, text: str) -> None:
     document.write_text(whole, encoding="utf-8")
 
 
-def generated(summary: Path) -> str:
-    """The tables of a summary with its verdicts, or of a leaderboard: what `fill` takes."""
+def generated_markdown(summary: Path) -> str:
+    """Return a summary's tables and verdicts, or those of a dated leaderboard, as Markdown."""
     if is_board(summary):
         board = read_board(summary)
-        return markdown_board(answers(board), board_tables(board))
+        return markdown_board(conclusions(board), board_tables(board))
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 
@@ -257,7 +257,9 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
         Without runs.
     """
     found = chapters(runs, tuned)
-    from fairflower.report.figures import rounds as figures  # matplotlib takes a second to import
+    from fairflower.report.figures import (
+        comparison as figures,  # matplotlib takes a second to import
+    )
 
     out = Path(out).expanduser().absolute()
     out.mkdir(parents=True, exist_ok=True)

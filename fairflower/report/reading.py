@@ -24,7 +24,7 @@ SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tests:
+class AccuracyHistory:
     """Accuracies of K domains or clients in R tested rounds."""
 
     #: [R], in ascending order; 0 is before training.
@@ -47,7 +47,7 @@ class Tests:
         """The rounds that `final` averages."""
         return tuple(self.rounds[self.last(window)].tolist())
 
-    def whole(self, window: int = WINDOW) -> bool:
+    def fully_tested(self, window: int = WINDOW) -> bool:
         """Whether all were tested in each of the rounds that `final` averages.
 
         Else `final` lacks a domain, or its means are over different rounds, and what is said
@@ -57,7 +57,7 @@ class Tests:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Tests):
+class Run(AccuracyHistory):
     """One run folder, read: the tests of its global model by domain, and all around them.
 
     With ``evaluate.test = false`` these are on images for validation.
@@ -79,10 +79,10 @@ class Run(Tests):
     #: The resolved run config with dotted keys.
     config: Mapping[str, Any]
     #: The same by client, in the order of ``clients``; no rounds when clients tested nothing.
-    by_client: Tests
+    by_client: AccuracyHistory
     #: Of the clients' personal models, by domain, the mean of its clients by test images; no
     #: rounds where there are none.
-    personal: Tests
+    personal: AccuracyHistory
     #: Those of `SCORES` that were measured, [R, D] like ``accuracy``; NaN in a round without.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     #: What the strategy recorded, and who was left out, one mapping a round.
@@ -195,7 +195,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return RunConfig().concise() | own
 
 
-def readable(path: Path) -> list[Run]:
+def find_readable_runs(path: Path) -> list[Run]:
     """The runs below a folder that can be reported on; none where there is no folder."""
     runs = []
     for info in path.rglob("run.json"):
@@ -296,17 +296,17 @@ def _matrix(
     return np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
 
 
-def _all_tests(history: _History, names: Sequence[str]) -> Tests:
+def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
     rounds = np.array(sorted(history), dtype=np.int64)
-    return Tests(rounds=rounds, accuracy=_matrix(history, names, rounds))
+    return AccuracyHistory(rounds=rounds, accuracy=_matrix(history, names, rounds))
 
 
-def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> Tests:
+def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
     """Rounds with a value of some domain; one that may still be written needs all of them."""
     found = _all_tests(history, domains)
     there = np.isfinite(found.accuracy)
     kept = there.all(axis=1) | (there.any(axis=1) & np.isin(found.rounds, list(finished)))
-    return Tests(rounds=found.rounds[kept], accuracy=found.accuracy[kept])
+    return AccuracyHistory(rounds=found.rounds[kept], accuracy=found.accuracy[kept])
 
 
 def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:

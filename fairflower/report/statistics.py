@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairflower.report.text import number
+from fairflower.report.text import format_number
 from fairflower.statistics import differences as corrections
 from fairflower.statistics.differences import Difference as Difference
 from fairflower.statistics.differences import differences
 from fairflower.statistics.power import LEVEL, detectable
 
 
-def paired(values: Sequence[float]) -> Difference:
+def paired_t_test(values: Sequence[float]) -> Difference:
     """What differences of pairs say of their mean; nothing more, NaN, with one pair.
 
     >>> one = paired([1.0, 2.0, 3.0])
@@ -28,7 +28,7 @@ def paired(values: Sequence[float]) -> Difference:
     return differences({"": values})[""]
 
 
-def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
+def holm_correction(found: Mapping[str, Difference]) -> dict[str, Difference]:
     """The same with Holm's p-values, which hold for all of them together.
 
     Those without a p-value are no part of it.
@@ -37,14 +37,15 @@ def holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
     return {name: replace(one, p=p[name]) for name, one in found.items()}
 
 
-def seen(found: Mapping[str, Difference]) -> str:
+def detectable_text(found: Mapping[str, Difference]) -> str:
     """What a comparison of methods could have seen, at their median spread and by Bonferroni."""
     n, std = np.median([(one.n, one.std) for one in found.values()], axis=0)
     least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(found))
     largest = max(one.mean for one in found.values())
     return (
-        f"with {n:g} seeds and the median spread, {number(std)}, differences of {number(least, 1)} "
-        f"points are found with 80 % power; the largest gain is {number(largest, signed=True)}."
+        f"with {n:g} seeds and the median spread, {format_number(std)}, differences of "
+        f"{format_number(least, 1)} points are found with 80 % power; the largest gain is "
+        f"{format_number(largest, signed=True)}."
     )
 
 
@@ -92,7 +93,9 @@ def ranks(figures: pd.DataFrame) -> Ranks:
     )
 
 
-def shares(figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]) -> dict[str, float]:
+def eta_squared(
+    figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]
+) -> dict[str, float]:
     """How much of a figure's variance over trials is each factor's: an analysis of variance.
 
     Sums of squares of type II (each factor after all others) of a linear model, as shares of the

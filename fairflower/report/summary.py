@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
-from fairflower.report.clusters import IDS, clusters
+from fairflower.report.clusters import IDS, read_cluster_history
 from fairflower.report.measures import rated
-from fairflower.report.reading import SCORES, WINDOW, Run, Tests, read_run
-from fairflower.report.tables.notes import data_digest, run_notes, sessions
+from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
+from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 
 #: Decimals of the fractions; the tables show four.
 _DIGITS = 8
@@ -130,11 +130,11 @@ def _row(run: Run) -> dict[str, Any]:
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
         row["client accuracy"] = _fractions(tested)
-    found = clusters(run)
+    found = read_cluster_history(run)
     if found is not None:
         by_round = dict(zip(found.rounds.tolist(), found.ids[:, order], strict=True))
         row["cluster"] = " ".join(_ids(by_round.get(r)) for r in run.rounds[last].tolist())
-    made = sessions(run)
+    made = process_infos(run)
     return row | {
         "parameters": run.info.get("num_parameters"),
         "bytes": run.info.get("model_bytes"),
@@ -179,8 +179,8 @@ def _run(row: Mapping[str, str]) -> Run:
         config=known | dict(settings) | {"seed": int(row["seed"])},
         rounds=rounds,
         accuracy=_matrix(table["accuracy"], domains, rounds),
-        by_client=Tests(rounds=rounds[-1:][: len(by_client)], accuracy=by_client),
-        personal=Tests(
+        by_client=AccuracyHistory(rounds=rounds[-1:][: len(by_client)], accuracy=by_client),
+        personal=AccuracyHistory(
             rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
         ),
         scores={s: _matrix(table[s], domains, rounds) for s in SCORES if table[s]},

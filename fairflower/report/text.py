@@ -28,7 +28,7 @@ def thousands(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
 
 
-def number(value: float, digits: int = 2, *, signed: bool = False) -> str:
+def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str:
     """A figure as text, with a true minus sign; a dash where it is not defined.
 
     >>> number(0.126, signed=True), number(2 / 3, digits=4)
@@ -39,25 +39,25 @@ def number(value: float, digits: int = 2, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def p_value(p: float) -> str:
+def format_p_value(p: float) -> str:
     """A p-value as text.
 
     >>> p_value(0.0312), p_value(0.0001)
     ('0.031', '< 0.001')
     """
-    return "< 0.001" if p < 0.0005 else number(p, 3)
+    return "< 0.001" if p < 0.0005 else format_number(p, 3)
 
 
-def spread(std: float, n: int, digits: int = 2) -> str:
+def format_std(std: float, n: int, digits: int = 2) -> str:
     """The small print under a mean; empty for one value, which has none.
 
     >>> spread(0.25, 3), spread(math.nan, 1)
     ('± 0.25', '')
     """
-    return f"± {number(std, digits)}" if n > 1 else ""
+    return f"± {format_number(std, digits)}" if n > 1 else ""
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     """Join with commas and an "and".
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
@@ -79,7 +79,7 @@ def untested(
         if not there.all():
             found.setdefault(listed_rounds(rounds, ~there), []).append(domain)
     return "; ".join(
-        f"{listed(names)} {'was' if len(names) == 1 else 'were'} not tested in {which}"
+        f"{join_words(names)} {'was' if len(names) == 1 else 'were'} not tested in {which}"
         for which, names in found.items()
     )
 
@@ -97,4 +97,4 @@ def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
     if len(spans) > _SPANS:
         return f"{len(places)} of {len(rounds)} rounds"
     parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else map(str, s) for s in spans]
-    return f"round{'s' if len(places) > 1 else ''} {listed([*chain.from_iterable(parts)])}"
+    return f"round{'s' if len(places) > 1 else ''} {join_words([*chain.from_iterable(parts)])}"

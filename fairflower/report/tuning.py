@@ -11,9 +11,9 @@ from fairflower.arguments import Search
 from fairflower.config import shown
 from fairflower.numerics import metrics
 from fairflower.report.measures import SIGMA
-from fairflower.report.methods import Estimate
-from fairflower.report.tables.cells import Cell, Group, Row, Table, judged
-from fairflower.report.text import DASH, number
+from fairflower.report.methods import MeanStd
+from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
+from fairflower.report.text import DASH, format_number
 
 #: What is better among trials -> in words. See `chosen`.
 CRITERIA = {
@@ -147,9 +147,9 @@ def _row(one: Tuned) -> Row:
     for figure in FIGURES.values():
         default = next((t for t in one.completed if t.number == 0), None)
         for trial in (default, one.chosen):
-            cells.append(Cell(DASH if trial is None else number(figure(trial))))
+            cells.append(Cell(DASH if trial is None else format_number(figure(trial))))
         if one.completed:
-            cells.append(judged(Estimate.of([figure(trial) for trial in one.completed]), 0))
+            cells.append(judged_cell(MeanStd.of([figure(trial) for trial in one.completed]), 0))
         else:
             cells.append(Cell(DASH))
     return Row(one.method, "" if one.ranges else "nothing to tune", [*counts, *cells])

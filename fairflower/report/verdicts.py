@@ -22,17 +22,17 @@ from fairflower.report.measures import Figure, Measure, measures
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
-    Estimate,
+    MeanStd,
     Method,
-    products,
+    client_strategy_grids,
     sweeps,
 )
 from fairflower.report.reading import Run
-from fairflower.report.text import listed, number, spread
-from fairflower.statistics.differences import FEWEST, Difference, differences, together
+from fairflower.report.text import format_number, format_std, join_words
+from fairflower.statistics.differences import MIN_PAIRS, Difference, differences, judged_as_family
 
 #: What is said of differences that nobody can judge.
-TOO_FEW = f"too few pairs for a verdict ({FEWEST} needed)"
+TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 
 #: What is said of those that may be none, or too small to be seen.
 UNDECIDED = "undecided"
@@ -84,7 +84,7 @@ class Contrast:
 
         For example ``("fairer (STD)", "than")``.
         """
-        if self.n < FEWEST:
+        if self.n < MIN_PAIRS:
             return TOO_FEW, "against"
         judged = [(figure.name, better) for figure, _, better in self.by_figure if figure.judged]
         better = ", ".join(name for name, found in judged if found > 0)
@@ -94,7 +94,7 @@ class Contrast:
         if better or worse:
             return f"{self.measure.words[not better]} ({better or worse})", "than"
         alike = [(f, one) for f, one, _ in self.by_figure if f.judged]
-        if all(one.same for _, one in alike):
+        if all(one.equivalent for _, one in alike):
             within = ", ".join(f"{figure.name} within {figure.margin:g}" for figure, _ in alike)
             return f"equivalent ({within})", "to"
         return UNDECIDED, "against"
@@ -103,14 +103,14 @@ class Contrast:
     def seen(self) -> str:
         """The smallest differences that the pairs would have shown with 80 % power."""
         return ", ".join(
-            f"{figure.name} {number(one.least, 1)}"
+            f"{figure.name} {format_number(one.detectable, 1)}"
             for figure, one, _ in self.by_figure
             if figure.judged
         )
 
 
 @dataclass(frozen=True)
-class Block:
+class ContrastGroup:
     """The contrasts of several methods, by their names, with one other."""
 
     heading: str
@@ -118,15 +118,15 @@ class Block:
     contrasts: Mapping[str, Contrast]
 
 
-def contrast(method: Method, other: Method, measure: Measure) -> Pairs | None:
+def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
     """The differences of pairs, or None where the two have no federation and seed in common.
 
-    Runs that were not tested on every domain throughout do not count. `judged_together` says what
+    Runs that were not tested on every domain throughout do not count. `judge_family` says what
     they are worth.
     """
 
     def counts(run: Run) -> bool:
-        return run.whole() and all(np.isfinite(f.value(run)) for f in measure.figures)
+        return run.fully_tested() and all(np.isfinite(f.value(run)) for f in measure.figures)
 
     if not {method.name, other.name} <= {one.name for one in measure.of}:
         return None
@@ -144,7 +144,7 @@ def contrast(method: Method, other: Method, measure: Measure) -> Pairs | None:
     return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 
-def judged_together(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
+def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
     """Contrasts with one and the same method: as one family over all methods and figures."""
     if not family:
         return {}
@@ -157,8 +157,10 @@ def judged_together(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
             {name: one.floors[i] for name, one in family.items()},
         )
         found |= {(name, i): one for name, one in by_method.items()}
-    few = {key: one for key, one in found.items() if one.n < FEWEST}  # they get no verdict
-    found = together({key: one for key, one in found.items() if key not in few}) | together(few)
+    few = {key: one for key, one in found.items() if one.n < MIN_PAIRS}  # they get no verdict
+    found = judged_as_family(
+        {key: one for key, one in found.items() if key not in few}
+    ) | judged_as_family(few)
     figures = range(len(measure.figures))
     return {
         name: Contrast(measure, tuple(found[name, i] for i in figures), one.unit)
@@ -175,41 +177,41 @@ def against_baselines(comparison: Comparison, measure: Measure) -> dict[str, dic
             if method.strategy == baseline:
                 continue
             other = comparison.baseline(method, baseline)
-            if other and (one := contrast(method, other, measure)):
+            if other and (one := paired_differences(method, other, measure)):
                 families.setdefault(other.name, {})[method.name] = one
         for family in families.values():
-            for name, told in judged_together(family).items():
+            for name, told in judge_family(family).items():
                 found[name][TITLES[baseline]] = told
     return found
 
 
-def by_strategy(comparison: Comparison, measure: Measure) -> list[Block]:
+def by_strategy(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:
     """For each strategy of a product, with every local training, against the baselines."""
     found: dict[tuple[str, str], dict[str, Contrast]] = {}
     against = against_baselines(comparison, measure)
-    for grid in products(comparison):
+    for grid in client_strategy_grids(comparison):
         for client, row in grid.items():
             for strategy, method in row.items():
                 for name, one in against.get(method.name, {}).items():
                     found.setdefault((strategy, name), {})[client] = one
-    return [Block(*names, contrasts) for names, contrasts in found.items()]
+    return [ContrastGroup(*names, contrasts) for names, contrasts in found.items()]
 
 
 #: A heading, the name of one method, and by name methods each with that to compare it with.
 Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
-Against = Callable[[Comparison, Measure], list[Block]]
+Against = Callable[[Comparison, Measure], list[ContrastGroup]]
 
 
 def _blocks(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
     """The contrasts of those pairs that can be compared."""
 
     @wraps(against)
-    def blocks(comparison: Comparison, measure: Measure) -> list[Block]:
+    def blocks(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:
         found = []
         for heading, other, pairs in against(comparison):
-            contrasts = {name: contrast(*pair, measure) for name, pair in pairs.items()}
-            there = judged_together({name: one for name, one in contrasts.items() if one})
-            found += [Block(heading, other, there)] if there else []
+            contrasts = {name: paired_differences(*pair, measure) for name, pair in pairs.items()}
+            there = judge_family({name: one for name, one in contrasts.items() if one})
+            found += [ContrastGroup(heading, other, there)] if there else []
         return found
 
     return blocks
@@ -218,7 +220,7 @@ def _blocks(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
 @_blocks
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
     """Every local training against plain local training, under the same strategy."""
-    for grid in products(comparison):
+    for grid in client_strategy_grids(comparison):
         plain = next((client for client in grid if client in PLAIN_CLIENTS), "")
         under = grid.get(plain, {})
         for client, row in grid.items():
@@ -257,9 +259,9 @@ FURTHER: tuple[tuple[str, Against], ...] = (
 )
 
 
-def counts(contrasts: Iterable[Contrast]) -> str:
+def seed_counts_text(contrasts: Iterable[Contrast]) -> str:
     """Their numbers of seeds: ``3``, or ``2 and 3``; empty without any."""
-    return listed(sorted({str(one.n) for one in contrasts}, key=int))
+    return join_words(sorted({str(one.n) for one in contrasts}, key=int))
 
 
 @dataclass(frozen=True)
@@ -312,20 +314,20 @@ def _summed_up(said: Sequence[Verdict]) -> Sequence[Verdict]:
     few = [verdict for verdict in said if verdict.conclusion.startswith(TOO_FEW)]
     if len(few) < 2:
         return said
-    names = listed([verdict.name for verdict in few])
+    names = join_words([verdict.name for verdict in few])
     together = Verdict(names, "", f"{TOO_FEW}; the tables have the differences")
     return [together, *(verdict for verdict in said if verdict not in few)]
 
 
 def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
     """The sentence on one method's fairness, on the mean of the last five tested rounds."""
-    if not (against or method.whole()):
+    if not (against or method.fully_tested()):
         return Verdict(method.name, "", "not compared, as not every domain was tested throughout")
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         others = (comparison.baseline(method, name) for name in BASELINES)
-        whole = all(other is None or other.whole() for other in others)
+        whole = all(other is None or other.fully_tested() for other in others)
         tested = "" if whole else ", tested on every domain throughout,"
         return Verdict(method.name, "", f"{conclusion}{tested} to compare with")
     worst = [f"{signed(one['MIN'][0])} points against {n}" for n, one in against.items()]
@@ -333,17 +335,19 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
     lower = [f"{name}'s" for name, one in against.items() if one["AVG"][1] < 0]
     return Verdict(
         method.name,
-        f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} ({seeds(against.values())})",
-        worth(against) + (f", with an average below {' and '.join(lower)}" if lower else ""),
+        f"worst domain {', '.join(worst)}, STD {' and '.join(spread)} "
+        f"({seeds_text(against.values())})",
+        conclusion_text(against)
+        + (f", with an average below {' and '.join(lower)}" if lower else ""),
     )
 
 
-def _on_all(block: Block) -> list[Verdict]:
+def _on_all(block: ContrastGroup) -> list[Verdict]:
     """One sentence for the block."""
     return [Verdict(f"{block.heading} against {block.other}", "", grouped(block.contrasts))]
 
 
-def _on_each(block: Block) -> list[Verdict]:
+def _on_each(block: ContrastGroup) -> list[Verdict]:
     """One sentence for each of its contrasts."""
     return [
         Verdict(f"{block.heading}, {name}", *sentence({block.other: one}))
@@ -351,7 +355,7 @@ def _on_each(block: Block) -> list[Verdict]:
     ]
 
 
-def rule(comparison: Comparison) -> str:
+def verdict_legend(comparison: Comparison) -> str:
     """What the words of the verdicts mean; empty where nothing was compared."""
     found = measures(comparison)
     by_baselines = any(against_baselines(comparison, found[0]).values())
@@ -362,11 +366,11 @@ def rule(comparison: Comparison) -> str:
         "Differences are paired: mean ± sample standard deviation (ddof 1). One counts when "
         "Student's t test of the pairs, with variances moderated over the methods, has p < 0.05 by "
         "Holm's correction over all methods and figures that are compared with the same method, "
-        f"with at least {FEWEST} pairs. Fairer: the worst domain is higher or STD is lower by this "
-        "rule, and neither is worse by it. Equivalent: shown to be within the margins in brackets, "
-        "in points, by two one-sided tests. Undecided: neither; in brackets is the smallest "
-        "difference that would have been found with 80 % power. Of several seeds on one federation "
-        "all this is said of that federation alone."
+        f"with at least {MIN_PAIRS} pairs. Fairer: the worst domain is higher or STD is lower by "
+        "this rule, and neither is worse by it. Equivalent: shown to be within the margins in "
+        "brackets, in points, by two one-sided tests. Undecided: neither; in brackets is the "
+        "smallest difference that would have been found with 80 % power. Of several seeds on "
+        "one federation all this is said of that federation alone."
         f"{better}"
     )
 
@@ -378,10 +382,10 @@ def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
         + f" points against {name}"
         for name, one in contrasts.items()
     )
-    return f"{numbers} ({seeds(contrasts.values())})", worth(contrasts)
+    return f"{numbers} ({seeds_text(contrasts.values())})", conclusion_text(contrasts)
 
 
-def worth(contrasts: Mapping[str, Contrast]) -> str:
+def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
     """What the contrasts of one method are worth: ``fairer (STD) than FedAvg, ...``."""
     parts = []
     for (what, word), names in _by_judgement(contrasts).items():
@@ -398,20 +402,21 @@ def grouped(contrasts: Mapping[str, Contrast]) -> str:
     )
 
 
-def seeds(contrasts: Iterable[Contrast]) -> str:
+def seeds_text(contrasts: Iterable[Contrast]) -> str:
     """What is paired: ``10 federations``, or ``2 and 3 seeds of federation 0``."""
     found = list(contrasts)
-    number, (kind, *of) = counts(found), found[0].unit.split(" ", 1)
+    number, (kind, *of) = seed_counts_text(found), found[0].unit.split(" ", 1)
     return " ".join([number, f"{kind}{'' if number == '1' else 's'}", *of])
 
 
-def signed(estimate: Estimate) -> str:
+def signed(estimate: MeanStd) -> str:
     """A difference with its sign and spread.
 
-    >>> signed(Estimate(0.5, 0.25, 3)), signed(Estimate(0.5, float("nan"), 1))
+    >>> signed(MeanStd(0.5, 0.25, 3)), signed(MeanStd(0.5, float("nan"), 1))
     ('+0.50 ± 0.25', '+0.50')
     """
-    return f"{number(estimate.mean, signed=True)} {spread(estimate.std, estimate.n)}".strip()
+    mean = format_number(estimate.mean, signed=True)
+    return f"{mean} {format_std(estimate.std, estimate.n)}".strip()
 
 
 def _by_judgement(contrasts: Mapping[str, Contrast]) -> dict[tuple[str, str], list[str]]:

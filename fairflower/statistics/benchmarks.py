@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fairflower.statistics.differences import Difference, Estimate, concluded, dunnett, together
+from fairflower.statistics.differences import (
+    Difference,
+    MeanStd,
+    difference_of,
+    dunnett,
+    judged_as_family,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +31,7 @@ def pooled(found: Sequence[Difference]) -> Difference:
     """The mean of a method's differences on several benchmarks, of which each has an error.
 
     Its degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` the fewest pairs
-    of one, and the margin that of the first. Of several methods `together` makes a family.
+    of one, and the margin that of the first. Of several methods `judged_as_family` makes a family.
 
     Raises
     ------
@@ -41,8 +47,8 @@ def pooled(found: Sequence[Difference]) -> Difference:
     error = math.sqrt(sum(squares)) / count
     parts = sum(s**2 / one.df for s, one in zip(squares, found, strict=True) if s)
     df = sum(squares) ** 2 / parts if parts else math.inf
-    own = Estimate(mean, std, min(one.n for one in found))
-    return concluded(own, error, df, found[0].margin)
+    own = MeanStd(mean, std, min(one.n for one in found))
+    return difference_of(own, error, df, found[0].margin)
 
 
 def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
@@ -96,12 +102,12 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
     found = {}
     for place, name in enumerate(others, 1):
         gains = means[name] - means[reference]
-        own = Estimate(float(fit.params[place]), float(gains.std(ddof=1)), len(means))
-        found[name] = concluded(own, float(fit.bse[place]), df, margin)
+        own = MeanStd(float(fit.params[place]), float(gains.std(ddof=1)), len(means))
+        found[name] = difference_of(own, float(fit.bse[place]), df, margin)
     bound = dunnett(len(others), df)
     return {
         name: replace(one, low=one.mean - bound * one.error, high=one.mean + bound * one.error)
-        for name, one in together(found).items()
+        for name, one in judged_as_family(found).items()
     }
 
 

@@ -1,13 +1,13 @@
 """Paired differences of several methods to one other, judged together and with what they can see.
 
-A table of differences has few replicates of each and many methods. Three things follow. The
-variance of one method is estimated badly, and the method whose variance happens to be smallest
-would be called different first: variances are moderated over the methods (`squeezed`). Several
-tests are made at once: p-values are Holm's, intervals Bonferroni's, both over all tests of the
-family, so that an interval without zero always goes with a verdict. And a difference that is not
-found may be none or may be one that the design cannot see: besides *better* and *worse* there is
-*equivalent*, by two one-sided tests within a margin that was said before, and *undecided*, with
-the smallest difference that would have been found with 80 % power.
+A table of differences has few replicates and many methods. Three things follow. The variance of a
+single method is estimated badly, and the method whose variance happens to be smallest would be
+called different first: variances are moderated over the methods (`moderated_variances`). Several
+tests are made at once: p-values are Holm's and intervals Bonferroni's, over all tests of the
+family, so that an interval without zero always goes with a verdict. A difference that is not shown
+may be none, or smaller than the design can see: besides *better* and *worse* there are
+*equivalent*, by two one-sided tests within a margin that was written down before, and *undecided*,
+with the smallest difference that the design would have shown with 80 % power.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scipy.special import digamma, ndtr, polygamma, stdtr
 from fairflower.statistics.power import LEVEL, chi, critical, detectable
 
 #: Replicates below which there are intervals and no verdict.
-FEWEST = 5
+MIN_PAIRS = 5
 
 #: Of values that differ by less, the difference is rounding: sums of the same in another order.
 _SAME = 1e-9
@@ -38,7 +38,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanStd:
     """A figure over ``n`` replicates: mean and sample standard deviation (NaN for one)."""
 
     mean: float
@@ -46,31 +46,31 @@ class Estimate:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def of(cls, values: Sequence[float]) -> MeanStd:
         """The estimate from one value per replicate.
 
-        >>> Estimate.of([1.0, 3.0])
-        Estimate(mean=2.0, std=1.4142135623730951, n=2)
+        >>> MeanStd.of([1.0, 3.0])
+        MeanStd(mean=2.0, std=1.4142135623730951, n=2)
         """
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         return cls(float(np.mean(values)), spread, len(values))
 
 
 @dataclass(frozen=True)
-class Difference(Estimate):
+class Difference(MeanStd):
     """A paired difference over ``n`` pairs, its 95 % interval, and what may be said of it.
 
     Attributes
     ----------
     low, high : float
-        Student's interval; simultaneous after `together`. NaN where nothing is known.
+        Student's interval; simultaneous after `judged_as_family`. NaN where nothing is known.
     p : float
-        Of no difference; Holm's after `together`.
+        Of no difference; Holm's after `judged_as_family`.
     error, df : float
-        Standard error of the mean and its degrees of freedom, which `squeezed` variances add to.
+        Standard error of the mean, and its degrees of freedom with those that moderation adds.
     margin, p_same : float
         Within ``margin`` two methods count as equivalent; p-value of two one-sided tests that
-        they are not, Holm's after `together`. NaN without a margin.
+        they are not, Holm's after `judged_as_family`. NaN without a margin.
     level : float
         Of the test and of the interval: 0.05, or of one of m tests 0.05 / m.
     """
@@ -85,19 +85,19 @@ class Difference(Estimate):
     level: float = LEVEL
 
     @property
-    def least(self) -> float:
+    def detectable(self) -> float:
         """The smallest true difference that would be found with 80 % power; NaN if unknown."""
         return detectable(self.error, self.df, self.level)
 
     @property
     def sign(self) -> int:
-        """Of a difference that is told, by its p-value and from `FEWEST` pairs on; else 0."""
-        return int(math.copysign(1, self.mean)) if self.p < LEVEL and self.n >= FEWEST else 0
+        """Of a difference that is told, by its p-value and from `MIN_PAIRS` pairs on; else 0."""
+        return int(math.copysign(1, self.mean)) if self.p < LEVEL and self.n >= MIN_PAIRS else 0
 
     @property
-    def same(self) -> bool:
+    def equivalent(self) -> bool:
         """Whether the two methods are shown to be equivalent within the margin."""
-        return self.p_same < LEVEL and self.n >= FEWEST and not self.sign
+        return self.p_same < LEVEL and self.n >= MIN_PAIRS and not self.sign
 
 
 def differences(
@@ -122,29 +122,29 @@ def differences(
     -------
     dict
         Each with its own p-value and interval, not yet corrected for several tests
-        (`together`). A difference of 0 in every pair has an interval of width 0; of one that is
-        the same in every pair, but not 0, nothing is known unless other methods or a floor say
-        how far it might vary.
+        (`judged_as_family`). A difference of 0 in every pair has an interval of width 0. Of a
+        difference that is the same in every pair, but not 0, nothing is known unless other
+        methods or a floor say how far it might vary.
     """
     alike = {key for key, found in values.items() if len(found) > 1 and not np.any(_large(found))}
-    kept = {k: Estimate.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
+    kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
     variances = [_floored(one.std, (floors or {}).get(key)) ** 2 for key, one in kept.items()]
     spreads = dict(
-        zip(kept, squeezed(variances, [one.n - 1 for one in kept.values()]), strict=True)
+        zip(kept, moderated_variances(variances, [one.n - 1 for one in kept.values()]), strict=True)
     )
     found = {}
     for key, own in values.items():
         if key in alike:
-            found[key] = concluded(Estimate(0.0, 0.0, len(own)), 0.0, len(own) - 1, margin)
+            found[key] = difference_of(MeanStd(0.0, 0.0, len(own)), 0.0, len(own) - 1, margin)
         elif key in spreads:
             variance, df = spreads[key]
-            found[key] = concluded(kept[key], math.sqrt(variance / kept[key].n), df, margin)
+            found[key] = difference_of(kept[key], math.sqrt(variance / kept[key].n), df, margin)
         else:
-            found[key] = concluded(Estimate.of(own), math.nan, math.nan, margin)
+            found[key] = difference_of(MeanStd.of(own), math.nan, math.nan, margin)
     return found
 
 
-def together(found: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
+def judged_as_family(found: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     """The same, judged as one family: Holm's p-values, simultaneous intervals, what they can see.
 
     Those without a p-value are no part of the family.
@@ -184,7 +184,9 @@ def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
     return new
 
 
-def squeezed(variances: Sequence[float], df: Sequence[float]) -> list[tuple[float, float]]:
+def moderated_variances(
+    variances: Sequence[float], df: Sequence[float]
+) -> list[tuple[float, float]]:
     """Variances moderated towards what they have in common, with their degrees of freedom.
 
     Empirical Bayes as in limma (Smyth 2004, Section 6): variances s_j^2 on d_j degrees of freedom
@@ -248,7 +250,7 @@ def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
     return high
 
 
-def concluded(one: Estimate, error: float, df: float, margin: float = math.nan) -> Difference:
+def difference_of(one: MeanStd, error: float, df: float, margin: float = math.nan) -> Difference:
     """A difference with its own p-values and interval, by its standard error on ``df`` degrees."""
     unknown = math.isnan(error) or (error == 0 and abs(one.mean) > _SAME)
     if unknown:

@@ -15,7 +15,7 @@ from fairflower.leaderboard.analysis import Findings, examples_tested
 from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
-from fairflower.leaderboard.said import outcome, sentences, tables
+from fairflower.leaderboard.sentences import outcome, sentences, tables
 from fairflower.leaderboard.stages import CONFIRMATION, Stages
 from fairflower.statistics.differences import Difference
 
@@ -92,7 +92,7 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     )
     least = float(said[0].split(" is ")[1].split(" ")[0])
     assert least == pytest.approx(
-        max(one.least for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
+        max(one.detectable for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
     )
     assert any("by a mixed model with Dunnett's intervals" in line for line in said)
     assert not any("none" in line.split() for line in said)
@@ -112,7 +112,9 @@ def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told:
     one = Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001)
     assert outcome(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
-    assert outcome(undecided) == f"undecided; {undecided.least:.2f} points would have been found"
+    assert (
+        outcome(undecided) == f"undecided; {undecided.detectable:.2f} points would have been found"
+    )
 
 
 def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.leaderboard.design import Design, parse_method
 from fairflower.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
-from fairflower.leaderboard.making import Making, progress
 from fairflower.leaderboard.points import LR, points, ranges
+from fairflower.leaderboard.runs import LeaderboardRuns, progress
 from fairflower.leaderboard.stages import (
     CONFIRMATION,
     FINALISTS,
@@ -95,7 +95,7 @@ def quality(config: RunConfig) -> tuple[float, float]:
 
 def make(file: Path, most: int = 9999, quality: studies.Quality = quality) -> list[RunConfig]:
     """Make what is left, or as many runs as a session has time for, without training."""
-    making = Making(stages_of(file), file.parent / "at-work", jobs=2)
+    making = LeaderboardRuns(stages_of(file), file.parent / "at-work", jobs=2)
     return studies.make(making, quality, most=most)  # type: ignore[arg-type]
 
 

@@ -36,14 +36,19 @@ from fairflower.errors import RunFolderError
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
-from fairflower.report.methods import Comparison, Method, compare
-from fairflower.report.pages import GENERATED, fill, generated, markdown_tables
+from fairflower.report.methods import Comparison, Method, group_runs
+from fairflower.report.pages import (
+    GENERATED,
+    generated_markdown,
+    markdown_tables,
+    replace_generated_block,
+)
 from fairflower.report.verdicts import (
     Contrast,
     against_baselines,
     against_plain,
-    contrast,
-    judged_together,
+    judge_family,
+    paired_differences,
     verdicts,
 )
 
@@ -52,7 +57,7 @@ SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 def sections(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Title -> sentences, of the only comparison."""
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     return {s.title: [str(verdict) for verdict in s.verdicts] for s in verdicts(comparison)}
 
 
@@ -111,11 +116,11 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
         for seed, row in enumerate(table)
         for label, place in (("fedavg", 0), ("fedism", 2))
     ]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     fedavg, fedism = comparison.methods
-    pairs = contrast(fedism, fedavg, measures(comparison)[1])
+    pairs = paired_differences(fedism, fedavg, measures(comparison)[1])
     assert pairs is not None
-    one = judged_together({"fedism": pairs})["fedism"]
+    one = judge_family({"fedism": pairs})["fedism"]
     figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     differences = []
     for (_, estimate, counted), (values_of, sign) in zip(one.by_figure, figures, strict=True):
@@ -171,7 +176,7 @@ def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) ->
     p = stats.ttest_1samp(gains["fedism"], 0).pvalue
 
     def found(*labels: str) -> Contrast:
-        (comparison,) = compare(read_run(path) for label in labels for path in runs[label])
+        (comparison,) = group_runs(read_run(path) for label in labels for path in runs[label])
         return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
 
     alone, beside = found("fedavg", "fedism"), found("fedavg", *gains)
@@ -199,7 +204,7 @@ def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_
         )
         for seed, gain in enumerate(more)
     ]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     found = against_baselines(comparison, measures(comparison)[1])
     assert found["term"]["FedAvg"].n == 2
     for name, of in (("fedism", gains), ("moon+fedism", wild)):
@@ -301,10 +306,12 @@ def test_other_comparisons_are_corrected_over_their_methods_too(tmp_path: Path) 
         for client, more in (("sgd", (0.0,) * 5), ("moon", gain))
         for folder in trained(tmp_path, client, strategy, lambda s, more=more: 0.5 + more[s])  # type: ignore[misc]
     ]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     (block,) = against_plain(comparison, measures(comparison)[0])
     assert (block.heading, block.other, set(block.contrasts)) == ("moon", "sgd", set(gains))
-    worst = contrast(*methods_named(comparison, "moon+fedavg", "fedavg"), measures(comparison)[0])
+    worst = paired_differences(
+        *methods_named(comparison, "moon+fedavg", "fedavg"), measures(comparison)[0]
+    )
     assert worst is not None
     p = stats.ttest_1samp(worst.values[0], 0).pvalue
     # Three figures of two methods, and all of this one move alike.
@@ -562,7 +569,9 @@ def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) 
     (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
     for name in ("none.csv", "latin.csv"):
         with pytest.raises(RunFolderError, match="Cannot read"):
-            fill(tmp_path / "x.md", tmp_path / name, generated(tmp_path / name))
+            replace_generated_block(
+                tmp_path / "x.md", tmp_path / name, generated_markdown(tmp_path / name)
+            )
     assert not (tmp_path / "x.md").exists()
 
 
@@ -628,7 +637,9 @@ def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -
     run, document = read_run(make_run(tmp_path / "r", rising(0.5))), tmp_path / "x.md"
     write_summary([run], tmp_path / "my runs.csv")
     for _ in range(2):
-        fill(document, tmp_path / "my runs.csv", generated(tmp_path / "my runs.csv"))
+        replace_generated_block(
+            document, tmp_path / "my runs.csv", generated_markdown(tmp_path / "my runs.csv")
+        )
     assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
 
 
@@ -710,7 +721,7 @@ def test_runs_on_federations_of_their_own_are_one_method_and_paired_by_federatio
     base, gains = (0.5, 0.3, 0.7, 0.4, 0.6, 0.45), (0.06, 0.05, 0.07, 0.055, 0.065, 0.06)
     better = [a + gain for a, gain in zip(base, gains, strict=True)]
     folders = [*federated(tmp_path, "uniform", base), *federated(tmp_path, "x", better[:5])]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     assert [(m.name, len(m.runs), m.unit) for m in comparison.methods] == [
         ("uniform", 6, "federation"),
         ("x", 5, "federation"),
@@ -731,5 +742,5 @@ def test_seeds_on_one_federation_say_which_and_other_federations_are_no_pairs(
     own = [*federated(tmp_path, "uniform", values, 7), *federated(tmp_path, "x", values[::-1], 7)]
     assert "(5 seeds of federation 7)" in sections(own)[""][1]
     other = [*own[:5], *federated(tmp_path / "o", "x", values, 3)]
-    (comparison,) = compare(map(read_run, other))
-    assert contrast(*comparison.methods[::-1], measures(comparison)[0]) is None
+    (comparison,) = group_runs(map(read_run, other))
+    assert paired_differences(*comparison.methods[::-1], measures(comparison)[0]) is None

@@ -17,8 +17,8 @@ from fairflower.report.leaderboard import (
     WORST,
     Board,
     add_to_board,
-    answers,
     board_tables,
+    conclusions,
     read_board,
 )
 from fairflower.report.tables.cells import Table
@@ -85,7 +85,7 @@ def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_
     tests = [row("one", "uniform", "chosen", seed, 50) for seed in (1, 2)]
     board = add_to_board(tmp_path / "x.csv", [*found, lost, *tests])
     assert board.variance("one")["learning rate"] == pytest.approx(1)
-    assert any("over 7 trials (2 of them pruned), aggr" in line for line in answers(board))
+    assert any("over 7 trials (2 of them pruned), aggr" in line for line in conclusions(board))
 
 
 def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     found = [row("one", name, "both", 1, 50) for name in ("uniform", "afl")]
     board = add_to_board(tmp_path / "x.csv", [*found, row("one", "afl", "trial", 0, 50)])
-    assert not any("Holm" in line for line in answers(board))
+    assert not any("Holm" in line for line in conclusions(board))
     assert "nan" not in str(board_tables(board))
 
 
@@ -117,7 +117,7 @@ def test_of_trials_that_came_to_the_same_no_variance_is_told(count: int, tmp_pat
     found = [row("one", name, "both", 1, 50) for name in names]
     found += [row("one", name, "trial", k, 50) for name in names for k in range(count)]
     board = add_to_board(tmp_path / "x.csv", found)
-    assert not any("variance" in line for line in answers(board))
+    assert not any("variance" in line for line in conclusions(board))
     assert [c.text for c in board_tables(board)[-1].groups[0].rows[0].cells] == ["\N{EN DASH}"]
 
 
@@ -131,7 +131,7 @@ def test_a_plus_that_ends_a_rules_name_is_no_local_training(name: str, tmp_path:
 
 def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     board = made_up(tmp_path, GAINS, ["one", "two", "three"])
-    said = answers(board)
+    said = conclusions(board)
     assert (
         "one: better than uniform weights in the worst domain, after Holm's correction over 3 "
         "methods: afl; worse: fedavg." in said
@@ -167,7 +167,7 @@ def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:
         for number, more in enumerate(({}, {"outcome": "pruned"}, gone))
     ]
     board = add_to_board(tmp_path / "x.csv", found)
-    (moved,) = (line for line in answers(board) if "tuning moves" in line)
+    (moved,) = (line for line in conclusions(board) if "tuning moves" in line)
     assert moved == (
         "one: tuning moves the worst domain by +5.25 points on average, from +0.00 (term) to "
         "+20.00 (fedheal); of 4 methods 2 keep the paper's values. Between the rankings at the "
@@ -208,7 +208,7 @@ def test_two_benchmarks_are_not_more_than_two(tmp_path: Path) -> None:
     rows_now = read_board(tmp_path / "x.csv").rows.to_dict("records")
     term = [{**r, "method": "term"} for r in rows_now
             if r["method"] == "afl" and r["benchmark"] != "three"]  # fmt: skip
-    said = answers(add_to_board(tmp_path / "x.csv", term))
+    said = conclusions(add_to_board(tmp_path / "x.csv", term))
     assert sum("methods: afl and term" in line for line in said) == 2
     assert "Better than uniform weights on more than two of 3 benchmarks: afl (3)." in said
 
@@ -216,12 +216,12 @@ def test_two_benchmarks_are_not_more_than_two(tmp_path: Path) -> None:
 def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) -> None:
     """Of four methods on three benchmarks it is 2.7, so that ranks 1 and 3 are not apart."""
     gains = {"afl": 3.0, "fedheal": -3.0, "fedavg": -6.0}
-    said = answers(made_up(tmp_path, gains, ["one", "two", "three"]))
+    said = conclusions(made_up(tmp_path, gains, ["one", "two", "three"]))
     (line,) = (line for line in said if "Friedman" in line)
     assert "The lowest mean rank, 1.0, is that of afl" in line
     assert line.endswith("critical difference, 2.7, it is better than that of fedavg.")
     last = [row("three", "afl", "both", number, 10 + number) for number in range(1, 6)]
-    said = answers(add_to_board(tmp_path / "x.csv", last))
+    said = conclusions(add_to_board(tmp_path / "x.csv", last))
     (line,) = (line for line in said if "Friedman" in line)
     assert line.endswith("critical difference, 2.7, none is better than another.")
 
@@ -241,7 +241,9 @@ def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:
     shown = fedavg.cells[2].spread.replace("\N{MINUS SIGN}", "-")
     assert shown == f"[{found.low:.2f}, {found.high:.2f}]"
     assert variance.columns == ["aggregation", "learning rate", "rest"]
-    assert not re.search("Friedman|more than two", "\n".join(answers(board))), "of two benchmarks"
+    assert not re.search("Friedman|more than two", "\n".join(conclusions(board))), (
+        "of two benchmarks"
+    )
 
 
 def rows_of(table: Table) -> Sequence[Any]:

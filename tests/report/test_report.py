@@ -38,10 +38,12 @@ from fairflower.config import RunConfig
 from fairflower.errors import RunFolderError
 from fairflower.numerics import metrics
 from fairflower.report import clusters, methods, read_run, terminal_table, write_report
-from fairflower.report.figures import canvas, diagnostics, maps, rounds
-from fairflower.report.figures.series import sketches_of_products, sketches_of_sweeps
+from fairflower.report.figures import canvas, diagnostics
+from fairflower.report.figures import clusters as cluster_figures
+from fairflower.report.figures.comparison import draw
+from fairflower.report.figures.grids import sketches_of_products, sketches_of_sweeps
 from fairflower.report.measures import measures
-from fairflower.report.methods import Estimate, compare
+from fairflower.report.methods import MeanStd, group_runs
 from fairflower.report.pages import markdown_tables
 from fairflower.report.tables.accuracy import (
     accuracy_table,
@@ -348,7 +350,7 @@ def test_seeds_become_one_row(tmp_path: Path) -> None:
     assert row["fedheal 3 seeds"]["AVG"] == "71.00 ± 1.00"
     assert row["fedheal 3 seeds"]["GAP"] == "38.00 ± 2.00"
     assert "52.00 71.00" not in shown(*folders)
-    assert [run.seed for run in compare(map(read_run, folders))[0].methods[0].runs] == [0, 1, 2]
+    assert [run.seed for run in group_runs(map(read_run, folders))[0].methods[0].runs] == [0, 1, 2]
 
 
 def several(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
@@ -416,11 +418,11 @@ def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> No
 
 
 def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
-    from fairflower.report.figures.canvas import DOMAIN_COLOURS, shades
+    from fairflower.report.figures.canvas import DOMAIN_COLORS, shades
 
-    assert len(shades(DOMAIN_COLOURS[0], 1)) == 1
-    for colour in DOMAIN_COLOURS:
-        found = np.array(shades(colour, 5))
+    assert len(shades(DOMAIN_COLORS[0], 1)) == 1
+    for color in DOMAIN_COLORS:
+        found = np.array(shades(color, 5))
         assert ((found >= 0) & (found <= 1)).all()
         assert (np.diff(found.sum(axis=1)) > 0.1).all()  # dark to light
 
@@ -439,8 +441,8 @@ def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None
 
 
 def test_estimates() -> None:
-    assert Estimate.of([1.0, 2.0, 3.0]) == Estimate(2.0, 1.0, 3)
-    assert math.isnan(Estimate.of([1.0]).std)
+    assert MeanStd.of([1.0, 2.0, 3.0]) == MeanStd(2.0, 1.0, 3)
+    assert math.isnan(MeanStd.of([1.0]).std)
 
 
 def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
@@ -463,7 +465,7 @@ def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
         give_clients(make_run(tmp_path / label, constant(a=a, b=0.9), label=label), a=3, b=1)
         for label, a in (("fedavg", 0.5), ("uniform", 0.6))
     ]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     for table in (fairness_table(comparison, "domains"), types_table(comparison)):
         (group,) = table.groups
         fedavg, uniform = (
@@ -476,7 +478,7 @@ def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
         clustered(tmp_path / label, rows, label=label)
         for label, rows in (("one", [[0, 0, 0, 0]] * 6), ("own", [[0, 0, 1, 1]] * 6))
     ]
-    (comparison,) = compare(map(read_run, folders))
+    (comparison,) = group_runs(map(read_run, folders))
     found = clusters_table(comparison, 5)
     tones = [[cell.tone for cell in row.cells] for row in found.groups[0].rows]
     assert tones == [["", "", ""], ["", "better", "better"]]
@@ -520,7 +522,7 @@ def test_what_some_seed_did_not_measure_is_in_no_table(tmp_path: Path) -> None:
 def test_one_group_has_no_average_beside_it(tmp_path: Path) -> None:
     folder = with_scores(make_run(tmp_path / "r", constant(a=0.5)), auc=constant(a=0.6),
                          balanced_accuracy=constant(a=0.5))  # fmt: skip
-    (comparison,) = compare([read_run(folder)])
+    (comparison,) = group_runs([read_run(folder)])
     assert [[f.title for f in one.figures] for one in measures(comparison)[1:]] == [
         ["a ACC"], ["a AUC"],
     ]  # fmt: skip
@@ -534,7 +536,7 @@ def test_beside_a_figure_that_could_not_be_had_none_is_the_best(tmp_path: Path) 
         values = [*constant(6, a=0.5, b=0.5), {"a": last, "b": 0.5}]
         made = make_run(tmp_path / label, constant(a=0.5, b=0.5), label=label)
         folders.append(with_scores(made, auc=values, balanced_accuracy=constant(a=0.5, b=0.5)))
-    table = quality_table(compare(map(read_run, folders))[0])
+    table = quality_table(group_runs(map(read_run, folders))[0])
     at = table.columns.index("a AUC")
     assert [row.cells[at].tone for row in table.groups[0].rows] == ["", ""]
 
@@ -657,7 +659,7 @@ def test_what_was_not_tested_on_the_same_domains_in_the_same_rounds_is_not_compa
     text = shown(*folders)
     assert f"{lost}: not compared, as not every domain was tested throughout." in text
     assert ("vs Uniform" in text) == (lost == "fedheal")
-    comparison = compare(map(read_run, folders))[0]
+    comparison = group_runs(map(read_run, folders))[0]
     (group,) = accuracy_table(comparison, 5).groups
     bold = {row.name: [cell.tone for cell in row.cells] for row in group.rows}
     assert not any(bold[lost])
@@ -678,7 +680,7 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
         make_run(tmp_path / f"r{s}", lose(ALL, c=range(2, 7)) if s else ALL, seed=s)
         for s in range(2)
     ]
-    (method,) = compare(map(read_run, folders))[0].methods
+    (method,) = group_runs(map(read_run, folders))[0].methods
     assert [run.seed for run in method.runs] == [0]
     text = shown(*folders)
     assert "seed 1, completed after round 6 of 6 is left out of tables and figures: c was not " in (
@@ -692,7 +694,7 @@ def test_the_furthest_runs_stay_also_if_shorter_ones_lack_no_domain(tmp_path: Pa
     lost = make_run(tmp_path / "lost", lose(ALL, c=range(2, 7)))
     short = make_run(tmp_path / "short", ALL[:4], seed=1, status="stopped")
     edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
-    (method,) = compare(map(read_run, [lost, short]))[0].methods
+    (method,) = group_runs(map(read_run, [lost, short]))[0].methods
     assert [run.seed for run in method.runs] == [0]
     assert [(run.seed, why) for run, why in method.left_out] == [(1, "other seeds reached round 6")]
 
@@ -727,7 +729,7 @@ def test_curves_go_on_with_the_domains_that_are_left_and_say_so(tmp_path: Path) 
         make_run(tmp_path / f"r{s}", lose(ALL, c=lost), seed=s)
         for s, lost in enumerate([[2], [2, 5]])
     ]
-    (method,) = compare(map(read_run, folders))[0].methods
+    (method,) = group_runs(map(read_run, folders))[0].methods
     curve = method.curve(metrics.worst)
     assert curve.whole.tolist() == [True, True, False, True, True, False, True]
     np.testing.assert_allclose(curve.mean, [0.4, 0.4, 0.52, 0.4, 0.4, 0.55, 0.4])
@@ -812,7 +814,7 @@ def test_figures_of_products_leave_out_what_lacks_a_domain(
     ]
     for r in away:
         edit("history.csv", f"{r},domain,a,accuracy,0.8\n", "")(tmp_path / "fedprox+fedavg")
-    (comparison,) = compare([read_run(folder) for folder in folders])
+    (comparison,) = group_runs([read_run(folder) for folder in folders])
     heat, convergence = sketches_of_products(comparison)
     _, worst, *_ = heat.figure.axes
     values = worst.images[0].get_array()
@@ -852,7 +854,7 @@ def test_whatever_was_not_tested_the_tables_are_of_what_was(
     run = read_run(folder)
     last = [[values[r, d] for r in range(shape[0])[-5:] if tested[r, d]] for d in range(shape[1])]
     wanted = [100 * sum(column) / len(column) if column else None for column in last]
-    (row,) = accuracy_table(compare([run])[0], 5).groups[0].rows
+    (row,) = accuracy_table(group_runs([run])[0], 5).groups[0].rows
     cells = [cell.text for cell in row.cells]
     assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in wanted]
     there = [w for w in wanted if w is not None]
@@ -894,7 +896,7 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
         "round are compared." in text
     )
     assert "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds" in text
-    (comparison,) = compare(map(read_run, [uniform, short]))
+    (comparison,) = group_runs(map(read_run, [uniform, short]))
     groups = accuracy_table(comparison, 5).groups
     assert [group.heading for group in groups] == ["round 6", "round 3"]
 
@@ -912,7 +914,7 @@ def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> No
         edit("config.toml", "[train]", f"t = {t}\n[train]")(folder)
         edit("config.toml", f"rounds = {last}", "rounds = 6")(folder)
         folders.append(folder)
-    assert methods.sweeps(compare(map(read_run, folders))[0]) == []
+    assert methods.sweeps(group_runs(map(read_run, folders))[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -942,11 +944,11 @@ def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
     inline = make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal")
     edit("config.toml", 'engine = "ray"', 'engine = "inline"\nworkers = 2')(inline)
     edit("config.toml", '"fedheal"', '"fedheal"\ntau = "default"')(inline)
-    (only,) = compare([read_run(ray), read_run(inline)])
+    (only,) = group_runs([read_run(ray), read_run(inline)])
     assert not only.differing
     other = make_run(tmp_path / "o", constant(a=0.6, b=0.9), label="fedheal", seed=1)
     edit("config.toml", '"fedheal"', '"fedheal"\ntau = 0.3')(other)  # its default
-    (only,) = compare(map(read_run, [ray, inline, other]))
+    (only,) = group_runs(map(read_run, [ray, inline, other]))
     assert [(method.name, len(method.runs)) for method in only.methods][1:] == [("fedheal", 2)]
     assert "points against Uniform" in shown(ray, inline)
 
@@ -956,7 +958,7 @@ def test_namesakes_are_told_apart(tmp_path: Path) -> None:
         make_run(tmp_path / "1", constant(a=0.5, b=0.9), config="momentum = 0.5"),
         make_run(tmp_path / "2", constant(a=0.6, b=0.9), config="momentum = 0.9"),
     ]
-    (only,) = compare(map(read_run, folders))
+    (only,) = group_runs(map(read_run, folders))
     assert [m.name for m in only.methods] == [
         "fedheal (train.momentum=0.5)", "fedheal (train.momentum=0.9)",
     ]  # fmt: skip
@@ -967,7 +969,7 @@ def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
     new = make_run(tmp_path / "new", constant(a=0.5, b=0.9))
     short = make_run(tmp_path / "short", constant(3, a=0.2, b=0.9), seed=1, status="stopped")
     edit("config.toml", "num-server-rounds = 2", "num-server-rounds = 6")(short)
-    (only,) = compare(map(read_run, [old, short, new]))
+    (only,) = group_runs(map(read_run, [old, short, new]))
     (method,) = only.methods
     assert [run.path.name for run in method.runs] == ["new"]
     assert {run.path.name for run, _ in method.left_out} == {"old", "short"}
@@ -1054,16 +1056,16 @@ ROUNDS = [
 
 
 def test_clusters_by_hand_with_clients_that_sit_rounds_out(tmp_path: Path) -> None:
-    found = clusters.clusters(read_run(clustered(tmp_path / "r", ROUNDS)))
+    found = clusters.read_cluster_history(read_run(clustered(tmp_path / "r", ROUNDS)))
     assert found is not None
     assert found.types.tolist() == ["a", "a", "b", "b"]
     expected = [[np.nan if c is None else c for c in row] for row in ROUNDS]
     np.testing.assert_array_equal(found.ids, np.array(expected, float))
     np.testing.assert_array_equal(found.map[3], [[np.nan, np.nan], [1, 4.5], [2, 4.5], [3, 4.5]])
-    assert found.figure("number").tolist() == [1, 2, 2, 2, 2, 4]
-    np.testing.assert_allclose(found.figure("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
+    assert found.metric("number").tolist() == [1, 2, 2, 2, 2, 4]
+    np.testing.assert_allclose(found.metric("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
     # Of pairs, by Hubert and Arabie's formula; by hand where it is not 0 or 1.
-    np.testing.assert_allclose(found.figure("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(found.metric("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
 
 
 def test_clusters_tables_by_hand(tmp_path: Path) -> None:
@@ -1096,8 +1098,8 @@ def test_only_tested_rounds_count_for_clusters(tmp_path: Path) -> None:
     kept = [line for line in lines if not line.startswith(("4,", "5,", "6,"))]
     (folder / "history.csv").write_text("".join(kept))
     run = read_run(folder)
-    assert clusters.final(run, "accuracy", 5) == pytest.approx((0.5 + 1 + 0.75) / 3)
-    assert clusters.final(run, "accuracy", 1) == 0.75
+    assert clusters.final_cluster_metric(run, "accuracy", 5) == pytest.approx((0.5 + 1 + 0.75) / 3)
+    assert clusters.final_cluster_metric(run, "accuracy", 1) == 0.75
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -1106,8 +1108,8 @@ def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
     others = [{"cluster": ["x", "y"]}, {"cluster": 3.0}, {"cluster": [0.0]}, {"cluster": None}]
     records = [{**record, "round": r, **other} for r, other in enumerate(others, start=1)]
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
-    assert clusters.clusters(run) is None
-    assert math.isnan(clusters.final(run, "number", 5))
+    assert clusters.read_cluster_history(run) is None
+    assert math.isnan(clusters.final_cluster_metric(run, "number", 5))
     assert "Cluster" not in shown(run.path)
     write_report([run], tmp_path / "out")
     drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
@@ -1140,9 +1142,9 @@ def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path)
 def test_the_axis_of_the_adjusted_rand_index_holds_0_and_1(
     tmp_path: Path, rows: Sequence[Sequence[int]], lowest: float
 ) -> None:
-    (comparison,) = compare([read_run(clustered(tmp_path / "r", rows))])
-    looks = {method.name: canvas.Look("black", "-", "o") for method in comparison.methods}
-    over_rounds, _ = maps.sketches(comparison, looks)
+    (comparison,) = group_runs([read_run(clustered(tmp_path / "r", rows))])
+    styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
+    over_rounds, _ = cluster_figures.sketches(comparison, styles)
     *_, panel = over_rounds.figure.axes
     low, high = panel.get_ylim()
     assert low == pytest.approx(lowest)
@@ -1158,7 +1160,7 @@ def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> Non
     places[rng.random(shape) < 0.2] = np.nan
     places[data.draw(st.integers(0, shape[0] - 1))] = np.nan  # a round without a map
     signs = rng.choice([-1, 1], size=(shape[0], 1, 2))
-    turned = maps.aligned(places)
+    turned = cluster_figures.aligned(places)
     np.testing.assert_array_equal(abs(turned), abs(places))
     there = [row for row in turned if np.isfinite(row).any()]
     for before, now in pairwise(there):
@@ -1167,7 +1169,7 @@ def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> Non
     # Whoever shares no client with the map before keeps its signs, as the first one does.
     shared = [np.isfinite(before * now).any() for before, now in pairwise(there)]
     if there and all(shared):
-        other = maps.aligned(places * signs)
+        other = cluster_figures.aligned(places * signs)
         first = np.flatnonzero(np.isfinite(places).any(axis=(1, 2)))[0]
         np.testing.assert_array_equal(other, turned * signs[first])
 
@@ -1274,7 +1276,7 @@ def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("drawn_once")
 def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "r", rising(0.5, rounds=4)))
-    titles = [drawn.title for drawn in rounds.draw(compare([run])[0], tmp_path / "figures")]
+    titles = [drawn.title for drawn in draw(group_runs([run])[0], tmp_path / "figures")]
     assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
     assert not any("Final" in title for title in titles)
 
@@ -1400,7 +1402,7 @@ def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path
         for strategy, a in zip(strategies, row, strict=True)
     ]
     runs = [read_run(folder) for folder in folders]
-    table = product_table(compare(runs)[0])
+    table = product_table(group_runs(runs)[0])
     assert [group.heading for group in table.groups] == ["sgd", "fedprox"]
     worst = [column == "MIN" for column in table.columns].index(True)
     for group, row in zip(table.groups, cells.values(), strict=True):
@@ -1429,7 +1431,7 @@ def test_a_product_knows_clients_with_arguments_by_their_labels(tmp_path: Path) 
         for client, lines in clients.items()
         for strategy in ("fedavg", "uniform")
     ]
-    table = product_table(compare(map(read_run, folders))[0])
+    table = product_table(group_runs(map(read_run, folders))[0])
     assert {group.heading: [row.name for row in group.rows] for group in table.groups} == {
         client: ["fedavg", "uniform"] for client in clients
     }
@@ -1442,7 +1444,7 @@ def test_one_method_of_local_training_or_one_strategy_is_no_product(
     pairs: Sequence[tuple[str, str]], tmp_path: Path
 ) -> None:
     folders = [trained_by(client, strategy, 0.5, tmp_path) for client, strategy in pairs]
-    comparison = compare([read_run(folder) for folder in folders])[0]
+    comparison = group_runs([read_run(folder) for folder in folders])[0]
     assert not product_table(comparison).groups
     assert list(sketches_of_products(comparison)) == []
 
@@ -1460,13 +1462,13 @@ def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: P
     folders = [run("0.0"), run(""), run("1.0")]
     make_run(tmp_path / "fedavg", constant(a=0.5, b=0.9), label="fedavg")
     runs = [read_run(folder) for folder in [*folders, tmp_path / "fedavg"]]
-    (sweep,) = methods.sweeps(compare(runs)[0])
+    (sweep,) = methods.sweeps(group_runs(runs)[0])
     assert sweep.key == "strategy.t"
     assert sweep.values.tolist() == [0.0, 0.7, 1.0]
     assert [m.name for m in sweep.methods] == [run.label for run in runs[:3]]
-    assert methods.sweeps(compare(runs[1:])[0]) == []
+    assert methods.sweeps(group_runs(runs[1:])[0]) == []
     edit("history.csv", "4,domain,b,accuracy,0.9\n", "")(folders[1])
-    assert methods.sweeps(compare(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
+    assert methods.sweeps(group_runs(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
     write_report(runs, tmp_path / "out")
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
 
@@ -1484,17 +1486,17 @@ def test_a_sweep_shows_values_that_are_no_numbers_and_how_well_clients_were_clus
 
     kinds = {"1": [0, 0, 0, 0], "2": [0, 0, 1, 1], "3": [0, 0, 1, 2], "auto": [0, 1, 1, 1]}
     folders = [run(number, [row] * 6) for number, row in kinds.items()]
-    (sweep,) = methods.sweeps(compare([read_run(folder) for folder in folders])[0])
+    (sweep,) = methods.sweeps(group_runs([read_run(folder) for folder in folders])[0])
     assert sweep.key == "strategy.num-clusters"
     assert sweep.values.tolist() == [1, 2, 3]
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "tauto"}
     # Left to the method, it is auto as well.
     default = [*folders[:3], run("", [[0, 1, 1, 1]] * 6)]
-    comparison = compare([read_run(folder) for folder in default])[0]
+    comparison = group_runs([read_run(folder) for folder in default])[0]
     (sweep,) = methods.sweeps(comparison)
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "t"}
-    looks = {method.name: canvas.Look("black", "-", "o") for method in comparison.methods}
-    (sketch,) = sketches_of_sweeps(comparison, looks)
+    styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
+    (sketch,) = sketches_of_sweeps(comparison, styles)
     *_, panel = sketch.figure.axes
     assert panel.get_ylabel() == "clustering accuracy, %"
     (bars,) = panel.containers

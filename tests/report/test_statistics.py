@@ -13,14 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairflower.report.statistics import Difference, holm, paired, ranks, shares
+from fairflower.report.statistics import (
+    Difference,
+    eta_squared,
+    holm_correction,
+    paired_t_test,
+    ranks,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @given(st.lists(st.integers(-50, 50), min_size=3, max_size=9))
 def test_a_paired_difference_is_scipys_test_and_students_interval(values: list[int]) -> None:
-    one = paired([float(v) for v in values])
+    one = paired_t_test([float(v) for v in values])
     if np.ptp(values) == 0:
         known = values[0] == 0
         assert (one.p == 1 and one.low == one.high == 0) if known else math.isnan(one.p)
@@ -35,20 +41,20 @@ def test_a_paired_difference_is_scipys_test_and_students_interval(values: list[i
 
 
 def test_neither_one_pair_nor_equal_pairs_say_anything() -> None:
-    one = paired([3.0])
+    one = paired_t_test([3.0])
     assert (one.mean, one.sign) == (3.0, 0)
     assert all(map(math.isnan, (one.low, one.high, one.p)))
-    assert paired([1e-13, 0.0, -1e-13]).sign == 0  # sums in another order
-    assert paired([-2.0] * 6).sign == 0
+    assert paired_t_test([1e-13, 0.0, -1e-13]).sign == 0  # sums in another order
+    assert paired_t_test([-2.0] * 6).sign == 0
 
 
 def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
-    none = paired([1.0])
+    none = paired_t_test([1.0])
     one = Difference(1.0, 0.4, 5, 0.5, 1.5, 0.02)
-    found = holm({"a": one, "b": none, "c": replace(none, p=0.5)})
+    found = holm_correction({"a": one, "b": none, "c": replace(none, p=0.5)})
     assert found["a"].p == pytest.approx(0.04)
     assert math.isnan(found["b"].p)
-    assert holm({"b": none}) == {"b": none}
+    assert holm_correction({"b": none}) == {"b": none}
 
 
 def test_the_critical_difference_is_demsars() -> None:
@@ -78,7 +84,7 @@ def test_shares_of_a_balanced_design_are_the_factors_variances() -> None:
     """Of y = a_i + b_j, each factor's share is its variance over both's."""
     a, b = {"x": 0.0, "y": 3.0, "z": 1.0}, {0.5: 0.0, 1.0: 2.0}
     frame = pd.DataFrame([{"rule": i, "lr": j, "y": a[i] + b[j]} for i, j in product(a, b)])
-    found = shares(frame["y"], {"rule": frame["rule"], "rate": frame[["lr"]]})
+    found = eta_squared(frame["y"], {"rule": frame["rule"], "rate": frame[["lr"]]})
     total = np.var([*a.values()]) + np.var([*b.values()])
     assert found["rule"] == pytest.approx(np.var([*a.values()]) / total)
     assert found["rate"] == pytest.approx(np.var([*b.values()]) / total)
@@ -90,7 +96,7 @@ def test_shares_are_those_of_a_table_of_variance() -> None:
     frame = pd.DataFrame(
         {"rule": list("aabbcc"), "x": [0.0, 1, 2, 0, 1, 3], "y": [1.0, 2.0, 4.5, 2.0, 2.0, 4.0]}
     )
-    found = shares(frame["y"], {"rule": frame["rule"], "x": frame[["x"]]})
+    found = eta_squared(frame["y"], {"rule": frame["rule"], "x": frame[["x"]]})
     total = ((frame["y"] - frame["y"].mean()) ** 2).sum()
     assert found["rule"] * total == pytest.approx(2.137873, abs=1e-6)
     assert found["x"] * total == pytest.approx(5.555556, abs=1e-6)
@@ -98,11 +104,11 @@ def test_shares_are_those_of_a_table_of_variance() -> None:
 
 @pytest.mark.parametrize("figures", [[0.5] * 4, [0.1 + 0.2, 0.3, 0.3, 0.3]])
 def test_of_figures_that_are_all_the_same_there_are_no_shares(figures: list[float]) -> None:
-    assert shares(figures, {"rule": pd.Series(["a", "a", "b", "b"])}) == {}
+    assert eta_squared(figures, {"rule": pd.Series(["a", "a", "b", "b"])}) == {}
 
 
 def test_what_factors_have_in_common_is_the_rests() -> None:
     """Two columns that say the same take nothing each from what the other leaves."""
     rule, lr = pd.Series(list("xyxy")), pd.DataFrame({"lr": [0.0, 1.0, 0.0, 1.0]})
-    found = shares([0.0, 2.0, 0.0, 2.0], {"rule": rule, "rate": lr})
+    found = eta_squared([0.0, 2.0, 0.0, 2.0], {"rule": rule, "rate": lr})
     assert found == pytest.approx({"rule": 0.0, "rate": 0.0, "rest": 1.0}, abs=1e-9)

@@ -21,11 +21,11 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
+from fairflower.final_model.landscape import load_model
 from fairflower.paths import client_states
 from fairflower.plans.plan import Plan
 from fairflower.registry import CLIENTS
 from fairflower.report import read_run
-from fairflower.report.landscape import load_model
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import (
     Checkpoint,

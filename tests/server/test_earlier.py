@@ -13,7 +13,7 @@ import pytest
 
 from fairflower.cli import app
 from fairflower.report import read_run
-from fairflower.report.methods import compare
+from fairflower.report.methods import group_runs
 
 EARLIER = Path(__file__).parent / "earlier"
 
@@ -27,7 +27,7 @@ def test_they_are_read_and_compared(runs: Path) -> None:
     found = [read_run(runs / name) for name in ("completed", "stopped")]
     assert [run.status for run in found] == ["completed", "stopped"]
     assert [run.last_round for run in found] == [4, 2]
-    (comparison,) = compare(found)
+    (comparison,) = group_runs(found)
     assert [method.name for method in comparison.methods] == ["fedavg", "fedism"]
 
 
@@ -40,6 +40,6 @@ def test_a_stopped_one_goes_on(runs: Path, caplog: pytest.LogCaptureFixture) -> 
     assert after.status == "completed"
     assert after.last_round == 4
     assert (after.accuracy[: len(before)] == before).all()
-    (comparison,) = compare([after, read_run(runs / "completed")])
+    (comparison,) = group_runs([after, read_run(runs / "completed")])
     fedavg, fedism = comparison.methods
     assert comparison.baseline(fedism, "fedavg") is fedavg

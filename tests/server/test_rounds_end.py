@@ -21,7 +21,7 @@ from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig, TrainConfig, method_key
 from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun
 from fairflower.report import read_run, read_summary, reading, write_summary
-from fairflower.report.methods import compare
+from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.figures import History, settled
 from fairflower.server.folder import lock_folder
@@ -252,7 +252,7 @@ def test_runs_that_ended_early_are_compared_with_others_of_their_settings(tmp_pa
     assert {run.last_round for run in runs} == {3, 4}
     write_summary(runs, tmp_path / "summary.csv")
     for known in (runs, read_summary(tmp_path / "summary.csv")):
-        (comparison,) = compare(known)
+        (comparison,) = group_runs(known)
         assert [len(method.runs) for method in comparison.methods] == [3, 3]
         first, second = comparison.methods
         assert first.comparable == second.comparable

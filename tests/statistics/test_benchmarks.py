@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fairflower.statistics.benchmarks import mixed, pooled
-from fairflower.statistics.differences import Difference, differences, dunnett, together
+from fairflower.statistics.differences import Difference, differences, dunnett, judged_as_family
 
 
 def drawn(
@@ -119,5 +119,5 @@ def test_pooled_differences_keep_the_error_rate_for_their_benchmarks(sims: int) 
             values = spread * rng.normal(size=(6, 8))
             by_benchmark.append(differences(dict(enumerate(values[1:] - values[0]))))
         family = {m: pooled([found[m] for found in by_benchmark]) for m in range(5)}
-        tables += any(one.sign for one in together(family).values())
+        tables += any(one.sign for one in judged_as_family(family).values())
     assert tables / sims <= 0.06 + 3 * math.sqrt(0.05 * 0.95 / sims)

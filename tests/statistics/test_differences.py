@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from fairflower.statistics.differences import (
-    FEWEST,
+    MIN_PAIRS,
     differences,
     dunnett,
     holm,
-    squeezed,
-    together,
+    judged_as_family,
+    moderated_variances,
 )
 
 SAMPLES = st.lists(st.integers(-50, 50), min_size=3, max_size=9).filter(lambda v: np.ptp(v) > 0)
@@ -45,22 +45,22 @@ def test_moderated_variances_are_the_most_likely_of_limmas_model() -> None:
     excess = np.var(logs, ddof=1) - special.polygamma(1, d / 2).mean()
     half = optimize.brentq(lambda x: special.polygamma(1, x) - excess, 1e-3, 1e6)
     prior = math.exp(logs.mean() + special.digamma(half) - math.log(half))
-    for (variance, whole), s, own in zip(squeezed(s2, df), s2, df, strict=True):
+    for (variance, whole), s, own in zip(moderated_variances(s2, df), s2, df, strict=True):
         assert variance == pytest.approx((2 * half * prior + own * s) / (2 * half + own))
         assert own <= whole <= 2 * half + own + 1e-9
 
 
 def test_variances_that_differ_by_chance_alone_become_one() -> None:
-    found = squeezed([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
+    found = moderated_variances([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
     assert {round(variance, 12) for variance, _ in found} == {1.0125}
     # Not 36 degrees: the differences have the other method's noise in common.
     assert all(9 < df < 36 for _, df in found)
 
 
 def test_fewer_than_three_variances_stay_as_they_are() -> None:
-    assert squeezed([1.0, 4.0], [4, 4]) == [(1.0, 4.0), (4.0, 4.0)]
-    assert squeezed([], []) == []
-    assert squeezed([0.0, 0.0, 1.0, 0.0], [2, 2, 2, 2])[0] == (0.0, 2.0)
+    assert moderated_variances([1.0, 4.0], [4, 4]) == [(1.0, 4.0), (4.0, 4.0)]
+    assert moderated_variances([], []) == []
+    assert moderated_variances([0.0, 0.0, 1.0, 0.0], [2, 2, 2, 2])[0] == (0.0, 2.0)
 
 
 def test_a_lucky_spread_does_not_decide() -> None:
@@ -69,30 +69,32 @@ def test_a_lucky_spread_does_not_decide() -> None:
     values = {f"m{i}": list(rng.normal(-5 * (i < 3), 2.0, 5)) for i in range(12)}
     values["lucky"] = [-0.4, -0.41, -0.39, -0.4, -0.4]
     assert differences({"lucky": values["lucky"]})["lucky"].sign == -1
-    assert together(differences(values))["lucky"].sign == 0
+    assert judged_as_family(differences(values))["lucky"].sign == 0
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_fewer_than_five_pairs_have_intervals_and_no_verdict(n: int) -> None:
     values = [5.0, 5.01, 4.99, 5.0][:n]
-    one = together(differences({"a": values}, 50.0))["a"]
+    one = judged_as_family(differences({"a": values}, 50.0))["a"]
     assert one.low < 5 < one.high
-    assert (one.sign, one.same) == (0, False)
+    assert (one.sign, one.equivalent) == (0, False)
 
 
 def test_of_equal_numbers_nothing_is_known() -> None:
-    one = together(differences({"a": [2.0] * 6}, 3.0))["a"]
-    assert all(map(math.isnan, (one.p, one.p_same, one.low, one.high, one.least)))
-    assert (one.sign, one.same, one.n) == (0, False, 6)
+    one = judged_as_family(differences({"a": [2.0] * 6}, 3.0))["a"]
+    assert all(map(math.isnan, (one.p, one.p_same, one.low, one.high, one.detectable)))
+    assert (one.sign, one.equivalent, one.n) == (0, False, 6)
     one = differences({"a": [2.0]})["a"]
     assert math.isnan(one.p)
 
 
 def test_methods_that_always_agree_are_the_same() -> None:
-    found = together(differences({"a": [1e-13, 0.0, -1e-13, 0, 0], "b": [1, 2, 3, 1, 2]}, 2.0))
+    found = judged_as_family(
+        differences({"a": [1e-13, 0.0, -1e-13, 0, 0], "b": [1, 2, 3, 1, 2]}, 2.0)
+    )
     one = found["a"]
-    assert (one.low, one.high, one.p, one.least) == (0, 0, 1, 0)
-    assert one.same
+    assert (one.low, one.high, one.p, one.detectable) == (0, 0, 1, 0)
+    assert one.equivalent
     assert not one.sign
 
 
@@ -110,12 +112,12 @@ def test_a_spread_below_one_example_is_taken_for_that_of_the_test_set() -> None:
 def test_an_interval_without_zero_has_a_verdict_and_one_in_the_margin_is_equivalent(
     values: dict[str, list[int]],
 ) -> None:
-    for one in together(differences(values, 15.0)).values():
-        if one.n >= FEWEST and (one.low > 0 or one.high < 0):
+    for one in judged_as_family(differences(values, 15.0)).values():
+        if one.n >= MIN_PAIRS and (one.low > 0 or one.high < 0):
             assert one.sign == np.sign(one.mean)
-        if one.n >= FEWEST and one.low > -15 and one.high < 15 and not one.sign:
-            assert one.same
-        assert not (one.same and one.sign)
+        if one.n >= MIN_PAIRS and one.low > -15 and one.high < 15 and not one.sign:
+            assert one.equivalent
+        assert not (one.equivalent and one.sign)
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
@@ -166,7 +168,7 @@ def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
         spreads = np.exp(0.3 * rng.normal(size=(methods + 1, 1)))
         values = rng.normal(size=(methods + 1, n)) * spreads
         values += shared * rng.normal(size=(methods + 1, 1))
-        found = together(differences(dict(enumerate(values[1:] - values[0]))))
+        found = judged_as_family(differences(dict(enumerate(values[1:] - values[0]))))
         tables += any(one.sign for one in found.values())
     return tables / sims
 

@@ -1,7 +1,7 @@
-"""How figures look, and how they are saved: the style, colours, PNG and SVG.
+"""How figures style, and how they are saved: the style, colors, PNG and SVG.
 
-Colours read on light and on dark paper and stay apart for colour-blind readers; dashes
-and markers repeat what they say. Inline SVG takes its ink from the page's text colour.
+Colors read on light and on dark paper and stay apart for color-blind readers; dashes
+and markers repeat what they say. Inline SVG takes its ink from the page's text color.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairflower.report.methods import Curve
 
 HALF, FULL = 6.4, 13.0  # inches; half of the page and all of it
 INK = "#24292f"
-GREY = "#7d8590"
+GRAY = "#7d8590"
 
 #: What a caption says of lines with rounds that are not whole.
 DOTTED = "Thin, dotted: not every domain was tested; over those that were."
@@ -38,25 +38,25 @@ LABELS = {
     "STD": "STD over domains (ddof 1), %",
 }
 
-#: FedAvg is grey wherever it appears.
-METHOD_COLOURS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
-DOMAIN_COLOURS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
+#: FedAvg is gray wherever it appears.
+METHOD_COLORS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
+DOMAIN_COLORS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)))
 MARKERS = "sD^vPX"
 
 
-class Look(NamedTuple):
-    """Colour, dashes and marker of one method or domain."""
+class LineStyle(NamedTuple):
+    """Color, dashes and marker of one method or domain."""
 
-    colour: str
+    color: str
     dash: Any
     marker: str
 
 
-Looks = Mapping[str, Look]
+LineStyles = Mapping[str, LineStyle]
 
 
-class Drawn(NamedTuple):
+class PageFigure(NamedTuple):
     """A figure for the page."""
 
     title: str
@@ -65,7 +65,7 @@ class Drawn(NamedTuple):
     wide: bool
 
 
-class Sketch(NamedTuple):
+class FigureDraft(NamedTuple):
     """A figure not yet saved; ``alt`` says in words what it shows."""
 
     name: str
@@ -75,20 +75,22 @@ class Sketch(NamedTuple):
     alt: str
 
 
-def looks(names: Sequence[str], colours: Sequence[str], grey: str | None = None) -> dict[str, Look]:
-    """One look per name, the same wherever the name appears; ``grey`` for one of them."""
-    others = [name for name in names if name != grey]
+def line_styles(
+    names: Sequence[str], colors: Sequence[str], gray: str | None = None
+) -> dict[str, LineStyle]:
+    """One style per name, the same wherever the name appears; ``gray`` for one of them."""
+    others = [name for name in names if name != gray]
     found = {
-        name: Look(colours[i % len(colours)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
+        name: LineStyle(colors[i % len(colors)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
         for i, name in enumerate(others)
     }
-    return found if grey is None else {**found, grey: Look(GREY, "-", "o")}
+    return found if gray is None else {**found, gray: LineStyle(GRAY, "-", "o")}
 
 
-def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
-    """One colour from dark to light, itself where there is only one."""
+def shades(color: str, count: int) -> list[tuple[float, float, float]]:
+    """One color from dark to light, itself where there is only one."""
     places = np.linspace(-0.45, 0.5, count) if count > 1 else [0.0]
-    mixed = [(1 - abs(t)) * np.array(to_rgb(colour)) + max(t, 0) for t in places]
+    mixed = [(1 - abs(t)) * np.array(to_rgb(color)) + max(t, 0) for t in places]
     return [(r, g, b) for r, g, b in np.array(mixed).tolist()]
 
 
@@ -109,7 +111,7 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def tiles(
+def panel_grid(
     count: int, columns: int, height: float, extra: float, *, narrow: int = 1, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure of ``count`` panels in rows of ``columns`` at most.
@@ -131,11 +133,11 @@ def band(
     rounds: NDArray[np.int64],
     mean: NDArray[np.float64],
     spread: NDArray[np.float64],
-    look: Look,
+    style: LineStyle,
     **options: Any,
 ) -> None:
     """The spread around a line over rounds."""
-    options = {"color": look.colour, "alpha": 0.18, "linewidth": 0, **options}
+    options = {"color": style.color, "alpha": 0.18, "linewidth": 0, **options}
     axes.fill_between(rounds, mean - spread, mean + spread, **options)
 
 
@@ -143,30 +145,30 @@ def line(
     axes: Axes,
     rounds: NDArray[np.int64],
     values: NDArray[np.float64],
-    look: Look,
+    style: LineStyle,
     whole: NDArray[np.bool_] | None = None,
     **options: Any,
 ) -> None:
     """A line over rounds; points too where they are few, thin and dotted where not ``whole``."""
-    options = {"color": look.colour, "linestyle": look.dash, **options}
+    options = {"color": style.color, "linestyle": style.dash, **options}
     if len(rounds) < 3:
-        options |= {"marker": look.marker, "markersize": 4.5}
+        options |= {"marker": style.marker, "markersize": 4.5}
     if whole is not None and not whole.all():
         there, beside = np.isfinite(values), np.pad(whole, 1)
-        axes.plot(rounds[there], values[there], color=look.colour, linestyle=":", linewidth=1)
+        axes.plot(rounds[there], values[there], color=style.color, linestyle=":", linewidth=1)
         alone = whole & ~beside[:-2] & ~beside[2:]
-        axes.plot(rounds[alone], values[alone], ".", color=look.colour, markersize=5)
+        axes.plot(rounds[alone], values[alone], ".", color=style.color, markersize=5)
         values = np.where(whole, values, np.nan)
     axes.plot(rounds, values, **options)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
-def curve(axes: Axes, curve: Curve, look: Look, label: str = "") -> None:
+def curve(axes: Axes, curve: Curve, style: LineStyle, label: str = "") -> None:
     """A line with the spread around it."""
-    line(axes, curve.rounds, curve.mean, look, curve.whole, label=label or None)
+    line(axes, curve.rounds, curve.mean, style, curve.whole, label=label or None)
     if curve.spread.any():
-        band(axes, curve.rounds, curve.mean, curve.spread, look, where=curve.whole)
+        band(axes, curve.rounds, curve.mean, curve.spread, style, where=curve.whole)
 
 
 def legend(figure: Figure, *axes: Axes) -> None:
@@ -175,14 +177,14 @@ def legend(figure: Figure, *axes: Axes) -> None:
     shown = {label: handle for panel in pairs for handle, label in panel}
     handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
-        columns = fitting(figure, labels, 0.6)
+        columns = legend_columns(figure, labels, 0.6)
         rows = -(-len(labels) // columns)
         # There is room for two rows; more would be taken from the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def fitting(figure: Figure, labels: Sequence[str], mark: float) -> int:
+def legend_columns(figure: Figure, labels: Sequence[str], mark: float) -> int:
     """Columns of a legend: an entry has its letters, and a ``mark`` with the gap to the next."""
     widest = 0.075 * max(map(len, labels)) + mark  # inches
     return max(1, min(len(labels), int(figure.get_figwidth() / widest)))
@@ -194,7 +196,7 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", style])
 
 
-def save(sketches: Iterable[Sketch], folder: Path, prefix: str) -> list[Drawn]:
+def save(sketches: Iterable[FigureDraft], folder: Path, prefix: str) -> list[PageFigure]:
     """Make sketches in the style here, and save them.
 
     Each is ``folder/<prefix><name>.png`` and ``.svg`` on white, and is returned in its inline form.
@@ -204,7 +206,7 @@ def save(sketches: Iterable[Sketch], folder: Path, prefix: str) -> list[Drawn]:
         return [_saved(sketch, folder, prefix) for sketch in sketches]
 
 
-def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
+def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
     path = folder / f"{prefix}{sketch.name}"
     sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
     sketch.figure.set_layout_engine("none")  # keep the layout; finding it takes half the time
@@ -218,7 +220,7 @@ def _saved(sketch: Sketch, folder: Path, prefix: str) -> Drawn:
     )
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, prefix + sketch.name, sketch.alt)
-    return Drawn(sketch.title, sketch.caption, inline, wide)
+    return PageFigure(sketch.title, sketch.caption, inline, wide)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

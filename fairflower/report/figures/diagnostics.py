@@ -15,16 +15,17 @@ from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, histogram
 from fairflower.numerics.metrics import Vector
-from fairflower.report.clusters import clusters, numbers
-from fairflower.report.figures import canvas, maps
-from fairflower.report.figures.canvas import Looks, Sketch, legend, line, panels
+from fairflower.report.clusters import as_float_array, read_cluster_history
+from fairflower.report.figures import canvas
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels
+from fairflower.report.figures.clusters import DRAWN
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 
 _UNKNOWN = "unknown"
 
 
-class Recorded(NamedTuple):
+class DiagnosticSeries(NamedTuple):
     """A diagnostic: values [R, K] by round, of K clients ordered by domain, or [R].
 
     NaN in rounds without a client. Of pairs of clients, [K, K], there is one round.
@@ -35,7 +36,7 @@ class Recorded(NamedTuple):
     domains: tuple[str, ...]
 
 
-def pairs(run: Run) -> dict[str, Recorded]:
+def pairs(run: Run) -> dict[str, DiagnosticSeries]:
     """Every diagnostic that is a K x K list, from its last round."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
@@ -44,11 +45,11 @@ def pairs(run: Run) -> dict[str, Recorded]:
         by_domain = sorted(range(len(ids)), key=lambda k: place[ids[k]])
         domains = tuple(order[ids[k]] for k in by_domain)
         values = value[np.ix_(by_domain, by_domain)]
-        found[name] = Recorded(np.array([server_round]), values, domains)
+        found[name] = DiagnosticSeries(np.array([server_round]), values, domains)
     return found
 
 
-def by_round(run: Run, axes: int) -> dict[str, Recorded]:
+def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
     """Every diagnostic that is a number (``axes`` 0) or has one for each client (1)."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
@@ -59,7 +60,9 @@ def by_round(run: Run, axes: int) -> dict[str, Recorded]:
         found.setdefault(name, []).append((server_round, full))
     domains = tuple(order.values())
     return {
-        name: Recorded(np.array([r for r, _ in rows]), np.array([v for _, v in rows]), domains)
+        name: DiagnosticSeries(
+            np.array([r for r, _ in rows]), np.array([v for _, v in rows]), domains
+        )
         for name, rows in found.items()
     }
 
@@ -79,7 +82,7 @@ def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]
         ids = record.get("client_ids", [])
         for name, value in record.items():
             if name not in ("round", "client_ids"):
-                array = numbers(value)
+                array = as_float_array(value)
                 if array is not None and array.shape == (len(ids),) * axes:
                     yield name, record["round"], ids, array
 
@@ -89,23 +92,23 @@ def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]
 _SEED = "Recorded by the strategy; first seed."
 
 
-def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """The figures of all diagnostics that any method recorded, but those of clusters."""
     yield from _consistency(comparison)
     first = {method.name: method.runs[0] for method in comparison.methods}
-    drawn = maps.DRAWN if any(map(clusters, first.values())) else frozenset()
-    domain_looks = canvas.looks([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLOURS)
+    drawn = DRAWN if any(map(read_cluster_history, first.values())) else frozenset()
+    domain_looks = canvas.line_styles([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLORS)
     for name, vectors in _by_name(partial(by_round, axes=1), first, drawn):
         yield _draw_vectors(name, vectors, domain_looks)
     for name, matrices in _by_name(pairs, first, drawn):
         yield _draw_matrices(name, matrices)
     for name, figures in _by_name(partial(by_round, axes=0), first, drawn):
-        yield _draw_numbers(name, figures, looks)
+        yield _draw_numbers(name, figures, styles)
 
 
 def _by_name(
-    read: Callable[[Run], dict[str, Recorded]], runs: Mapping[str, Run], drawn: Set[str]
-) -> Iterator[tuple[str, dict[str, Recorded]]]:
+    read: Callable[[Run], dict[str, DiagnosticSeries]], runs: Mapping[str, Run], drawn: Set[str]
+) -> Iterator[tuple[str, dict[str, DiagnosticSeries]]]:
     """A name, and {method: what was recorded under it}, the weights first."""
     recorded = {method: read(run) for method, run in runs.items()}
     names = dict.fromkeys(n for found in recorded.values() for n in found if n not in drawn)
@@ -113,7 +116,9 @@ def _by_name(
         yield name, {m: found[name] for m, found in recorded.items() if name in found}
 
 
-def _draw_vectors(name: str, vectors: Mapping[str, Recorded], domain_looks: Looks) -> Sketch:
+def _draw_vectors(
+    name: str, vectors: Mapping[str, DiagnosticSeries], domain_looks: LineStyles
+) -> FigureDraft:
     """A row per method: a line per client, and each domain's sum (of weights) or mean."""
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
@@ -132,61 +137,63 @@ def _draw_vectors(name: str, vectors: Mapping[str, Recorded], domain_looks: Look
         if name == "weights"
         else " Band: ± standard deviation over the domain's clients (ddof 0)."
     )
-    return Sketch(
+    return FigureDraft(
         f"client-{_slug(name)}",
         sheet,
         f"Client {name} over rounds",
-        "Left: one line per client in the colour of its domain, from dark to light by number. "
+        "Left: one line per client in the color of its domain, from dark to light by number. "
         f"Right: {total} per domain.{equal} "
         f"{_SEED}",
         f"{name}, {total} per domain at the last round. {'; '.join(said)}.",
     )
 
 
-def _draw_domains(left: Axes, right: Axes, found: Recorded, looks: Looks, total: str) -> list[str]:
+def _draw_domains(
+    left: Axes, right: Axes, found: DiagnosticSeries, styles: LineStyles, total: str
+) -> list[str]:
     """Lines of the clients and of the domains; what these are in the last round."""
     owners = np.array(found.domains)
     said = []
     for domain in dict.fromkeys(found.domains):
-        look = looks[domain]
+        style = styles[domain]
         clients = found.values[:, owners == domain]
-        for client, colour in zip(
-            clients.T, canvas.shades(look.colour, len(clients.T)), strict=True
+        for client, color in zip(
+            clients.T, canvas.shades(style.color, len(clients.T)), strict=True
         ):
             there = np.isfinite(client)
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
-            line(left, found.rounds[there], client[there], look, **gaps, color=colour)
+            line(left, found.rounds[there], client[there], style, **gaps, color=color)
         frame = pd.DataFrame(clients)  # which passes over the clients that a round is without
         values = frame.agg(total, axis=1).to_numpy()
         if total == "mean":
             spread = frame.std(axis=1, ddof=0).to_numpy()
-            canvas.band(right, found.rounds, values, spread, look, alpha=0.15)
-        line(right, found.rounds, values, look, label=domain)
+            canvas.band(right, found.rounds, values, spread, style, alpha=0.15)
+        line(right, found.rounds, values, style, label=domain)
         said.append(f"{domain} {values[-1]:.3g}")
     if total == "sum":  # of weights: what it would be if they were equal
         sizes = {found.domains.count(domain) for domain in found.domains}
         for panel, clients_of in ((left, {1}), (right, sizes)):
             for k in clients_of:
-                panel.axhline(k / len(owners), color=canvas.GREY, linestyle=":", linewidth=1)
+                panel.axhline(k / len(owners), color=canvas.GRAY, linestyle=":", linewidth=1)
     return said
 
 
-def _draw_matrices(name: str, matrices: Mapping[str, Recorded]) -> Sketch:
+def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> FigureDraft:
     """A heat map per method, clients ordered by domain."""
-    sheet, axes = canvas.tiles(len(matrices), 3, 4.2, float(len(matrices) == 1))
+    sheet, axes = canvas.panel_grid(len(matrices), 3, 4.2, float(len(matrices) == 1))
     for panel, (method, found) in zip(axes.flat, matrices.items(), strict=False):
         low, high = float(np.nanmin(found.values)), float(np.nanmax(found.values))
         if low < 0 < high:
             high = max(-low, high)
             low = -high
-        colours = "RdBu_r" if low < 0 < high else "viridis"
-        image = panel.imshow(found.values, cmap=colours, vmin=low, vmax=high, interpolation="none")
+        colors = "RdBu_r" if low < 0 < high else "viridis"
+        image = panel.imshow(found.values, cmap=colors, vmin=low, vmax=high, interpolation="none")
         sheet.colorbar(image, ax=panel, shrink=0.85).outline.set_visible(False)
         panel.grid(visible=False)
         panel.set_title(f"{method}, round {found.rounds[-1]}")
         _label_domains(panel, found.domains)
-    return Sketch(
+    return FigureDraft(
         f"pairs-{_slug(name)}",
         sheet,
         f"{name} between clients",
@@ -199,19 +206,21 @@ def _label_domains(panel: Axes, domains: Sequence[str]) -> None:
     """Name each block of a domain's clients and draw lines between blocks."""
     names = list(dict.fromkeys(domains))
     ends = np.cumsum([domains.count(name) for name in names])
-    centres = [end - domains.count(name) / 2 - 0.5 for end, name in zip(ends, names, strict=True)]
+    centers = [end - domains.count(name) / 2 - 0.5 for end, name in zip(ends, names, strict=True)]
     for end in ends[:-1]:
-        panel.axhline(end - 0.5, color=canvas.GREY, linewidth=0.8)
-        panel.axvline(end - 0.5, color=canvas.GREY, linewidth=0.8)
-    panel.set_xticks(centres, names)
-    panel.set_yticks(centres, names)
+        panel.axhline(end - 0.5, color=canvas.GRAY, linewidth=0.8)
+        panel.axvline(end - 0.5, color=canvas.GRAY, linewidth=0.8)
+    panel.set_xticks(centers, names)
+    panel.set_yticks(centers, names)
     panel.tick_params(length=0)
 
 
-def _draw_numbers(name: str, figures: Mapping[str, Recorded], looks: Looks) -> Sketch:
+def _draw_numbers(
+    name: str, figures: Mapping[str, DiagnosticSeries], styles: LineStyles
+) -> FigureDraft:
     sheet, ((panel,),) = panels(1, 1, canvas.HALF, 3.0)
     for method, found in figures.items():
-        line(panel, found.rounds, found.values, looks[method], label=method)
+        line(panel, found.rounds, found.values, styles[method], label=method)
     every = np.concatenate([found.values for found in figures.values()])
     if every.min() > 0 and every.max() / every.min() > 1000:
         panel.set_yscale("log")
@@ -220,7 +229,7 @@ def _draw_numbers(name: str, figures: Mapping[str, Recorded], looks: Looks) -> S
     panel.set_ylabel(name)
     legend(sheet, panel)
     last = [f"{method} {found.values[-1]:.4g}" for method, found in figures.items()]
-    return Sketch(
+    return FigureDraft(
         f"round-{_slug(name)}",
         sheet,
         f"{name} over rounds",
@@ -243,14 +252,14 @@ def _slug(name: str) -> str:
 _CONSISTENCY = "consistency_histogram"
 
 
-class Window(NamedTuple):
+class ConsistencyWindow(NamedTuple):
     """Domain -> mean over its clients of the share of parameters in each bin, [BINS]."""
 
     last_round: int
     shares: dict[str, NDArray[np.float64]]
 
 
-def windows(run: Run) -> list[Window]:
+def windows(run: Run) -> list[ConsistencyWindow]:
     """The run's observed windows, in order."""
     domain = {client.client_id: client.domain for client in run.clients}
     found = []
@@ -261,11 +270,11 @@ def windows(run: Run) -> list[Window]:
             seen = np.isfinite(rows).all(axis=1)
             shares = {d: rows[seen & (owners == d)] for d in run.domains}
             means = {d: part.mean(axis=0) for d, part in shares.items() if len(part)}
-            found.append(Window(int(record["round"]), means))
+            found.append(ConsistencyWindow(int(record["round"]), means))
     return found
 
 
-def _consistency(comparison: Comparison) -> Iterator[Sketch]:
+def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
     """The first and the last window of every method that was observed."""
     observed = {
         method.name: (method.runs[0], found)
@@ -274,7 +283,7 @@ def _consistency(comparison: Comparison) -> Iterator[Sketch]:
     }
     if not observed:
         return
-    looks = canvas.looks(comparison.domains, canvas.DOMAIN_COLOURS)
+    styles = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
     sheet, axes = panels(
         len(observed), 2, canvas.FULL, 2.4 * len(observed) + 0.6, sharex=True, sharey=True
     )
@@ -282,7 +291,7 @@ def _consistency(comparison: Comparison) -> Iterator[Sketch]:
     for row, (name, (run, found)) in zip(axes, observed.items(), strict=True):
         length = int(run.config["observe.window"])
         for panel, window in zip(row, (found[0], found[-1]), strict=True):
-            _draw(panel, window, length, looks)
+            _draw(panel, window, length, styles)
             first = window.last_round - length + 1
             panel.set_title(f"{name}: rounds {first} to {window.last_round}")
         row[0].set_ylabel("parameters, %")
@@ -291,7 +300,7 @@ def _consistency(comparison: Comparison) -> Iterator[Sketch]:
     for panel in axes[-1]:
         panel.set_xlabel("share of the rounds with updates of the same sign")
     legend(sheet, axes[0, 0])
-    yield Sketch(
+    yield FigureDraft(
         "consistency",
         sheet,
         "Consistency of parameter updates",
@@ -301,13 +310,13 @@ def _consistency(comparison: Comparison) -> Iterator[Sketch]:
     )
 
 
-def _draw(panel: Axes, window: Window, length: int, looks: Looks) -> None:
+def _draw(panel: Axes, window: ConsistencyWindow, length: int, styles: LineStyles) -> None:
     edges = np.linspace(0.5, 1, BINS + 1)
     style: dict[str, Any] = {"baseline": None, "linewidth": 1.6}
     for domain, share in window.shares.items():
-        panel.stairs(100 * share, edges, color=looks[domain].colour, label=domain, **style)
+        panel.stairs(100 * share, edges, color=styles[domain].color, label=domain, **style)
     n = np.arange(length + 1)
     chance = histogram(n / length, binom.pmf(n, length, 0.5))
     panel.stairs(
-        100 * chance, edges, color=canvas.GREY, linestyle=":", label="random signs", **style
+        100 * chance, edges, color=canvas.GRAY, linestyle=":", label="random signs", **style
     )

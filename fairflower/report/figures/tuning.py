@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Sketch, legend
+from fairflower.report.figures.canvas import FigureDraft, legend
 from fairflower.report.tuning import FIGURES, Tuned
 
 #: Of each of `FIGURES`, by label.
-_LOOKS = canvas.looks(["worst domain", "average"], canvas.METHOD_COLOURS)
+_LOOKS = canvas.line_styles(["worst domain", "average"], canvas.METHOD_COLORS)
 
 
-def sketches(tuned: Sequence[Tuned]) -> Iterator[Sketch]:
+def sketches(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
     """A figure for each method with arguments to tune, of a panel for each of them."""
     for place, one in enumerate(tuned, start=1):
         if one.ranges and one.completed:
             yield _trials(one, place)
 
 
-def _trials(one: Tuned, place: int) -> Sketch:
+def _trials(one: Tuned, place: int) -> FigureDraft:
     best = one.chosen
     assert best is not None
     figures = FIGURES.values()
-    sheet, axes = canvas.tiles(len(one.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
+    sheet, axes = canvas.panel_grid(len(one.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
     for panel, (key, search) in zip(axes.flat, one.ranges.items(), strict=False):
-        for (label, look), of in zip(_LOOKS.items(), figures, strict=True):
+        for (label, style), of in zip(_LOOKS.items(), figures, strict=True):
             values = [trial.values[key] for trial in one.completed]
             y = [of(trial) for trial in one.completed]
-            panel.plot(values, y, look.marker, color=look.colour, markersize=5, label=label)
+            panel.plot(values, y, style.marker, color=style.color, markersize=5, label=label)
         default = one.trials[0].values[key]
         panel.axvline(
-            default, color=canvas.GREY, linestyle="--", linewidth=1, label="paper's value"
+            default, color=canvas.GRAY, linestyle="--", linewidth=1, label="paper's value"
         )
         x, y = [best.values[key]] * 2, [of(best) for of in figures]
         panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
@@ -43,7 +43,7 @@ def _trials(one: Tuned, place: int) -> Sketch:
     legend(sheet, *axes.flat)
     left = len(one.trials) - len(one.completed)
     missing = f" Not shown: {left} that were pruned or lost." if left else ""
-    return Sketch(
+    return FigureDraft(
         f"tuning-{place}",
         sheet,
         f"{one.method}: {len(one.completed)} trials",

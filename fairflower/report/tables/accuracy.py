@@ -11,21 +11,28 @@ from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
 from fairflower.report import clusters
 from fairflower.report.measures import SIGMA, of_clients, of_several, rated_methods, typed_methods
-from fairflower.report.methods import Comparison, Estimate, Method, by_client
-from fairflower.report.reading import SCORES, WINDOW, Run, Tests
-from fairflower.report.tables.cells import Column, Table, bold, comparable, how_to_read, table
+from fairflower.report.methods import Comparison, MeanStd, Method, largest_grid
+from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run
+from fairflower.report.tables.cells import (
+    Column,
+    Table,
+    bold,
+    group_comparable,
+    how_to_read,
+    metric_table,
+)
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
     """The papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
-    return table(
+    return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
         "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
         "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
         "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
         f"{how_to_read(comparison)}",
         columns(comparison.domains, window),
-        comparable(comparison, comparison.methods),
+        group_comparable(comparison, comparison.methods),
     )
 
 
@@ -35,7 +42,7 @@ def quality_table(comparison: Comparison) -> Table:
     Of methods whose images were corrupted or that have an AUC.
     """
 
-    def of(score: str, d: int | None) -> Callable[[Method], Estimate]:
+    def of(score: str, d: int | None) -> Callable[[Method], MeanStd]:
         def values(run: Run) -> Vector:
             found = 100 * run.final_scores(score)
             return found.mean(axis=1) if d is None else found[:, d]
@@ -47,7 +54,7 @@ def quality_table(comparison: Comparison) -> Table:
     places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
     if len(places) > 1:
         places["average"] = None
-    return table(
+    return metric_table(
         f"Class-balanced accuracy{' and AUC' if auc else ''}, "
         f"{comparison.span().removeprefix('mean of ')}",
         "In %. ACC: mean over classes of their accuracy. "
@@ -61,41 +68,43 @@ def quality_table(comparison: Comparison) -> Table:
             for score, (title, _) in SCORES.items()
             if auc or score != "auc"
         ],
-        comparable(comparison, methods),
+        group_comparable(comparison, methods),
     )
 
 
 def personal_table(comparison: Comparison) -> Table:
     """The same figures of the clients' personal models, of methods that have them."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
-    return table(
+    return metric_table(
         f"Accuracy of personal models, {comparison.span()}",
         "Each client's own model on its own test examples in %, the mean of a domain's clients "
         "by test examples. Not comparable with the global model's accuracy on whole domains.",
         columns(comparison.domains, tests=lambda run: run.personal),
-        comparable(comparison, methods),
+        group_comparable(comparison, methods),
     )
 
 
 def product_table(comparison: Comparison) -> Table:
     """FedHEAL's Table 2: for each local training of a product the strategies."""
-    return table(
+    return metric_table(
         f"Local training times aggregation, {comparison.span()}",
         "The accuracy table by local training. Bold: best of the strategies with it.",
         columns(comparison.domains),
-        by_client(comparison).items(),
+        largest_grid(comparison).items(),
     )
 
 
 def columns(
-    domains: Sequence[str], window: int = WINDOW, tests: Callable[[Run], Tests] = lambda run: run
+    domains: Sequence[str],
+    window: int = WINDOW,
+    tests: Callable[[Run], AccuracyHistory] = lambda run: run,
 ) -> list[Column]:
     """Each domain's accuracy in a run's ``tests``, and what the papers say of all, in percent."""
 
     def accuracies(run: Run) -> Vector:
         return tests(run).final(window)
 
-    def accuracy(d: int) -> Callable[[Method], Estimate]:
+    def accuracy(d: int) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
 
     def over(title: str, metric: Callable[[Vector], float], better: int) -> Column:
@@ -103,7 +112,7 @@ def columns(
             title,
             lambda method: method.over_domains(accuracies, lambda values: 100 * metric(values)),
             better,
-            whole=lambda method: all(tests(run).whole(window) for run in method.runs),
+            whole=lambda method: all(tests(run).fully_tested(window) for run in method.runs),
         )
 
     return [
@@ -138,7 +147,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         found = (run if level == "domains" else run.by_client).final()
         return found[np.isfinite(found)]
 
-    def of(key: str, unit: float, several: bool) -> Callable[[Method], Estimate]:
+    def of(key: str, unit: float, several: bool) -> Callable[[Method], MeanStd]:
         def value(values: Vector) -> float:
             return unit * metrics.summary(values)[key]
 
@@ -151,7 +160,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
     sizes = sorted({values(run).size for m in methods for run in m.runs})
     counted = " or ".join(str(size) for size in sizes)
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
-    return table(
+    return metric_table(
         f"Fairness over {counted} {level}, {comparison.span()}",
         f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
         "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
@@ -160,10 +169,10 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         "these three are relative and look good when all are equally bad: read them with mean "
         f"and worst. {how_to_read(comparison)}",
         [
-            Column(title, of(key, unit, several), better, digits, Method.whole)
+            Column(title, of(key, unit, several), better, digits, Method.fully_tested)
             for key, title, unit, better, digits, several in _SUMMARY
         ],
-        comparable(comparison, methods),
+        group_comparable(comparison, methods),
     )
 
 
@@ -174,10 +183,10 @@ def types_table(comparison: Comparison) -> Table:
     found clusters and the table is wanted beside FedGCR's.
     """
 
-    def domains(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+    def domains(metric: Callable[[Vector], float]) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_domains(Run.final, lambda values: 100 * metric(values))
 
-    def clients(metric: Callable[[Vector], float]) -> Callable[[Method], Estimate]:
+    def clients(metric: Callable[[Vector], float]) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(lambda run: 100 * metric(of_clients(run)))
 
     spread = of_several(lambda values: metrics.std(values, ddof=0), len(comparison.domains))
@@ -187,27 +196,27 @@ def types_table(comparison: Comparison) -> Table:
         (f"{SIGMA} type", domains(spread), -1),
         (f"{SIGMA} client", clients(spread), -1),
     )
-    return table(
+    return metric_table(
         f"Client types and clients, {comparison.span()}",
         "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
         f"domain counts once for each of its clients. {SIGMA} type and {SIGMA} client: "
         "standard deviations over domains and over clients (ddof 0). A client's accuracy is "
         "that on its own test data if all clients tested, else that of its domain. "
         f"{how_to_read(comparison)}",
-        [Column(*column, whole=Method.whole) for column in columns],
-        comparable(comparison, typed_methods(comparison)),
+        [Column(*column, whole=Method.fully_tested) for column in columns],
+        group_comparable(comparison, typed_methods(comparison)),
     )
 
 
 def clusters_table(comparison: Comparison, window: int) -> Table:
     """FedGCR's Table 3: clusters of clients against their types, of methods that found them."""
 
-    def of(name: clusters.FigureName, unit: float) -> Callable[[Method], Estimate]:
+    def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(
-            lambda run: unit * clusters.final(run, name, window)
+            lambda run: unit * clusters.final_cluster_metric(run, name, window)
         )
 
-    return table(
+    return metric_table(
         f"Clusters, {comparison.span(window)}",
         "Of the clients that took part in a round, against their true types, their domains. "
         "Clustering accuracy, in %: share of the clients whose type is the commonest in their "
@@ -219,5 +228,5 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
             Column("clustering accuracy", of("accuracy", 100), 1),
             Column("adjusted Rand index", of("rand", 1), 1, 4),
         ],
-        comparable(comparison, clusters.clustered(comparison.methods)),
+        group_comparable(comparison, clusters.methods_with_clusters(comparison.methods)),
     )

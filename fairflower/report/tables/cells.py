@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairflower.report.methods import Comparison, Estimate, Method
-from fairflower.report.text import DASH, MARK, number, spread
+from fairflower.report.methods import Comparison, MeanStd, Method
+from fairflower.report.text import DASH, MARK, format_number, format_std
 
 Tone = Literal["", "better", "worse"]
 
@@ -27,11 +27,11 @@ class Cell:
     link: str = ""  # anchor of the row with its settings, on a page
 
 
-def judged(estimate: Estimate, judgement: int, *, signed: bool = False, link: str = "") -> Cell:
+def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False, link: str = "") -> Cell:
     """A figure that is better (1) than another, worse (-1) or neither (0), with its mark."""
     mark, tone = MARKS[judgement]
-    text = number(estimate.mean, signed=signed) + mark
-    return Cell(text, spread(estimate.std, estimate.n), tone, link=link)
+    text = format_number(estimate.mean, signed=signed) + mark
+    return Cell(text, format_std(estimate.std, estimate.n), tone, link=link)
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Column:
     """
 
     title: str
-    estimate: Callable[[Method], Estimate]
+    estimate: Callable[[Method], MeanStd]
     better: int
     digits: int = 2
     whole: Callable[[Method], bool] = lambda method: True
 
-    def podium(self, estimates: Sequence[Estimate]) -> list[float]:
+    def podium(self, estimates: Sequence[MeanStd]) -> list[float]:
         """The best mean to the digits shown, and of three or more the next; none without a contest.
 
         Where several are the best there is no next.
@@ -91,16 +91,16 @@ class Column:
         first, second = sorted(means, reverse=self.better > 0)[:2]
         return [first, second] if len(means) > 2 and first != second else [first]
 
-    def cell(self, estimate: Estimate, podium: Sequence[float] = (), mark: str = "") -> Cell:
+    def cell(self, estimate: MeanStd, podium: Sequence[float] = (), mark: str = "") -> Cell:
         """The figure of one method; bold if it is the best."""
-        text = number(estimate.mean, self.digits) + mark
+        text = format_number(estimate.mean, self.digits) + mark
         mean = round(estimate.mean, self.digits)
         tone: Tone = "better" if mean in podium[:1] else ""
-        small = spread(estimate.std, estimate.n, self.digits)
+        small = format_std(estimate.std, estimate.n, self.digits)
         return Cell(text, small, tone, mean in podium[1:])
 
 
-def table(
+def metric_table(
     title: str,
     caption: str,
     columns: Sequence[Column],
@@ -120,7 +120,7 @@ def table(
     return Table(title, caption, [column.title for column in columns], filled)
 
 
-def comparable(
+def group_comparable(
     comparison: Comparison, methods: Iterable[Method]
 ) -> list[tuple[str, dict[str, Method]]]:
     """Methods by what they may be compared with, each with a heading if there are several."""

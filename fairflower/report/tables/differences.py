@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from fairflower.report.measures import Measure, measures
 from fairflower.report.methods import Comparison
-from fairflower.report.tables.cells import Cell, Group, Row, Table, comparable, judged
-from fairflower.report.text import DASH, listed, number
+from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, judged_cell
+from fairflower.report.text import DASH, format_number, join_words
 from fairflower.report.verdicts import (
     FURTHER,
     TITLES,
     Against,
     Contrast,
     against_baselines,
-    seeds,
+    seeds_text,
 )
-from fairflower.statistics.differences import FEWEST, Difference
+from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def difference_tables(comparison: Comparison) -> list[Table]:
@@ -39,7 +39,7 @@ def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
         columns=[f"{f.title} vs {name}" for name in baselines for f in measure.figures],
         groups=[
             Group(heading, [_row(name, found[name], measure, baselines) for name in members])
-            for heading, members in comparable(comparison, measure.of)
+            for heading, members in group_comparable(comparison, measure.of)
             if baselines
         ],
     )
@@ -73,27 +73,27 @@ def _row(
             cells += [_cell(one, better) for _, one, better in contrasts[other].by_figure]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
-    paired = seeds(contrasts.values()) if contrasts else "nothing to compare with"
+    paired = seeds_text(contrasts.values()) if contrasts else "nothing to compare with"
     return Row(name, paired, cells)
 
 
 def _cell(one: Difference, better: int) -> Cell:
     """The mean, and under it the interval and what could have been seen."""
-    cell = judged(one, better, signed=True)
+    cell = judged_cell(one, better, signed=True)
     if math.isnan(one.low):
         return cell
-    seen = f"; {number(one.least)}" if one.least else ""
-    return replace(cell, spread=f"[{number(one.low)}, {number(one.high)}]{seen}")
+    seen = f"; {format_number(one.detectable)}" if one.detectable else ""
+    return replace(cell, spread=f"[{format_number(one.low)}, {format_number(one.high)}]{seen}")
 
 
 def _caption(measure: Measure) -> str:
     more, less = (
-        listed([f.title for f in measure.figures if f.better == better]) for better in (1, -1)
+        join_words([f.title for f in measure.figures if f.better == better]) for better in (1, -1)
     )
     lessened = f"; {less}: less is".replace("STD", "STD (ddof 1)") if less else ""
     return (
         "Percentage points: mean of the pairs, and under it the simultaneous 95 % interval and the "
         "smallest difference that would have been found with 80 % power. "
         f"{more}: more is better{lessened}. Bold with ▲ (better) or ▼ (worse): p < 0.05 by Holm's "
-        f"correction over all methods and figures of the table, from {FEWEST} pairs on."
+        f"correction over all methods and figures of the table, from {MIN_PAIRS} pairs on."
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
-from fairflower.report.tables.cells import Cell, Group, Row, Table, comparable, remark
+from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, listed_rounds, thousands, untested
 
 
@@ -63,7 +63,7 @@ def model_table(comparison: Comparison) -> Table:
                     for name, method in members.items()
                 ],
             )
-            for heading, members in comparable(comparison, methods)
+            for heading, members in group_comparable(comparison, methods)
         ],
     )
 
@@ -83,20 +83,23 @@ _Named = dict[str, dict[str, None]]
 UNKNOWN = "a processor that was not recorded"
 
 
-class Session(NamedTuple):
+class ProcessInfo(NamedTuple):
     """One of the processes, one after the other, that made a run."""
 
     processor: str
     versions: Mapping[str, str]
 
 
-def sessions(run: Run) -> list[Session]:
+def process_infos(run: Run) -> list[ProcessInfo]:
     """The sessions that a run's rounds come from, in order, without repetitions."""
-    found = [Session(described(part.get("machine")), _versions(part)) for part in parts(run)]
+    found = [
+        ProcessInfo(machine_text(part.get("machine")), _versions(part))
+        for part in process_records(run)
+    ]
     return [session for i, session in enumerate(found) if session not in found[:i]]
 
 
-def parts(run: Run) -> list[Mapping[str, Any]]:
+def process_records(run: Run) -> list[Mapping[str, Any]]:
     """What ``run.json`` says of each process that a run's rounds come from, in order."""
     found: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
@@ -104,7 +107,7 @@ def parts(run: Run) -> list[Mapping[str, Any]]:
     return found
 
 
-def described(machine: Any) -> str:
+def machine_text(machine: Any) -> str:
     """A ``machine`` of ``run.json`` in words.
 
     >>> described({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
@@ -149,7 +152,7 @@ def _used(comparison: Comparison) -> tuple[_Named, _Named]:
     processors: _Named = {}
     versions: _Named = {}
     for method in comparison.methods:
-        for session in chain.from_iterable(map(sessions, method.runs)):
+        for session in chain.from_iterable(map(process_infos, method.runs)):
             processors.setdefault(session.processor, {})[method.name] = None
             for package, version in session.versions.items():
                 versions.setdefault(package, {})[version] = None
@@ -254,7 +257,7 @@ def run_notes(run: Run) -> list[str]:
         ]
         compared = (
             ""
-            if run.whole()
+            if run.fully_tested()
             else f" Figures marked {MARK} are not of all domains in the same rounds, and so are "
             "compared with no other run."
         )

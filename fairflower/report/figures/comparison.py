@@ -15,10 +15,10 @@ from fairflower.config import unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
-from fairflower.report.figures import canvas, diagnostics, maps, series, tuning
-from fairflower.report.figures.canvas import Drawn, Looks, Sketch, legend, panels
+from fairflower.report.figures import canvas, clusters, diagnostics, grids, tuning
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
-from fairflower.report.text import number
+from fairflower.report.text import format_number
 from fairflower.report.tuning import Tuned
 
 _ZOOM = "Right: the second half of the rounds, on its own scale."
@@ -29,7 +29,7 @@ _LONG = 8
 
 def draw(
     comparison: Comparison, folder: Path, prefix: str = "", tuned: Sequence[Tuned] = ()
-) -> list[Drawn]:
+) -> list[PageFigure]:
     """Draw every figure and save it as ``folder/<prefix><name>.png`` and ``.svg``."""
     sketches = chain(_sketches(comparison), tuning.sketches(tuned))
     return canvas.save(sketches, folder, prefix)
@@ -46,9 +46,9 @@ def plot(comparison: Comparison, name: str) -> Figure:
     raise ConfigError(unknown("figure", name, names))
 
 
-def _sketches(comparison: Comparison) -> Iterator[Sketch]:
+def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
-    looks = canvas.looks([m.name for m in comparison.methods], canvas.METHOD_COLOURS, fedavg)
+    styles = canvas.line_styles([m.name for m in comparison.methods], canvas.METHOD_COLORS, fedavg)
     std = partial(metrics.std, ddof=1)
     over_rounds: tuple[tuple[str, str, str, Callable[[Vector], float]], ...] = (
         ("average", "Average accuracy over rounds", canvas.LABELS["AVG"], metrics.mean),
@@ -59,27 +59,27 @@ def _sketches(comparison: Comparison) -> Iterator[Sketch]:
     half = furthest[-1] / 2 if len(furthest) >= _LONG else None
     for name, title, label, figure in over_rounds:
         if len(comparison.domains) > 1 or name == "average":
-            yield _over_rounds(comparison, looks, name, title, label, figure, half)
+            yield _over_rounds(comparison, styles, name, title, label, figure, half)
     tested = [m for m in comparison.methods if m.runs[0].by_client.rounds.size]
-    yield _bars(comparison, looks, canvas.HALF if tested or half is None else canvas.FULL)
+    yield _bars(comparison, styles, canvas.HALF if tested or half is None else canvas.FULL)
     if tested:
-        yield _clients(comparison, tested, looks)
-    yield _domains(comparison, looks)
-    yield from series.sketches_of_products(comparison)
-    yield from series.sketches_of_sweeps(comparison, looks)
-    yield from maps.sketches(comparison, looks)
-    yield from diagnostics.sketches(comparison, looks)
+        yield _clients(comparison, tested, styles)
+    yield _domains(comparison, styles)
+    yield from grids.sketches_of_products(comparison)
+    yield from grids.sketches_of_sweeps(comparison, styles)
+    yield from clusters.sketches(comparison, styles)
+    yield from diagnostics.sketches(comparison, styles)
 
 
 def _over_rounds(
     comparison: Comparison,
-    looks: Looks,
+    styles: LineStyles,
     name: str,
     title: str,
     label: str,
     figure: Callable[[Vector], float],
     half: float | None,
-) -> Sketch:
+) -> FigureDraft:
     """A figure by round; beside it the rounds from ``half`` on, on their own scale."""
     zooms = 0 if half is None else 1
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
@@ -88,18 +88,20 @@ def _over_rounds(
         curve = method.curve(lambda accuracy: 100 * figure(accuracy))
         if not curve.rounds.size:
             continue  # of a summary, whose seeds ended in rounds far apart
-        canvas.curve(axes[0, 0], curve, looks[method.name], method.name)
+        canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
         late = curve.rounds >= (half or 0)
         if zooms and late.any():
-            canvas.curve(axes[0, 1], Curve._make(v[late] for v in curve), looks[method.name])
+            canvas.curve(axes[0, 1], Curve._make(v[late] for v in curve), styles[method.name])
         mark = "" if curve.whole[-1] else " (not of all domains)"
-        said.append(f"{method.name} {number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}")
+        said.append(
+            f"{method.name} {format_number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}"
+        )
     axes[0, 0].set_ylabel(label)
     legend(sheet, axes[0, 0])
     caption = " ".join(
         [*_band_caption(comparison), *comparison.gaps * [canvas.DOTTED], *zooms * [_ZOOM]]
     )
-    return Sketch(name, sheet, title, caption, f"{label}, by round: {'; '.join(said)}.")
+    return FigureDraft(name, sheet, title, caption, f"{label}, by round: {'; '.join(said)}.")
 
 
 def _band_caption(comparison: Comparison) -> list[str]:
@@ -107,13 +109,13 @@ def _band_caption(comparison: Comparison) -> list[str]:
     return ["Line: mean over seeds; band: ± their sample standard deviation."] if several else []
 
 
-def _domains(comparison: Comparison, looks: Looks) -> Sketch:
+def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     count = len(comparison.domains)
-    sheet, axes = canvas.tiles(count, 4, 2.7, 0.4, narrow=2, sharex=True, sharey=True)
+    sheet, axes = canvas.panel_grid(count, 4, 2.7, 0.4, narrow=2, sharex=True, sharey=True)
     for d, (panel, domain) in enumerate(zip(axes.flat, comparison.domains, strict=False)):
         for method in comparison.methods:
             curve = method.curve(lambda accuracy: 100 * float(accuracy[0]), [d])
-            canvas.curve(panel, curve, looks[method.name], method.name)
+            canvas.curve(panel, curve, styles[method.name], method.name)
         panel.set_title(domain)
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy, %")
@@ -121,10 +123,10 @@ def _domains(comparison: Comparison, looks: Looks) -> Sketch:
     gaps = comparison.gaps * ["Thin, dotted: rounds in which the domain was not tested."]
     caption = " ".join([*_band_caption(comparison), *gaps])
     alt = f"Accuracy over rounds in {count} panels, one per domain."
-    return Sketch("domains", sheet, "Accuracy per domain over rounds", caption, alt)
+    return FigureDraft("domains", sheet, "Accuracy per domain over rounds", caption, alt)
 
 
-def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
+def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDraft:
     sheet, panel = _grouped(comparison.domains, width)
     methods = comparison.methods
     thick = 0.8 / len(methods)
@@ -135,29 +137,30 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
             for d in range(len(comparison.domains))
         ]
         means = [estimate.mean for estimate in estimates]
-        centres = _offsets(place, methods, len(comparison.domains))
+        centers = _offsets(place, methods, len(comparison.domains))
         panel.bar(
-            centres,
+            centers,
             means,
             thick * 0.92,
-            color=looks[method.name].colour,
+            color=styles[method.name].color,
             label=method.name,
             yerr=[e.std for e in estimates] if len(method.runs) > 1 else None,
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
         )
         for d in np.flatnonzero(np.isnan(means)):
-            x = centres[d]
+            x = centers[d]
             panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
         values = zip(comparison.domains, means, strict=True)
         said.append(
-            f"{method.name}: {', '.join(f'{name} {number(mean, 1)}' for name, mean in values)}"
+            f"{method.name}: "
+            f"{', '.join(f'{name} {format_number(mean, 1)}' for name, mean in values)}"
         )
     panel.set_ylim(0, 100)
     over_seeds = ""
     if any(len(method.runs) > 1 for method in methods):
         over_seeds = " and over seeds; error bars: ± sample standard deviation over seeds"
     legend(sheet, panel)
-    return Sketch(
+    return FigureDraft(
         "bars",
         sheet,
         f"Accuracy per domain, {comparison.span()}",
@@ -166,26 +169,26 @@ def _bars(comparison: Comparison, looks: Looks, width: float) -> Sketch:
     )
 
 
-def _clients(comparison: Comparison, methods: Sequence[Method], looks: Looks) -> Sketch:
+def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyles) -> FigureDraft:
     domains = comparison.domains
     sheet, panel = _grouped(domains, canvas.HALF)
     for place, method in enumerate(methods):
-        look = looks[method.name]
+        style = styles[method.name]
         values = 100 * np.array([run.by_client.final() for run in method.runs])
-        centres = _offsets(place, methods, len(domains))
-        x = [centres[domains.index(client.domain)] for client in method.runs[0].clients]
+        centers = _offsets(place, methods, len(domains))
+        x = [centers[domains.index(client.domain)] for client in method.runs[0].clients]
         panel.scatter(
             x,
             values.mean(axis=0),
             s=22,
-            marker=look.marker,
-            color=look.colour,
+            marker=style.marker,
+            color=style.color,
             alpha=0.75,
             linewidths=0,
             label=method.name,
         )
     legend(sheet, panel)
-    return Sketch(
+    return FigureDraft(
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",

@@ -17,9 +17,9 @@ from fairflower.clients import Images, sharpness
 from fairflower.config import RunConfig
 from fairflower.data import Augment, prepare
 from fairflower.engines.launch import launch
+from fairflower.final_model.landscape import ClientSharpness, client_sharpness, load_model
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
-from fairflower.report.landscape import Flatness, flatness, load_model
 
 TINY = {
     "engine": "inline",
@@ -46,7 +46,7 @@ def test_every_client_is_measured_on_its_own_images(folder: Path) -> None:
     config = RunConfig.from_flat(run.config)
     federation = prepare(config.data)
     model = load_model(run, config, federation)
-    found = flatness(run, rho=0.1)
+    found = client_sharpness(run, rho=0.1)
     assert list(found.values) == list(federation.domains)
     every = []
     for client in federation.clients:
@@ -56,7 +56,7 @@ def test_every_client_is_measured_on_its_own_images(folder: Path) -> None:
     assert np.concatenate(list(found.values.values())).tolist() == every
     assert found.over_clients == (pytest.approx(np.mean(every)), pytest.approx(np.std(every)))
     assert min(every) > 0
-    assert flatness(run).over_clients[0] < found.over_clients[0]
+    assert client_sharpness(run).over_clients[0] < found.over_clients[0]
 
 
 def test_the_command_prints_groups_and_writes_every_client(
@@ -81,7 +81,7 @@ def test_the_command_prints_groups_and_writes_every_client(
 def test_a_long_name_stays_whole_on_a_narrow_terminal() -> None:
     name = "fairfed:metric=received_balanced_accuracy"
     console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(cli.sharpness.by_method([Flatness(name, 0, {"clean": np.ones(2)})]))
+    console.print(cli.sharpness.by_method([ClientSharpness(name, 0, {"clean": np.ones(2)})]))
     cells = [
         line.split("\N{BOX DRAWINGS LIGHT VERTICAL}") for line in console.export_text().splitlines()
     ]

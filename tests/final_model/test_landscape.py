@@ -20,9 +20,15 @@ from torch import nn
 
 from fairflower.clients import Images
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.final_model.contours import draw, levels_of
+from fairflower.final_model.landscape import (
+    Landscape,
+    Surface,
+    filter_normalized,
+    landscape,
+    surfaces,
+)
 from fairflower.report import read_run
-from fairflower.report.figures.contours import draw, levels_of
-from fairflower.report.landscape import Landscape, Surface, filter_normalised, landscape, surfaces
 
 # --- directions --------------------------------------------------------------------------
 
@@ -38,7 +44,7 @@ def test_a_direction_has_the_models_filter_norms_and_leaves_biases_and_norms_alo
     model = net()
     with torch.no_grad():
         model[0].weight[2] = 0.0  # type: ignore[index]
-    direction = dict(zip(dict(model.named_parameters()), filter_normalised(model, 0), strict=True))
+    direction = dict(zip(dict(model.named_parameters()), filter_normalized(model, 0), strict=True))
     for name, w in model.named_parameters():
         d = direction[name].numpy()
         assert d.shape == w.shape
@@ -55,7 +61,7 @@ def test_a_direction_has_the_models_filter_norms_and_leaves_biases_and_norms_alo
 
 def test_directions_are_the_seeds_and_point_to_different_sides() -> None:
     model = net()
-    first, again, other = (filter_normalised(model, seed)[0].flatten() for seed in (0, 0, 1))
+    first, again, other = (filter_normalized(model, seed)[0].flatten() for seed in (0, 0, 1))
     assert torch.equal(first, again)
     cosine = torch.cosine_similarity(first, other, dim=0)
     assert abs(cosine) < 0.5  # of 108 random numbers: five standard deviations
@@ -64,8 +70,8 @@ def test_directions_are_the_seeds_and_point_to_different_sides() -> None:
 def test_frozen_parameters_have_no_direction() -> None:
     model = net()
     model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
-    assert [d.shape for d in filter_normalised(model, 0)][-2:] == [(4, 144), (4,)]
-    assert len(filter_normalised(model, 0)) == len(list(model.parameters())) - 1
+    assert [d.shape for d in filter_normalized(model, 0)][-2:] == [(4, 144), (4,)]
+    assert len(filter_normalized(model, 0)) == len(list(model.parameters())) - 1
 
 
 # --- surfaces of a linear model, by brute force -------------------------------------------
@@ -83,7 +89,7 @@ def explored(directions: list[list[torch.Tensor]], **options: Any) -> np.ndarray
 
 def test_a_surface_is_the_loss_at_every_point_by_brute_force() -> None:
     model = linear()
-    directions = [filter_normalised(model, seed) for seed in (0, 1)]
+    directions = [filter_normalized(model, seed) for seed in (0, 1)]
     found = explored(directions, batch_size=7)
     assert found.shape == (2, 5, 5)
     w, d, e = (
@@ -100,7 +106,7 @@ def test_a_surface_is_the_loss_at_every_point_by_brute_force() -> None:
 
 
 def test_turning_the_directions_turns_the_surface() -> None:
-    d, e = (filter_normalised(linear(), seed) for seed in (0, 1))
+    d, e = (filter_normalized(linear(), seed) for seed in (0, 1))
     found = explored([d, e])
     assert np.array_equal(explored([e, d])[:, 2], found[:, :, 2])  # one axis, exactly
     np.testing.assert_allclose(explored([e, d]), found.transpose(0, 2, 1), rtol=1e-5)
@@ -115,10 +121,10 @@ def test_the_number_of_cores_moves_no_bit_and_the_model_stays(
 ) -> None:
     model = net().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    directions = [filter_normalised(model, seed) for seed in (0, 1)]
+    directions = [filter_normalized(model, seed) for seed in (0, 1)]
     found = []
     for cores in (1, 3):
-        monkeypatch.setattr("fairflower.report.landscape.cpus", lambda cores=cores: cores)
+        monkeypatch.setattr("fairflower.final_model.landscape.cpus", lambda cores=cores: cores)
         found.append(surfaces(model, directions, STEPS, [images(20, 0)], batch_size=8))
     assert np.array_equal(*found)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -126,13 +132,13 @@ def test_the_number_of_cores_moves_no_bit_and_the_model_stays(
 
 def test_progress_is_told_of_every_point() -> None:
     told: list[int] = []
-    explored([filter_normalised(linear(), seed) for seed in (0, 1)], advance=lambda: told.append(1))
+    explored([filter_normalized(linear(), seed) for seed in (0, 1)], advance=lambda: told.append(1))
     assert len(told) == 25
 
 
 def test_a_failing_point_ends_it_all() -> None:
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
-    directions = [filter_normalised(wrong, seed) for seed in (0, 1)]
+    directions = [filter_normalized(wrong, seed) for seed in (0, 1)]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         surfaces(wrong, directions, STEPS, [images(20, 0)])
 
@@ -154,9 +160,9 @@ def test_the_centre_is_the_loss_that_the_run_found(tmp_path: Path, client: str) 
         (domain, split, 20) for split in ("train", "test") for domain in told
     ]
     for surface in found.surfaces[4:]:
-        assert surface.centre == pytest.approx(told[surface.domain], rel=1e-6)
-        assert surface.loss[1, 1] == surface.centre
-    assert len({surface.centre for surface in found.surfaces}) == 8
+        assert surface.center == pytest.approx(told[surface.domain], rel=1e-6)
+        assert surface.loss[1, 1] == surface.center
+    assert len({surface.center for surface in found.surfaces}) == 8
 
 
 def test_seeds_choose_directions_and_images(tmp_path: Path) -> None:
@@ -240,8 +246,8 @@ def test_the_command_draws_runs_with_the_same_contours(
             rows = list(csv.DictReader(file))
         assert len(rows) == 2 * 4 * 25
         assert {float(r["x"]) for r in rows} == {-0.5, -0.25, 0.0, 0.25, 0.5}
-        centre = [r for r in rows if (float(r["x"]), float(r["y"])) == (0, 0)]
-        for row in centre:
+        center = [r for r in rows if (float(r["x"]), float(r["y"])) == (0, 0)]
+        for row in center:
             assert f"{float(row['loss']):.4f}" in output
     # All numbers but the titles': the axes' and the contours'.
     ticks = [re.findall(r">(\d[\d.]*)<", (f / "landscape.svg").read_text()) for f in folders]
@@ -265,5 +271,5 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 def test_losses_that_vanish_or_are_no_number_can_be_drawn(tmp_path: Path) -> None:
     odd = made_up(0.0, np.inf, np.nan, 0.5, 2.0)
     draw(odd, levels_of([odd]), tmp_path)
-    colours = np.unique(imread(tmp_path / "landscape.png").reshape(-1, 4), axis=0)
-    assert len(colours) > 20
+    colors = np.unique(imread(tmp_path / "landscape.png").reshape(-1, 4), axis=0)
+    assert len(colors) > 20

@@ -23,11 +23,12 @@ import fairflower as ff
 from fairflower import errors
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, NotInstalled, RunFolderError
+from fairflower.final_model import exporting
+from fairflower.final_model.exporting import Network, export, network
 from fairflower.models import Classifier, build, prompt_vits
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
-from fairflower.report import exporting, read_run
-from fairflower.report.exporting import Network, export, network
+from fairflower.report import read_run
 from fairflower.training.batches import examples_of
 
 SCALES = {
@@ -245,7 +246,7 @@ def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.Monke
     text = (plain / "run.json").read_text()
     sites = {"federation": json.loads(whole.federation.to_json()), "numbered": {}}
     (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
-    monkeypatch.setattr("fairflower.report.landscape.prepare", None)
+    monkeypatch.setattr("fairflower.final_model.landscape.prepare", None)
     try:
         again = network(read_run(plain))
     finally:

@@ -1,4 +1,4 @@
-"""A run's final model with its data's normalisation, in Python and in files for other programs."""
+"""A run's final model with its data's normalization, in Python and in files for other programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fairflower.config import RunConfig, unknown
 from fairflower.data import Federation
 from fairflower.errors import ConfigError, RunFolderError, require
 from fairflower.files import replacing
+from fairflower.final_model.landscape import load_model, load_run_model
 from fairflower.registry import KINDS
-from fairflower.report.landscape import load, load_model
 from fairflower.report.reading import Run
 
 #: What a model is exported as -> the name of its file in the run folder.
@@ -23,7 +23,7 @@ FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state
 
 
 class Network(nn.Module):
-    """A classifier, in eval mode, of examples as they come: it normalises them itself.
+    """A classifier, in eval mode, of examples as they come: it normalizes them itself.
 
     Images are uint8 [N, C, H, W], 0 to 255 as in image files, with the channels and the size that
     the run had; rows of a table float32 [N, D], as in the table; texts int64 [N, L]. The result
@@ -69,11 +69,11 @@ class Network(nn.Module):
 
 
 def network(run: Run, data_dir: str = "") -> Network:
-    """Load a run's final model, on the CPU; see `fairflower.report.landscape.load` for errors."""
+    """Load a run's final model, on the CPU; errors are those of `load_run_model`."""
     if sites := run.info.get("sites"):  # whose data are theirs; the run knows what they are like
         federation = Federation.from_json(json.dumps(sites["federation"]), run.path)
         return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
-    _, federation, model, _ = load(run, data_dir, "cpu")
+    _, federation, model, _ = load_run_model(run, data_dir, "cpu")
     return Network(model, federation)
 
 

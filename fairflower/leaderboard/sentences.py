@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from fairflower.leaderboard.analysis import Findings, primary
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.tables.cells import Cell, Group, Row, Table
-from fairflower.report.text import DASH, listed, number, spread
-from fairflower.statistics.differences import FEWEST, Difference, Estimate
+from fairflower.report.text import DASH, format_number, format_std, join_words
+from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 
 #: Pairs of question 2: a method, and the same without what is asked about.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
@@ -24,16 +24,16 @@ def outcome(one: Difference) -> str:
     >>> outcome(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better by at least 1.50 points'
     """
-    if one.n < FEWEST:
+    if one.n < MIN_PAIRS:
         return f"{one.n} federations: no sentence"
     if one.sign:
         word = "better" if one.sign > 0 else "worse"
-        return f"{word} by at least {number(min(abs(one.low), abs(one.high)))} points"
-    if one.same:
+        return f"{word} by at least {format_number(min(abs(one.low), abs(one.high)))} points"
+    if one.equivalent:
         return f"equivalent within {one.margin:g} points"
-    if math.isnan(one.least):
+    if math.isnan(one.detectable):
         return "undecided"
-    return f"undecided; {number(one.least)} points would have been found"
+    return f"undecided; {format_number(one.detectable)} points would have been found"
 
 
 def sentences(findings: Findings) -> list[str]:
@@ -49,28 +49,28 @@ def sentences(findings: Findings) -> list[str]:
 
 def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     judged_there = findings.judged(benchmark)
-    enough = {name: one for name, one in judged_there.items() if one.n >= FEWEST}
+    enough = {name: one for name, one in judged_there.items() if one.n >= MIN_PAIRS}
     reference, name = findings.design.reference, benchmark.name
     if not enough:
-        yield f"{name}: fewer than {FEWEST} federations so far, and no sentence."
+        yield f"{name}: fewer than {MIN_PAIRS} federations so far, and no sentence."
         return
     kinds: dict[str, list[str]] = {"better": [], "equivalent": [], "worse": [], "undecided": []}
     for method, one in enough.items():
         kinds[outcome(one).split(" ")[0].rstrip(";")].append(method)
     pairs = sorted({one.n for one in enough.values()})
     told = ", ".join(
-        f"{len(names)} {kind}{f' ({listed(names)})' if names and kind != 'undecided' else ''}"
+        f"{len(names)} {kind}{f' ({join_words(names)})' if names and kind != 'undecided' else ''}"
         for kind, names in kinds.items()
     )
-    least = max(one.least for one in enough.values())
+    least = max(one.detectable for one in enough.values())
     yield (
         f"{name}: of {len(enough)} methods against {reference}, by the worst half of the domains "
         f"on {' to '.join(map(str, pairs))} federations, {told}; the largest detectable difference "
-        f"is {number(least)} points."
+        f"is {format_number(least)} points."
     )
     for method, other in WITH_ITS_CLIENTS:
         pair = findings.against(benchmark, method, other)
-        if pair and pair.n >= FEWEST:
+        if pair and pair.n >= MIN_PAIRS:
             yield f"{name}: {method} against {other} is {outcome(pair)}."
 
 
@@ -78,7 +78,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
     found = findings.over_benchmarks()
     if found:
         told = "; ".join(
-            f"{method} {number(one.mean, signed=True)} [{number(one.low)}, {number(one.high)}]"
+            f"{method} {format_number(one.mean, signed=True)} "
+            f"[{format_number(one.low)}, {format_number(one.high)}]"
             for method, one in sorted(found.items(), key=lambda item: -item[1].mean)
         )
         count = max(one.n for one in found.values())
@@ -89,21 +90,21 @@ def _over_all(findings: Findings) -> Iterator[str]:
 
 
 def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
-    found = {key: one for key, one in findings.swept(sweep).items() if one.n >= FEWEST}
+    found = {key: one for key, one in findings.swept(sweep).items() if one.n >= MIN_PAIRS}
     if not found:
         return
     gains = {key: one for key, one in found.items() if one.sign > 0 and one.low > _GAIN}
     for (place, method), one in gains.items():
         yield (
             f"Sweep {sweep.name}, {place}: {method} beats {findings.design.reference} by at least "
-            f"{number(one.low)} points."
+            f"{format_number(one.low)} points."
         )
     if not gains:
         place, method = max(found, key=lambda key: found[key].high)
         yield (
             f"Sweep {sweep.name}: at none of {len({p for p, _ in found})} places is a gain of more "
             f"than {_GAIN:g} points over {findings.design.reference} shown; the largest upper end "
-            f"of an interval is {number(found[place, method].high)} ({method}, {place})."
+            f"of an interval is {format_number(found[place, method].high)} ({method}, {place})."
         )
 
 
@@ -124,8 +125,8 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     rows = []
     for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
         one = first.get(method)
-        own = Estimate.of(values[method])
-        cells = [Cell(number(own.mean), spread(own.std, own.n)), _difference(one)]
+        own = MeanStd.of(values[method])
+        cells = [Cell(format_number(own.mean), format_std(own.std, own.n)), _difference(one)]
         cells += [Cell(outcome(one) if one else "reference")]
         cells += [_difference(others.get((title, method))) for title in titles]
         rows.append(Row(method, chosen[method], cells, anchor=f"{benchmark.name}-{method}"))
@@ -145,7 +146,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"In %, mean over federations ± sample standard deviation; differences to {reference} in "
         "points with simultaneous 95 % intervals (Bonferroni), the worst half a family of its own, "
         "all others one family. Settings under the name are those chosen on validation examples."
-        f"{redrawn} {made} of {planned} runs; made on {listed(processors)}.",
+        f"{redrawn} {made} of {planned} runs; made on {join_words(processors)}.",
         [measure.title, f"against {reference}", "so it is", *titles],
         [Group("", rows)],
         [
@@ -174,9 +175,9 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
 def _difference(one: Difference | None) -> Cell:
     if one is None:
         return Cell(DASH)
-    mark = {1: " ▲", -1: " ▼"}.get(one.sign, " ≈" if one.same else "")
-    interval = f"[{number(one.low)}, {number(one.high)}]" if one.n > 1 else ""
-    return Cell(number(one.mean, signed=True) + mark, interval)
+    mark = {1: " ▲", -1: " ▼"}.get(one.sign, " ≈" if one.equivalent else "")
+    interval = f"[{format_number(one.low)}, {format_number(one.high)}]" if one.n > 1 else ""
+    return Cell(format_number(one.mean, signed=True) + mark, interval)
 
 
 def left(findings: Findings) -> str:

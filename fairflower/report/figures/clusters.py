@@ -14,9 +14,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fairflower.numerics.metrics import Vector
-from fairflower.report.clusters import IDS, MAP, Clusters, FigureName, clustered, clusters
+from fairflower.report.clusters import (
+    IDS,
+    MAP,
+    ClusterHistory,
+    ClusterMetric,
+    methods_with_clusters,
+    read_cluster_history,
+)
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Looks, Sketch, legend, panels
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
 
 #: Diagnostics that are drawn here, of runs with clusters.
@@ -28,52 +35,57 @@ _COLUMNS = 3
 #: One per cluster; after these they come round again.
 _MARKERS = "os^DvPX*<>"
 
-_FIGURES: tuple[tuple[FigureName, str, float], ...] = (
+_FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
     ("number", "number of clusters", 1),
     ("accuracy", "clustering accuracy, %", 100),
     ("rand", "adjusted Rand index", 1),
 )
 
 
-def sketches(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """The figures of methods that found clusters; nothing where there are none."""
-    methods = clustered(comparison.methods)
+    methods = methods_with_clusters(comparison.methods)
     if not methods:
         return
-    yield _over_rounds(methods, looks)
-    domains = canvas.looks(comparison.domains, canvas.DOMAIN_COLOURS)
+    yield _over_rounds(methods, styles)
+    domains = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
     for number, method in enumerate(methods, start=1):
-        found = clusters(method.runs[0])
+        found = read_cluster_history(method.runs[0])
         if found and np.isfinite(found.map).any():
             yield _maps(method, found, domains, f"-{number}" if len(methods) > 1 else "")
 
 
-def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
+def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
     sheet, axes = panels(1, len(_FIGURES), canvas.FULL, 3.4)
     said, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
-            found = [c for run in method.runs if (c := clusters(run))]
+            found = [c for run in method.runs if (c := read_cluster_history(run))]
             rounds = reduce(np.intersect1d, [c.rounds for c in found])
             if not rounds.size:
                 continue
-            values = [unit * c.figure(name)[np.isin(c.rounds, rounds)] for c in found]
+            values = [unit * c.metric(name)[np.isin(c.rounds, rounds)] for c in found]
             curve = Curve.of(rounds, np.array(values))
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
-            canvas.curve(panel, curve, looks[method.name], method.name)
+            canvas.curve(panel, curve, styles[method.name], method.name)
             said.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
         panel.set_ylabel(label)
-    types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := clusters(run))}
+    types = {
+        len(np.unique(c.types))
+        for m in methods
+        for run in m.runs
+        if (c := read_cluster_history(run))
+    }
     for count in types:
-        axes[0, 0].axhline(count, color=canvas.GREY, linestyle=":", linewidth=1)
+        axes[0, 0].axhline(count, color=canvas.GRAY, linestyle=":", linewidth=1)
     axes[0, 0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 1].set_ylim(0, 104)
     axes[0, 2].set_ylim(lowest, 1.04)
     legend(sheet, axes[0, 0])
     several = any(len(method.runs) > 1 for method in methods)
-    return Sketch(
+    return FigureDraft(
         "clusters",
         sheet,
         "Clusters of clients over rounds",
@@ -85,15 +97,15 @@ def _over_rounds(methods: list[Method], looks: Looks) -> Sketch:
     )
 
 
-def _maps(method: Method, found: Clusters, domains: Looks, suffix: str) -> Sketch:
-    """A map per round: colour is the type, the marker and what it hangs on the cluster."""
+def _maps(method: Method, found: ClusterHistory, domains: LineStyles, suffix: str) -> FigureDraft:
+    """A map per round: color is the type, the marker and what it hangs on the cluster."""
     found = found._replace(map=aligned(found.map))
     mapped = np.flatnonzero(np.isfinite(found.map).any(axis=(1, 2)))
     chosen = mapped[np.unique(np.linspace(0, len(mapped) - 1, _MAPS).round().astype(int))]
     names = np.unique(found.ids[chosen][np.isfinite(found.ids[chosen])])
     markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(names)}
-    sheet, axes = canvas.tiles(len(chosen), _COLUMNS, 3.3, 1.0)
-    number, accuracy = found.figure("number"), found.figure("accuracy")
+    sheet, axes = canvas.panel_grid(len(chosen), _COLUMNS, 3.3, 1.0)
+    number, accuracy = found.metric("number"), found.metric("accuracy")
     for panel, r in zip(axes.flat, chosen, strict=False):
         _map(panel, found, r, domains, markers)
         noun = "cluster" if number[r] == 1 else "clusters"
@@ -107,16 +119,16 @@ def _maps(method: Method, found: Clusters, domains: Looks, suffix: str) -> Sketc
         lowest = [panel for panel in column if panel.get_visible()][-1]
         lowest.set_xlabel("first principal axis")
     types = dict.fromkeys(found.types.tolist())
-    _key(sheet, "outside upper left", [_dot(domains[d].colour, "o", d) for d in types])
-    dots = [_dot(canvas.GREY, marker, f"cluster {name:.0f}") for name, marker in markers.items()]
+    _key(sheet, "outside upper left", [_dot(domains[d].color, "o", d) for d in types])
+    dots = [_dot(canvas.GRAY, marker, f"cluster {name:.0f}") for name, marker in markers.items()]
     _key(sheet, "outside lower center", dots)
     end = chosen[-1]
-    return Sketch(
+    return FigureDraft(
         f"clients-map{suffix}",
         sheet,
         f"{method.name}: clients by their representations",
         "Each client on the first two principal axes of the round's representations, which differ "
-        "from round to round; each axis points where it agrees with the map before. Colour: the "
+        "from round to round; each axis points where it agrees with the map before. Color: the "
         "client's true type, its domain. Marker, and thin lines from the clients to their middle: "
         f"its cluster. Seed {method.runs[0].seed}.",
         f"Clusters at round {found.rounds[end]}. {_said(found, int(end))}",
@@ -138,14 +150,14 @@ def aligned(maps: Vector) -> Vector:
 
 
 def _map(
-    panel: Axes, found: Clusters, r: int, domains: Looks, markers: Mapping[float, str]
+    panel: Axes, found: ClusterHistory, r: int, domains: LineStyles, markers: Mapping[float, str]
 ) -> None:
     there = np.isfinite(found.map[r]).all(axis=1)
     for name in np.unique(found.ids[r, there]):
         inside = there & (found.ids[r] == name)
         places = found.map[r, inside]
         middle = places.mean(axis=0)
-        thin: dict[str, Any] = {"color": canvas.GREY, "linewidth": 0.7, "alpha": 0.8, "zorder": 1}
+        thin: dict[str, Any] = {"color": canvas.GRAY, "linewidth": 0.7, "alpha": 0.8, "zorder": 1}
         for x, y in places:
             panel.plot([middle[0], x], [middle[1], y], **thin)
         panel.scatter(
@@ -153,7 +165,7 @@ def _map(
             places[:, 1],
             s=38,
             marker=markers[name],
-            c=[domains[domain].colour for domain in found.types[inside]],
+            c=[domains[domain].color for domain in found.types[inside]],
             edgecolors=canvas.INK,
             linewidths=0.4,
             alpha=0.85,
@@ -168,15 +180,15 @@ def _map(
 def _key(
     sheet: Figure, place: Literal["outside upper left", "outside lower center"], dots: list[Line2D]
 ) -> None:
-    columns = canvas.fitting(sheet, [str(dot.get_label()) for dot in dots], 0.5)
+    columns = canvas.legend_columns(sheet, [str(dot.get_label()) for dot in dots], 0.5)
     sheet.legend(handles=dots, loc=place, ncols=columns)
 
 
-def _dot(colour: str, marker: str, label: str) -> Line2D:
-    return Line2D([], [], color=colour, marker=marker, linestyle="", markersize=6, label=label)
+def _dot(color: str, marker: str, label: str) -> Line2D:
+    return Line2D([], [], color=color, marker=marker, linestyle="", markersize=6, label=label)
 
 
-def _said(found: Clusters, r: int) -> str:
+def _said(found: ClusterHistory, r: int) -> str:
     """``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
     parts = []
     for name in np.unique(found.ids[r][np.isfinite(found.ids[r])]):

@@ -15,18 +15,18 @@ from matplotlib.ticker import MaxNLocator
 
 from fairflower.numerics.metrics import Vector
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Drawn, Sketch
+from fairflower.report.figures.canvas import FigureDraft, PageFigure
 
 if TYPE_CHECKING:
-    from fairflower.report.landscape import Landscape, Surface
+    from fairflower.final_model.landscape import Landscape, Surface
 
 #: Contour lines at most, and at least where there is anything to draw.
 _LINES = 18
 _FEW = 5
-_COLOURS = "viridis"
+_COLORS = "viridis"
 
 
-def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -> Drawn:
+def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -> PageFigure:
     """Draw a landscape and save it as ``folder/<prefix>landscape.png`` and ``.svg``.
 
     A row of panels for training and one for test images, a column for each domain;
@@ -60,7 +60,7 @@ def _rounded(value: float, rule: Callable[[float], int]) -> float:
     return float(f"{rule(value / unit) * unit:.2g}")
 
 
-def _sketch(landscape: Landscape, levels: Vector) -> Iterator[Sketch]:
+def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
     splits = list(dict.fromkeys(surface.split for surface in landscape.surfaces))
     domains = list(dict.fromkeys(surface.domain for surface in landscape.surfaces))
     sheet, axes = canvas.panels(
@@ -81,8 +81,8 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[Sketch]:
     bar.outline.set_linewidth(0.6)
     bar.set_ticks(levels.tolist(), labels=[f"{level:.3g}" for level in levels])
     bar.minorticks_off()
-    said = (f"{s.domain}, {s.split}: {s.centre:.3g}" for s in landscape.surfaces)
-    yield Sketch(
+    said = (f"{s.domain}, {s.split}: {s.center:.3g}" for s in landscape.surfaces)
+    yield FigureDraft(
         "landscape",
         sheet,
         title,
@@ -95,10 +95,10 @@ def _panel(
     panel: Axes, steps: Vector, surface: Surface, levels: Vector, norm: BoundaryNorm
 ) -> ContourSet:
     loss = np.ma.masked_invalid(np.clip(surface.loss, levels[0], levels[-1]))
-    filled = panel.contourf(steps, steps, loss, levels, norm=norm, cmap=_COLOURS)
+    filled = panel.contourf(steps, steps, loss, levels, norm=norm, cmap=_COLORS)
     panel.contour(steps, steps, loss, levels, colors="white", linewidths=0.5, alpha=0.6)
     panel.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.4)
-    panel.set_title(f"{surface.domain}, {surface.split}: {surface.centre:.3g} at +")
+    panel.set_title(f"{surface.domain}, {surface.split}: {surface.center:.3g} at +")
     panel.xaxis.set_major_locator(MaxNLocator(4))
     panel.yaxis.set_major_locator(MaxNLocator(4))
     panel.set_aspect("equal")

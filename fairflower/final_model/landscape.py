@@ -52,7 +52,7 @@ class Surface:
     loss: Vector
 
     @property
-    def centre(self) -> float:
+    def center(self) -> float:
         """Loss of the model itself."""
         middle = len(self.loss) // 2
         return float(self.loss[middle, middle])
@@ -90,7 +90,7 @@ def landscape(
 ) -> Landscape:
     """Compute the loss of ``w + x d + y e`` for a run's final model w.
 
-    d and e are random directions with w's filter norms (`filter_normalised`). Batch norm
+    d and e are random directions with w's filter norms (`filter_normalized`). Batch norm
     keeps its running statistics. On a CPU each point of the grid is one core's, so the
     result does not depend on how many there are.
 
@@ -116,10 +116,10 @@ def landscape(
         raise ConfigError(f"--span {span}: expected a finite number above 0.")
     if images < 0:
         raise ConfigError(f"--images {images}: expected a number, or 0 for all.")
-    config, federation, model, chosen = load(run, data_dir, device)
+    config, federation, model, chosen = load_run_model(run, data_dir, device)
     sets = [(domain, split) for split in SPLITS for domain in federation.domains]
     data = [_images(federation, *which, images, seed, chosen) for which in sets]
-    directions = [filter_normalised(model, derive_seed(seed, axis)) for axis in ("x", "y")]
+    directions = [filter_normalized(model, derive_seed(seed, axis)) for axis in ("x", "y")]
     steps = np.linspace(-span, span, grid)
     steps[grid // 2] = 0.0
     losses = surfaces(
@@ -131,7 +131,7 @@ def landscape(
     )
 
 
-def load(
+def load_run_model(
     run: Run, data_dir: str, device: str
 ) -> tuple[RunConfig, Federation, nn.Module, torch.device]:
     """A run's config, data and final model, on a device; see `landscape` and `load_model`."""
@@ -162,7 +162,7 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
     return model.eval()
 
 
-def filter_normalised(model: nn.Module, seed: int) -> list[Tensor]:
+def filter_normalized(model: nn.Module, seed: int) -> list[Tensor]:
     """Draw a random direction whose filters are as long as the model's.
 
     A Gaussian draw d for every trainable parameter w, then ``d_i <- ||w_i|| / ||d_i|| d_i``
@@ -249,7 +249,7 @@ def _images(
 
 
 @dataclass(frozen=True)
-class Flatness:
+class ClientSharpness:
     """Sharpness by client, of a run's method and seed."""
 
     label: str
@@ -263,14 +263,14 @@ class Flatness:
         return float(every.mean()), float(every.std())
 
 
-def flatness(
+def client_sharpness(
     run: Run,
     *,
     rho: float | None = None,
     data_dir: str = "",
     device: str = "auto",
     advance: Callable[[], object] = lambda: None,
-) -> Flatness:
+) -> ClientSharpness:
     """Measure the final model's sharpness on every client's training images, as they are.
 
     ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. The radius ``rho``, see
@@ -279,7 +279,7 @@ def flatness(
     """
     if rho is not None and not 0 <= rho < float("inf"):
         raise ConfigError(f"--rho {rho}: expected a finite number from 0 on.")
-    config, federation, model, chosen = load(run, data_dir, device)
+    config, federation, model, chosen = load_run_model(run, data_dir, device)
     radius = config.measure.rho if rho is None else rho
     values: dict[str, list[float]] = {domain: [] for domain in federation.domains}
     for client in federation.clients:
@@ -288,10 +288,10 @@ def flatness(
         values[client.domain].append(sharpness(model, images, rho=radius))
         advance()
     found = {domain: np.array(list_) for domain, list_ in values.items()}
-    return Flatness(run.label, int(run.seed), found)
+    return ClientSharpness(run.label, int(run.seed), found)
 
 
-def write_csv(measured: Iterable[Flatness], path: Path) -> None:
+def write_csv(measured: Iterable[ClientSharpness], path: Path) -> None:
     """Write the columns method, seed, domain, place (of the client in its domain), sharpness."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

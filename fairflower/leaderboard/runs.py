@@ -19,7 +19,7 @@ from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
 
 
-class Making:
+class LeaderboardRuns:
     """Gives runs out as workers ask for them: a `fairflower.plans.parallel.Study`.
 
     ``jobs`` are given out at a time, so that what the last run decides is made before what comes
@@ -77,7 +77,7 @@ class Making:
 def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
     federation = prepare(planned.config.data)
     accuracies, reason = "", error_text(error) if error else ""
-    if run and run.whole():
+    if run and run.fully_tested():
         values = run.accuracy[run.last()].mean(axis=0).tolist()
         accuracies = " ".join(f"{value:.6g}" for value in values)
     elif run:

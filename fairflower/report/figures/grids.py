@@ -10,11 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fairflower.numerics import metrics
-from fairflower.report.clusters import clustered, final
+from fairflower.report.clusters import final_cluster_metric, methods_with_clusters
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import Look, Looks, Sketch, legend, line, panels
+from fairflower.report.figures.canvas import (
+    FigureDraft,
+    LineStyle,
+    LineStyles,
+    legend,
+    line,
+    panels,
+)
 from fairflower.report.measures import fairness
-from fairflower.report.methods import BASELINES, Comparison, Method, by_client, sweeps
+from fairflower.report.methods import BASELINES, Comparison, Method, largest_grid, sweeps
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]
@@ -22,29 +29,29 @@ Grid = Mapping[str, Mapping[str, Method]]
 _BLANK = " Blank: not run, or not tested on every domain in all of these rounds."
 
 
-def sketches_of_products(comparison: Comparison) -> Iterator[Sketch]:
+def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
     """The product's heat maps, and each client's convergence; nothing where there is none."""
-    grid = by_client(comparison)
+    grid = largest_grid(comparison)
     if grid:
         strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
-        if any(method.whole() for row in grid.values() for method in row.values()):
+        if any(method.fully_tested() for row in grid.values() for method in row.values()):
             yield _heat_maps(comparison, grid, strategies)
         yield _convergence(comparison, grid, strategies)
 
 
-def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> Sketch:
+def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> FigureDraft:
     """FedHEAL's Fig. 7: a local training with and without the strategies."""
-    looks = canvas.looks(strategies, canvas.METHOD_COLOURS, "fedavg")
-    sheet, axes = canvas.tiles(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
+    styles = canvas.line_styles(strategies, canvas.METHOD_COLORS, "fedavg")
+    sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
         for strategy, method in row.items():
             curve = method.curve(lambda accuracy: 100 * metrics.mean(accuracy))
-            line(panel, curve.rounds, curve.mean, looks[strategy], curve.whole, label=strategy)
+            line(panel, curve.rounds, curve.mean, styles[strategy], curve.whole, label=strategy)
         panel.set_title(client)
     for panel in axes[:, 0]:
         panel.set_ylabel(canvas.LABELS["AVG"])
     legend(sheet, *axes.flat)
-    return Sketch(
+    return FigureDraft(
         "convergence",
         sheet,
         "Convergence of every local training, by strategy",
@@ -55,7 +62,7 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> S
     )
 
 
-def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch:
+def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> FigureDraft:
     """STD and worst domain: a row per client, a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     said = []
@@ -65,7 +72,7 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch
         values = np.full((len(grid), len(columns)), np.nan)
         for r, row in enumerate(grid.values()):
             for strategy, method in row.items():
-                if method.whole():
+                if method.fully_tested():
                     values[r, columns.index(strategy)] = method.over_seeds(figure.value).mean
         if not np.isfinite(values).any():
             panel.set_visible(False)
@@ -75,8 +82,8 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch
         for r, c in np.ndindex(values.shape):
             if np.isfinite(values[r, c]):
                 light = (values[r, c] > middle) != less
-                look = {"color": "black" if light else "white", "fontsize": 8.5}
-                panel.text(c, r, f"{values[r, c]:.1f}", ha="center", va="center", **look)
+                style = {"color": "black" if light else "white", "fontsize": 8.5}
+                panel.text(c, r, f"{values[r, c]:.1f}", ha="center", va="center", **style)
         panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
         panel.set_yticks(range(len(grid)), list(grid))
         panel.grid(visible=False)
@@ -86,7 +93,7 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch
         best = np.nanargmin(values) if less else np.nanargmax(values)
         row_of, column_of = divmod(int(best), len(columns))
         said.append(f"best {title}: {list(grid)[row_of]} with {columns[column_of]}")
-    return Sketch(
+    return FigureDraft(
         "product",
         sheet,
         "Local training times aggregation",
@@ -95,15 +102,17 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Sketch
     )
 
 
-def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]:
+def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """A figure for each sweep: average, worst domain and spread over the values."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
         leaf = sweep.key.partition(".")[2]
         fair = fairness(comparison)
         figures = [(canvas.LABELS[title], fair[title].value) for title in ("AVG", "MIN", "STD")]
         methods = [*sweep.methods, *sweep.others.values()]
-        if clustered(methods) == methods:
-            figures.append(("clustering accuracy, %", lambda run: 100 * final(run, "accuracy")))
+        if methods_with_clusters(methods) == methods:
+            figures.append(
+                ("clustering accuracy, %", lambda run: 100 * final_cluster_metric(run, "accuracy"))
+            )
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):
             estimates = [method.over_seeds(figure) for method in sweep.methods]
@@ -119,14 +128,14 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
                 label=sweep.methods[0].strategy,
             )
             for i, (value, method) in enumerate(sweep.others.items()):
-                look = Look(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
-                _level(panel, method, figure, look, f"{leaf} = {value}")
+                style = LineStyle(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
+                _level(panel, method, figure, style, f"{leaf} = {value}")
             for name in BASELINES:
                 baseline = comparison.baseline(sweep.methods[0], name)
-                if baseline is not None and baseline.whole():
+                if baseline is not None and baseline.fully_tested():
                     dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
-                    look = looks[baseline.name]._replace(dash=dash)
-                    _level(panel, baseline, figure, look, baseline.name)
+                    style = styles[baseline.name]._replace(dash=dash)
+                    _level(panel, baseline, figure, style, baseline.name)
             if np.all(sweep.values % 1 == 0):
                 panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
             panel.set_xlabel(leaf)
@@ -135,7 +144,7 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
         seeds = any(len(method.runs) > 1 for method in sweep.methods)
         name = sweep.methods[0].strategy
         best = max(sweep.methods, key=lambda method: method.over_seeds(fair["MIN"].value).mean)
-        yield Sketch(
+        yield FigureDraft(
             f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
             sheet,
             f"{name}: {sweep.key} from {sweep.values[0]:g} to {sweep.values[-1]:g}",
@@ -147,7 +156,7 @@ def sketches_of_sweeps(comparison: Comparison, looks: Looks) -> Iterator[Sketch]
 
 
 def _level(
-    panel: Axes, method: Method, figure: Callable[[Run], float], look: Look, label: str
+    panel: Axes, method: Method, figure: Callable[[Run], float], style: LineStyle, label: str
 ) -> None:
     level = method.over_seeds(figure).mean
-    panel.axhline(level, color=look.colour, linestyle=look.dash, linewidth=1.4, label=label)
+    panel.axhline(level, color=style.color, linestyle=style.dash, linewidth=1.4, label=label)
