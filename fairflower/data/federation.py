@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.errors import DataError
+from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
 
 META = "meta.json"
 
-#: What tables and histories call figures over all domains, and no domain may be called.
-AVG, STD, MIN, *_ = OVER_DOMAINS = ("AVG", "STD", "MIN", "GAP", "average")
+#: Titles of numbers over all domains in tables and callbacks: no domain may have such a name.
+OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

@@ -13,8 +13,8 @@ import numpy as np
 
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages
-from fairflower.numerics import metrics
+from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages, worst_half
+from fairflower.numerics.metrics import AVG, MIN, STD0
 from fairflower.server.figures import WINDOW
 from fairflower.statistics.benchmarks import mixed
 from fairflower.statistics.differences import (
@@ -53,7 +53,7 @@ def primary(design: Design) -> Metric:
     """The measure of which claims are made."""
     return Metric(
         "worst half",
-        lambda a: metrics.worst_fraction(a, HALF),
+        worst_half,
         design.margins.worst,
         of=lambda a: worst_places(a, max(1, int(HALF * len(a)))),
     )
@@ -63,9 +63,9 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
     """The worst domain, average, standard deviation over domains (ddof 0), and each domain."""
     margins = design.margins
     found = [
-        Metric("worst domain", metrics.worst, margins.worst, of=lambda a: worst_places(a, 1)),
-        Metric("average", metrics.mean, margins.average, of=lambda a: range(len(a))),
-        Metric("STD", lambda a: metrics.std(a, ddof=0), margins.std, better=-1),
+        Metric(MIN.phrase, MIN, margins.worst, of=lambda a: worst_places(a, 1)),
+        Metric(AVG.phrase, AVG, margins.average, of=lambda a: range(len(a))),
+        Metric(STD0.heading, STD0, margins.std, better=STD0.better),
     ]
     for place, name in enumerate(domains):
         found.append(

@@ -26,6 +26,9 @@ Examples
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,8 +179,85 @@ def entropy(a: ArrayLike) -> float:
     return float(-(share @ np.log(share))) + 0.0
 
 
+@dataclass(frozen=True)
+class Summary:
+    """A number for the values of all domains or clients: a row of what everything here shows.
+
+    The screen, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard take
+    name, direction and formula from these rows.
+
+    Examples
+    --------
+    >>> round(STD([0.2, 0.4]), 4), STD.heading, STD.better
+    (0.1414, 'STD ddof 1', -1)
+    """
+
+    #: Key in `summary`.
+    name: str
+    #: In tables, and in the names of a callback's and a tracker's metrics: ``accuracy/AVG``.
+    title: str
+    #: In sentences.
+    phrase: str
+    #: 1 if more is better, -1 if less is, 0 if neither.
+    better: int
+    formula: Callable[[ArrayLike], float]
+    #: Of a standard deviation.
+    ddof: int | None = None
+    #: Whether the unit of the values cancels; a percentage stays a percentage where it does not.
+    relative: bool = False
+    #: Whether it compares values, so that a single value of several that are expected has none.
+    compares: bool = False
+    #: By the values, of shape (K,).
+    gradient: Callable[[Vector], Vector] | None = None
+
+    def __call__(self, a: ArrayLike) -> float:
+        """Return the number for the values."""
+        return self.formula(a)
+
+    @property
+    def heading(self) -> str:
+        """The title, with the ddof of a standard deviation."""
+        return self.title if self.ddof is None else f"{self.title} ddof {self.ddof}"
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis, with the unit of accuracies in percent."""
+        ddof = "" if self.ddof is None else f" (ddof {self.ddof})"
+        return f"{self.title} over domains{ddof}{'' if self.relative else ', %'}"
+
+
+def _std_gradient(a: Vector) -> Vector:
+    """Return the gradient of `std` with ddof 1; zero for a single value, or equal values."""
+    spread = std(a, ddof=1) if len(a) > 1 else 0.0
+    return (a - a.mean()) / ((len(a) - 1) * spread) if spread > 0 else np.zeros(len(a))
+
+
+AVG = Summary("mean", "AVG", "average", 1, mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
+STD, STD0 = (
+    Summary(
+        *(f"std_ddof{ddof}", "STD", "STD", -1, partial(std, ddof=ddof), ddof),
+        compares=True,
+        gradient=_std_gradient if ddof else None,
+    )
+    for ddof in (1, 0)
+)
+MIN = Summary(
+    *("worst", "MIN", "worst domain", 1, worst), gradient=lambda a: np.eye(len(a))[a.argmin()]
+)
+GAP = Summary("gap", "GAP", "best minus worst", -1, gap, compares=True)
+SUMMARIES = (
+    *(AVG, STD0, STD, MIN),
+    Summary("best", "MAX", "best domain", 0, best),
+    GAP,
+    Summary("worst10", "worst 10 %", "mean of the worst tenth", 1, worst_fraction),
+    Summary("jain", "Jain", "Jain's index", 1, jain, relative=True, compares=True),
+    Summary("gini", "Gini", "Gini coefficient", -1, gini, relative=True, compares=True),
+    Summary("entropy", "entropy", "entropy", 1, entropy, relative=True, compares=True),
+)
+
+
 def summary(a: ArrayLike) -> dict[str, float]:
-    """Return all metrics of a fairness table by name, with the convention in the name.
+    """Return all `SUMMARIES` of the values by name, with the convention in the name.
 
     ``std_ddof1`` is NaN for a single value; ``worst10`` is `worst_fraction`.
 
@@ -196,18 +276,7 @@ def summary(a: ArrayLike) -> dict[str, float]:
     gini      0.1265
     entropy   1.3534
     """
-    return {
-        "mean": mean(a),
-        "std_ddof0": std(a, ddof=0),
-        "std_ddof1": std(a, ddof=1),
-        "worst": worst(a),
-        "best": best(a),
-        "gap": gap(a),
-        "worst10": worst_fraction(a, 0.1),
-        "jain": jain(a),
-        "gini": gini(a),
-        "entropy": entropy(a),
-    }
+    return {row.name: row(a) for row in SUMMARIES}
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:

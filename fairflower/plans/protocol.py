@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.errors import ConfigError, Pruned
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN
 
 #: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
 _BEHIND = 0.1
@@ -52,7 +52,7 @@ def selection_score(select: str, accuracies: Iterable[float]) -> float:
     values = list(accuracies)
     if not all(map(math.isfinite, values)):
         return math.nan
-    return metrics.mean(values) if select == "average" else metrics.worst(values)
+    return AVG(values) if select == "average" else MIN(values)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fairflower.errors import RunFolderError
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.methods import MeanStd
 from fairflower.report.reading import read_text
 from fairflower.report.statistics import (
@@ -52,11 +52,8 @@ CHOSEN, PAPERS, BOTH = TESTS
 REFERENCE = "uniform"
 
 #: What is compared, of a run's figures by domain.
-WORST, AVERAGE = "worst domain", "average"
-_FIGURES: dict[str, Callable[[Sequence[float]], float]] = {
-    WORST: metrics.worst,
-    AVERAGE: metrics.mean,
-}
+WORST, AVERAGE = MIN.phrase, AVG.phrase
+_FIGURES: dict[str, Summary] = {WORST: MIN, AVERAGE: AVG}
 
 #: What differs between trials, in the order of the table.
 _FACTORS = ("aggregation", "local training", "learning rate", "local epochs")
@@ -408,7 +405,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _worst(text: str) -> float:
-    return metrics.worst(_numbers(text))
+    return MIN(_numbers(text))
 
 
 def _setting(text: str, key: str) -> float:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
 
-from fairflower.numerics import metrics
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, Summary, Vector
 from fairflower.report.clusters import methods_with_clusters
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import SCORES, Run
@@ -90,30 +89,20 @@ def fairness(comparison: Comparison) -> Measure:
     return Measure(
         "accuracy over domains",
         (
-            Figure(
-                *("MIN", lambda run: 100 * metrics.worst(run.final()), 1, "worst domain"),
-                margin=2.0,
-                gradient=lambda accuracy: np.eye(len(accuracy))[accuracy.argmin()],
-            ),
-            Figure(
-                *("STD", lambda run: 100 * metrics.std(run.final(), ddof=1), -1),
-                gradient=_of_std,
-            ),
-            Figure(
-                *("AVG", lambda run: 100 * metrics.mean(run.final()), 1, "average", False),
-                gradient=lambda accuracy: np.full(len(accuracy), 1 / len(accuracy)),
-            ),
+            _over_domains(MIN, margin=2.0),
+            _over_domains(STD),
+            _over_domains(AVG, judged=False),
         ),
         ("fairer", "less fair"),
         comparison.methods,
     )
 
 
-def _of_std(accuracy: Vector) -> Vector:
-    """The gradient of the sample standard deviation; of one domain, or equal ones, nothing."""
-    apart = accuracy - accuracy.mean()
-    std = metrics.std(accuracy, ddof=1) if len(accuracy) > 1 else 0.0
-    return apart / ((len(accuracy) - 1) * std) if std > 0 else np.zeros(len(accuracy))
+def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Figure:
+    def value(run: Run) -> float:
+        return 100 * row(run.final())
+
+    return Figure(row.title, value, row.better, row.phrase, judged, margin, row.gradient)
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:
@@ -149,9 +138,18 @@ def of_clients(run: Run) -> Vector:
     return own if np.isfinite(own).all() else theirs[np.isfinite(theirs)]
 
 
-def of_several(figure: Callable[[Vector], float], count: int) -> Callable[[Vector], float]:
-    """A figure that says nothing, NaN, where but one of several domains is left."""
-    return lambda values: math.nan if len(values) < 2 <= count else figure(values)
+def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
+    """Return the function that computes a summary of fractions, in percent if it has a unit.
+
+    It gives NaN where the summary compares domains, and a single one of several was tested.
+    """
+    unit = 1 if row.relative else 100
+
+    def value(values: Vector) -> float:
+        single = row.compares and len(values) < 2 <= len(domains)
+        return math.nan if single else unit * row(values)
+
+    return value
 
 
 def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
@@ -171,27 +169,23 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
     ]
     if len(figures) > 1:
         figures += [
-            Figure(f"average {title}", over(metrics.mean), 1),
-            Figure(f"{title} gap", over(metrics.gap), -1, margin=2.0),
+            Figure(f"{AVG.phrase} {title}", over(AVG), AVG.better),
+            Figure(f"{title} gap", over(GAP), GAP.better, margin=2.0),
         ]
     return Measure(name, tuple(figures), ("better", "worse"), tuple(of))
 
 
 def _over_clients(of: list[Method]) -> Measure:
     """FedGCR's figures over client types and over clients."""
-
-    def spread(values: Vector) -> float:
-        return 100 * metrics.std(values, ddof=0)
-
-    def average(run: Run) -> float:
-        return 100 * metrics.mean(of_clients(run))
-
     return Measure(
         "client types and clients",
         (
-            Figure("Avg over clients", average, 1, "average over clients"),
-            Figure(f"{SIGMA} type", lambda run: spread(run.final()), -1),
-            Figure(f"{SIGMA} client", lambda run: spread(of_clients(run)), -1),
+            Figure(
+                *("Avg over clients", lambda run: 100 * AVG(of_clients(run)), AVG.better),
+                "average over clients",
+            ),
+            Figure(f"{SIGMA} type", lambda run: 100 * STD0(run.final()), STD0.better),
+            Figure(f"{SIGMA} client", lambda run: 100 * STD0(of_clients(run)), STD0.better),
         ),
         ("better", "worse"),
         tuple(of),

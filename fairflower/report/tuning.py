@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from fairflower.arguments import Search
 from fairflower.config import shown
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.measures import SIGMA
 from fairflower.report.methods import MeanStd
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
@@ -17,8 +17,8 @@ from fairflower.report.text import DASH, format_number
 
 #: What is better among trials -> in words. See `chosen`.
 CRITERIA = {
-    "worst": "the highest worst domain",
-    "average": "the highest average over domains",
+    "worst": f"the highest {MIN.phrase}",
+    "average": f"the highest {AVG.phrase} over domains",
     "worst-then-average": "the highest average over domains, of trials whose worst domain is "
     "within one point of the highest",
 }
@@ -42,22 +42,13 @@ class Trial:
     accuracies: tuple[float, ...] = ()  # by domain, fractions: the mean of its last rounds
     reason: str = ""  # why it did not end
 
-    @property
-    def worst(self) -> float:
-        """Accuracy of the worst domain."""
-        return metrics.worst(self.accuracies)
-
-    @property
-    def average(self) -> float:
-        """Mean accuracy over domains."""
-        return metrics.mean(self.accuracies)
+    def percent(self, row: Summary) -> float:
+        """A summary over domains, in percent."""
+        return 100 * row(self.accuracies)
 
 
-#: By title, in percent.
-FIGURES: Mapping[str, Callable[[Trial], float]] = {
-    "MIN": lambda trial: 100 * trial.worst,
-    "AVG": lambda trial: 100 * trial.average,
-}
+#: What the table and the figure of trials show.
+SHOWN = (MIN, AVG)
 
 
 @dataclass(frozen=True)
@@ -90,11 +81,12 @@ def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
     if not trials:
         return None
     if select == "worst":
-        return max(trials, key=lambda trial: trial.worst)
+        return max(trials, key=lambda trial: MIN(trial.accuracies))
     if select == "worst-then-average":
-        least = max(trial.worst for trial in trials) - _ALIKE - 1e-9  # as 0.0175 - 0.01 > 0.0075
-        trials = [trial for trial in trials if trial.worst >= least]
-    return max(trials, key=lambda trial: trial.average)
+        best = max(MIN(trial.accuracies) for trial in trials)
+        least = best - _ALIKE - 1e-9  # as 0.0175 - 0.01 > 0.0075
+        trials = [trial for trial in trials if MIN(trial.accuracies) >= least]
+    return max(trials, key=lambda trial: AVG(trial.accuracies))
 
 
 def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
@@ -126,7 +118,7 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
         ),
         columns=[
             *("trials", "pruned", "lost"),
-            *(f"{what} {figure}" for figure in FIGURES for what in _SEEN),
+            *(f"{what} {row.title}" for row in SHOWN for what in _SEEN),
         ],
         groups=[Group("", [_row(one) for one in tuned])],
         footers=[
@@ -144,12 +136,14 @@ _SEEN = ("paper's", "chosen", "over-trials")
 def _row(one: Tuned) -> Row:
     counts = [Cell(str(n)) for n in (len(one.trials), one.count("pruned"), one.count("lost"))]
     cells = []
-    for figure in FIGURES.values():
+    for row in SHOWN:
         default = next((t for t in one.completed if t.number == 0), None)
         for trial in (default, one.chosen):
-            cells.append(Cell(DASH if trial is None else format_number(figure(trial))))
+            cells.append(Cell(DASH if trial is None else format_number(trial.percent(row))))
         if one.completed:
-            cells.append(judged_cell(MeanStd.of([figure(trial) for trial in one.completed]), 0))
+            cells.append(
+                judged_cell(MeanStd.of([trial.percent(row) for trial in one.completed]), 0)
+            )
         else:
             cells.append(Cell(DASH))
     return Row(one.method, "" if one.ranges else "nothing to tune", [*counts, *cells])

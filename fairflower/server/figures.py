@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflower.data.federation import AVG, MIN, STD
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN, STD, mean
 
 #: Tested rounds that the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
@@ -22,13 +21,6 @@ Figures = dict[str, float]
 
 #: By level of the history, what precedes the names of a domain's metrics.
 _PREFIXES = {"domain": "", "validation": "validation_"}
-
-#: By title in tables, what is said of the accuracies of all domains together.
-_OVER_DOMAINS = {
-    AVG: metrics.mean,
-    STD: lambda values: metrics.std(values, ddof=1),
-    MIN: metrics.worst,
-}
 
 
 class History:
@@ -108,7 +100,7 @@ class History:
             values = [self._rounds[r][key] for r in last if key in self._rounds[r]]
             values = [value for value in values if not math.isnan(value)]
             if values:
-                figures[key] = metrics.mean(values)
+                figures[key] = mean(values)
         return figures | _over_domains(figures, self.domains)
 
 
@@ -135,5 +127,5 @@ def _over_domains(
     found = [figures.get(f"{prefix}accuracy/{domain}", math.nan) for domain in domains]
     if any(map(math.isnan, found)):
         return {}
-    titles = [title for title in _OVER_DOMAINS if title != STD or len(found) > 1]
-    return {f"{prefix}accuracy/{title}": _OVER_DOMAINS[title](found) for title in titles}
+    rows = (AVG, STD, MIN) if len(found) > 1 else (AVG, MIN)
+    return {f"{prefix}accuracy/{row.title}": row(found) for row in rows}

@@ -15,13 +15,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN, STD
 
 RECENT = 6  # rounds shown while a run goes on
 
+#: Shown over the domains: the same as callbacks get.
+_OVER_DOMAINS = (AVG, MIN, STD)
+
 
 class RunProgress:
-    """Shows one run: rounds, time left, accuracy per domain, average, worst, spread.
+    """Shows one run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
     A live display if the console is a terminal, plain lines if not. The title is the method's
     name, e.g. ``"fedheal (2 of 6)"``.
@@ -83,12 +86,11 @@ class RunProgress:
         table = Table(box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         domains = list(self._rows[-1][1]) if self._rows else []
-        for name in [*domains, "avg", "worst", "std"]:
+        for name in [*domains, *(row.heading for row in _OVER_DOMAINS)]:
             table.add_column(escape(name), justify="right")
         for server_round, accuracies in self._rows[-RECENT:]:
             tested = _tested(accuracies)
-            shown = [metrics.mean(tested), metrics.worst(tested), metrics.std(tested, 0)]
-            values = map(_percent, [*accuracies.values(), *shown])
+            values = map(_percent, [*accuracies.values(), *(row(tested) for row in _OVER_DOMAINS)])
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
@@ -142,18 +144,15 @@ def round_line(server_round: int, num_rounds: int, accuracies: Mapping[str, floa
     """A tested round in words, in percent.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
-    'round   3/10  mnist  90.0  svhn  50.0  |  avg  70.0  worst  50.0  std 20.0'
-    >>> round_line(4, 10, {"mnist": 0.9, "svhn": 0.5, "usps": math.nan})
-    'round   4/10  mnist  90.0  svhn  50.0  usps     –  |  of 2: avg  70.0  worst  50.0  std 20.0'
+    'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
+    >>> round_line(4, 10, {"mnist": 0.9, "svhn": math.nan})
+    'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
     """
     tested = _tested(accuracies)
     domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
     of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
-    return (
-        f"round {server_round:>3}/{num_rounds}  {domains}  |  "
-        f"{of}avg {100 * metrics.mean(tested):5.1f}  worst {100 * metrics.worst(tested):5.1f}  "
-        f"std {100 * metrics.std(tested, ddof=0):4.1f}"
-    )
+    over = "  ".join(f"{row.heading} {_percent(row(tested)):>5}" for row in _OVER_DOMAINS)
+    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}"
 
 
 def _tested(accuracies: Mapping[str, float]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -30,7 +31,8 @@ from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
 from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run
-from fairflower.server.progress import RunProgress
+from fairflower.server.figures import History
+from fairflower.server.progress import RunProgress, round_line
 from fairflower.strategies import STRATEGIES
 
 QUICK = [
@@ -455,8 +457,22 @@ def test_without_a_terminal_every_round_is_a_line():
     lines = [line for line in shown(False).splitlines() if line.startswith("round")]
     assert len(lines) == 3
     assert "mnist  90.0  svhn[old]  60.0" in lines[-1]
-    assert "worst  60.0" in lines[-1]
-    assert "avg  75.0" in lines[-1]
+    assert "MIN  60.0" in lines[-1]
+    assert "AVG  75.0" in lines[-1]
+    assert lines[-1].endswith(f"STD ddof 1  {100 * statistics.stdev([0.9, 0.6]):.1f}")
+
+
+def test_the_screen_and_a_callback_say_the_same_of_all_domains():
+    accuracies = {"mnist": 0.93, "svhn": 0.57, "usps": 0.88}
+    history = History(list(accuracies))
+    for domain, accuracy in accuracies.items():
+        history.add(1, "domain", domain, {"accuracy": accuracy})
+    told = history.of(1)
+    line = round_line(1, 2, accuracies)
+    for heading in ("AVG", "MIN", "STD ddof 1"):
+        value = told[f"accuracy/{heading.split()[0]}"]
+        assert f"{heading} {100 * value:5.1f}" in line
+    assert told["accuracy/STD"] == pytest.approx(statistics.stdev(accuracies.values()))
 
 
 def test_on_a_terminal_the_last_round_remains():

@@ -126,6 +126,31 @@ def test_one_client_has_everything() -> None:
     assert metrics.entropy(a) == 0
 
 
+def test_of_two_values_the_first_is_better_as_a_summary_says() -> None:
+    """Direction by example: equal and high, unequal, and low values."""
+    even, uneven, low = [0.8, 0.8], [0.9, 0.5], [0.3, 0.3]
+    for row in metrics.SUMMARIES:
+        worse = uneven if row.compares else low
+        if row.better:
+            assert row.better * (row(even) - row(worse)) > 0, row.heading
+
+
+@given(st.permutations([0.2, 0.45, 0.6, 0.95]), st.integers(0, 3))
+def test_gradients_of_summaries_by_finite_differences(a: list[float], k: int) -> None:
+    step = 1e-6 * np.eye(4)[k]
+    for row in (metrics.AVG, metrics.STD, metrics.MIN):
+        assert row.gradient is not None
+        slope = (row(np.array(a) + step) - row(np.array(a) - step)) / 2e-6
+        assert row.gradient(np.array(a))[k] == pytest.approx(slope, abs=1e-6)
+
+
+def test_names_and_headings_of_summaries_are_unique() -> None:
+    for facts in zip(
+        *((row.name, row.heading, row.axis) for row in metrics.SUMMARIES), strict=True
+    ):
+        assert len(set(facts)) == len(metrics.SUMMARIES)
+
+
 def test_published_row() -> None:
     """FedHEAL's own row of Table 2, whose STD is printed with ddof 1."""
     figures = metrics.summary([90.27, 95.69, 79.94, 46.45])

@@ -31,13 +31,6 @@ GRAY = "#7d8590"
 #: What a caption says of lines with rounds that are not whole.
 DOTTED = "Thin, dotted: not every domain was tested; over those that were."
 
-#: Of axes with figures over domains.
-LABELS = {
-    "AVG": "AVG over domains, %",
-    "MIN": "MIN over domains, %",
-    "STD": "STD over domains (ddof 1), %",
-}
-
 #: FedAvg is gray wherever it appears.
 METHOD_COLORS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
 DOMAIN_COLORS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from matplotlib.figure import Figure
 
 from fairflower.config import unknown
 from fairflower.errors import ConfigError
-from fairflower.numerics import metrics
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics.metrics import AVG, MIN, STD, Summary, Vector
 from fairflower.report.figures import canvas, clusters, diagnostics, grids, tuning
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
@@ -49,17 +47,16 @@ def plot(comparison: Comparison, name: str) -> Figure:
 def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
     styles = canvas.line_styles([m.name for m in comparison.methods], canvas.METHOD_COLORS, fedavg)
-    std = partial(metrics.std, ddof=1)
-    over_rounds: tuple[tuple[str, str, str, Callable[[Vector], float]], ...] = (
-        ("average", "Average accuracy over rounds", canvas.LABELS["AVG"], metrics.mean),
-        ("worst", "Worst domain over rounds", canvas.LABELS["MIN"], metrics.worst),
-        ("std", "Spread over domains over rounds", canvas.LABELS["STD"], std),
+    over_rounds = (
+        ("average", "Average accuracy over rounds", AVG),
+        ("worst", "Worst domain over rounds", MIN),
+        ("std", "Spread over domains over rounds", STD),
     )
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _LONG else None
-    for name, title, label, figure in over_rounds:
+    for name, title, row in over_rounds:
         if len(comparison.domains) > 1 or name == "average":
-            yield _over_rounds(comparison, styles, name, title, label, figure, half)
+            yield _over_rounds(comparison, styles, name, title, row, half)
     tested = [m for m in comparison.methods if m.runs[0].by_client.rounds.size]
     yield _bars(comparison, styles, canvas.HALF if tested or half is None else canvas.FULL)
     if tested:
@@ -76,16 +73,15 @@ def _over_rounds(
     styles: LineStyles,
     name: str,
     title: str,
-    label: str,
-    figure: Callable[[Vector], float],
+    row: Summary,
     half: float | None,
 ) -> FigureDraft:
-    """A figure by round; beside it the rounds from ``half`` on, on their own scale."""
+    """A summary by round; beside it the rounds from ``half`` on, on their own scale."""
     zooms = 0 if half is None else 1
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     said = []
     for method in comparison.methods:
-        curve = method.curve(lambda accuracy: 100 * figure(accuracy))
+        curve = method.curve(lambda accuracy: 100 * row(accuracy))
         if not curve.rounds.size:
             continue  # of a summary, whose seeds ended in rounds far apart
         canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
@@ -96,12 +92,12 @@ def _over_rounds(
         said.append(
             f"{method.name} {format_number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}"
         )
-    axes[0, 0].set_ylabel(label)
+    axes[0, 0].set_ylabel(row.axis)
     legend(sheet, axes[0, 0])
     caption = " ".join(
         [*_band_caption(comparison), *comparison.gaps * [canvas.DOTTED], *zooms * [_ZOOM]]
     )
-    return FigureDraft(name, sheet, title, caption, f"{label}, by round: {'; '.join(said)}.")
+    return FigureDraft(name, sheet, title, caption, f"{row.axis}, by round: {'; '.join(said)}.")
 
 
 def _band_caption(comparison: Comparison) -> list[str]:

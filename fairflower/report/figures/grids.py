@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fairflower.numerics import metrics
+from fairflower.numerics.metrics import AVG, MIN, STD
 from fairflower.report.clusters import final_cluster_metric, methods_with_clusters
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import (
@@ -45,11 +45,18 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
     sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
         for strategy, method in row.items():
-            curve = method.curve(lambda accuracy: 100 * metrics.mean(accuracy))
-            line(panel, curve.rounds, curve.mean, styles[strategy], curve.whole, label=strategy)
+            curve = method.curve(lambda accuracy: 100 * AVG(accuracy))
+            line(
+                panel,
+                curve.rounds,
+                curve.mean,
+                styles[strategy],
+                curve.fully_tested,
+                label=strategy,
+            )
         panel.set_title(client)
     for panel in axes[:, 0]:
-        panel.set_ylabel(canvas.LABELS["AVG"])
+        panel.set_ylabel(AVG.axis)
     legend(sheet, *axes.flat)
     return FigureDraft(
         "convergence",
@@ -66,8 +73,8 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
     """STD and worst domain: a row per client, a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     said = []
-    for panel, title in zip(axes[0], ("STD", "MIN"), strict=True):
-        figure = fairness(comparison)[title]
+    for panel, summary in zip(axes[0], (STD, MIN), strict=True):
+        figure = fairness(comparison)[summary.title]
         less = figure.better < 0
         values = np.full((len(grid), len(columns)), np.nan)
         for r, row in enumerate(grid.values()):
@@ -88,11 +95,11 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
         panel.set_yticks(range(len(grid)), list(grid))
         panel.grid(visible=False)
         panel.tick_params(length=0)
-        panel.set_title(f"{canvas.LABELS[title]}: {'lower' if less else 'higher'} is fairer")
+        panel.set_title(f"{summary.axis}: {'lower' if less else 'higher'} is fairer")
         sheet.colorbar(image, ax=panel)
         best = np.nanargmin(values) if less else np.nanargmax(values)
         row_of, column_of = divmod(int(best), len(columns))
-        said.append(f"best {title}: {list(grid)[row_of]} with {columns[column_of]}")
+        said.append(f"best {summary.title}: {list(grid)[row_of]} with {columns[column_of]}")
     return FigureDraft(
         "product",
         sheet,
@@ -107,7 +114,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
     for number, sweep in enumerate(sweeps(comparison), start=1):
         leaf = sweep.key.partition(".")[2]
         fair = fairness(comparison)
-        figures = [(canvas.LABELS[title], fair[title].value) for title in ("AVG", "MIN", "STD")]
+        figures = [(row.axis, fair[row.title].value) for row in (AVG, MIN, STD)]
         methods = [*sweep.methods, *sweep.others.values()]
         if methods_with_clusters(methods) == methods:
             figures.append(
@@ -143,7 +150,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         legend(sheet, axes[0, 0])
         seeds = any(len(method.runs) > 1 for method in sweep.methods)
         name = sweep.methods[0].strategy
-        best = max(sweep.methods, key=lambda method: method.over_seeds(fair["MIN"].value).mean)
+        best = max(sweep.methods, key=lambda method: method.over_seeds(fair[MIN.title].value).mean)
         yield FigureDraft(
             f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
             sheet,

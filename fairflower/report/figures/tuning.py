@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, legend
-from fairflower.report.tuning import FIGURES, Tuned
+from fairflower.report.tuning import SHOWN, Tuned
 
-#: Of each of `FIGURES`, by label.
-_LOOKS = canvas.line_styles(["worst domain", "average"], canvas.METHOD_COLORS)
+#: Of each of `SHOWN`, by label.
+_LOOKS = canvas.line_styles([row.phrase for row in SHOWN], canvas.METHOD_COLORS)
 
 
 def sketches(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
@@ -22,18 +22,17 @@ def sketches(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
 def _trials(one: Tuned, place: int) -> FigureDraft:
     best = one.chosen
     assert best is not None
-    figures = FIGURES.values()
     sheet, axes = canvas.panel_grid(len(one.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
     for panel, (key, search) in zip(axes.flat, one.ranges.items(), strict=False):
-        for (label, style), of in zip(_LOOKS.items(), figures, strict=True):
+        for row, (label, style) in zip(SHOWN, _LOOKS.items(), strict=True):
             values = [trial.values[key] for trial in one.completed]
-            y = [of(trial) for trial in one.completed]
+            y = [trial.percent(row) for trial in one.completed]
             panel.plot(values, y, style.marker, color=style.color, markersize=5, label=label)
         default = one.trials[0].values[key]
         panel.axvline(
             default, color=canvas.GRAY, linestyle="--", linewidth=1, label="paper's value"
         )
-        x, y = [best.values[key]] * 2, [of(best) for of in figures]
+        x, y = [best.values[key]] * 2, [best.percent(row) for row in SHOWN]
         panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
         if search.log:
             panel.set_xscale("log")
@@ -50,5 +49,5 @@ def _trials(one: Tuned, place: int) -> FigureDraft:
         "Accuracy on validation images against what was tuned; the other arguments differ, too. "
         f"Dashed: the paper's value. Ringed: the trial that was chosen.{missing}",
         f"Worst domain and average of {len(one.completed)} trials of {one.method}; the chosen one "
-        f"has {' and '.join(f'{of(best):.1f}' for of in figures)}.",
+        f"has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
     )

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fairflower.numerics import metrics
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, SUMMARIES, Summary, Vector
 from fairflower.report import clusters
-from fairflower.report.measures import SIGMA, of_clients, of_several, rated_methods, typed_methods
+from fairflower.report.measures import SIGMA, of_clients, rated_methods, summarized, typed_methods
 from fairflower.report.methods import Comparison, MeanStd, Method, largest_grid
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
@@ -29,7 +28,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
         f"Accuracy per domain, {comparison.span(window)}",
         "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
         "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
-        "FedEquilibria's and FedGCR's ddof 0. MIN: worst domain. GAP: best minus worst. "
+        f"FedEquilibria's and FedGCR's ddof 0. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
         f"{how_to_read(comparison)}",
         columns(comparison.domains, window),
         group_comparable(comparison, comparison.methods),
@@ -107,51 +106,29 @@ def columns(
     def accuracy(d: int) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
 
-    def over(title: str, metric: Callable[[Vector], float], better: int) -> Column:
+    def over(row: Summary) -> Column:
         return Column(
-            title,
-            lambda method: method.over_domains(accuracies, lambda values: 100 * metric(values)),
-            better,
+            row.heading,
+            lambda method: method.over_domains(accuracies, summarized(row, domains)),
+            row.better,
             whole=lambda method: all(tests(run).fully_tested(window) for run in method.runs),
         )
 
     return [
         *(Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
-        over("AVG", metrics.mean, 1),
-        over("STD ddof 1", lambda values: metrics.std(values, ddof=1), -1),
-        over("STD ddof 0", of_several(lambda v: metrics.std(v, ddof=0), len(domains)), -1),
-        over("MIN", metrics.worst, 1),
-        over("GAP", of_several(metrics.gap, len(domains)), -1),
+        *map(over, (AVG, STD, STD0, MIN, GAP)),
     ]
 
 
-# key of metrics.summary, title, unit, better, digits, whether one domain alone has none
-_SUMMARY = (
-    ("mean", "mean", 100, 1, 2, False),
-    ("std_ddof0", "std ddof 0", 100, -1, 2, True),
-    ("std_ddof1", "std ddof 1", 100, -1, 2, True),
-    ("worst", "worst", 100, 1, 2, False),
-    ("best", "best", 100, 0, 2, False),
-    ("gap", "gap", 100, -1, 2, True),
-    ("worst10", "worst 10 %", 100, 1, 2, False),
-    ("jain", "Jain", 1, 1, 4, True),
-    ("gini", "Gini", 1, -1, 4, True),
-    ("entropy", "entropy", 1, 1, 4, True),
-)
-
-
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """All of `metrics.summary` over ``"domains"`` or ``"clients"``, of methods that have them."""
+    """All `SUMMARIES` over ``"domains"`` or ``"clients"``, of methods that have them."""
 
     def values(run: Run) -> Vector:
         found = (run if level == "domains" else run.by_client).final()
         return found[np.isfinite(found)]
 
-    def of(key: str, unit: float, several: bool) -> Callable[[Method], MeanStd]:
-        def value(values: Vector) -> float:
-            return unit * metrics.summary(values)[key]
-
-        figure = of_several(value, len(comparison.domains)) if several else value
+    def of(row: Summary) -> Callable[[Method], MeanStd]:
+        figure = summarized(row, comparison.domains)
         if level == "domains":
             return lambda method: method.over_domains(Run.final, figure)
         return lambda method: method.over_seeds(lambda run: figure(values(run)))
@@ -162,15 +139,15 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
     return metric_table(
         f"Fairness over {counted} {level}, {comparison.span()}",
-        f"Of the test accuracies of {level}. In %: mean (plain), std, worst, best, gap (best "
+        f"Of the test accuracies of {level}. In %: AVG (plain mean), STD, MIN, MAX, GAP (best "
         "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
         "Jain's index (at most 1 = equal), Gini coefficient (at least 0 = equal) and entropy "
         f"in nats (at most ln K = {highest} = equal); "
-        "these three are relative and look good when all are equally bad: read them with mean "
-        f"and worst. {how_to_read(comparison)}",
+        "these three are relative and look good when all are equally bad: read them with AVG "
+        f"and MIN. {how_to_read(comparison)}",
         [
-            Column(title, of(key, unit, several), better, digits, Method.fully_tested)
-            for key, title, unit, better, digits, several in _SUMMARY
+            Column(row.heading, of(row), row.better, 4 if row.relative else 2, Method.fully_tested)
+            for row in SUMMARIES
         ],
         group_comparable(comparison, methods),
     )
@@ -183,18 +160,18 @@ def types_table(comparison: Comparison) -> Table:
     found clusters and the table is wanted beside FedGCR's.
     """
 
-    def domains(metric: Callable[[Vector], float]) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_domains(Run.final, lambda values: 100 * metric(values))
+    def domains(row: Summary) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_domains(Run.final, summarized(row, comparison.domains))
 
-    def clients(metric: Callable[[Vector], float]) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: 100 * metric(of_clients(run)))
+    def clients(row: Summary) -> Callable[[Method], MeanStd]:
+        value = summarized(row, comparison.domains)
+        return lambda method: method.over_seeds(lambda run: value(of_clients(run)))
 
-    spread = of_several(lambda values: metrics.std(values, ddof=0), len(comparison.domains))
     columns = (
-        ("Avg over domains", domains(metrics.mean), 1),
-        ("Avg over clients", clients(metrics.mean), 1),
-        (f"{SIGMA} type", domains(spread), -1),
-        (f"{SIGMA} client", clients(spread), -1),
+        ("Avg over domains", domains(AVG), AVG.better),
+        ("Avg over clients", clients(AVG), AVG.better),
+        (f"{SIGMA} type", domains(STD0), STD0.better),
+        (f"{SIGMA} client", clients(STD0), STD0.better),
     )
     return metric_table(
         f"Client types and clients, {comparison.span()}",
