@@ -46,14 +46,7 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
         for strategy, method in row.items():
             curve = method.curve(lambda accuracy: 100 * AVG(accuracy))
-            line(
-                panel,
-                curve.rounds,
-                curve.mean,
-                styles[strategy],
-                curve.fully_tested,
-                label=strategy,
-            )
+            line(panel, curve.rounds, curve.mean, styles[strategy], curve.whole, label=strategy)
         panel.set_title(client)
     for panel in axes[:, 0]:
         panel.set_ylabel(AVG.axis)
