@@ -15,11 +15,12 @@ from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
 from fairflower.leaderboard.stages import Stages
+from fairflower.report.contrasts import Contrast
 from fairflower.report.measures import Figure, Measure
 from fairflower.report.methods import MeanStd
 from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.statistics import Difference
-from fairflower.report.verdicts import Contrast, signed
+from fairflower.report.verdicts import signed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing.

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 from rich.console import Console
 
 from fairflower.errors import ConfigError
-from fairflower.report import Run, terminal_table, write_report, write_summary
-from fairflower.report.methods import group_runs
-from fairflower.report.pages import chapters, html_table
+from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
+from fairflower.report.pages import html_table
 
 if TYPE_CHECKING:  # both are slow to import
     import numpy as np
@@ -62,6 +61,10 @@ class Results(Sequence["Result"]):
         return Results((*self.runs, *other.runs))
 
     @cached_property
+    def _analysis(self) -> Analysis:
+        return analyze(self.runs)
+
+    @cached_property
     def history(self) -> pd.DataFrame:
         """Every figure of every round: `fairflower.report.frames.history_frame`."""
         from fairflower.report.frames import history_frame
@@ -77,7 +80,7 @@ class Results(Sequence["Result"]):
         """
         from fairflower.report.frames import table_frame
 
-        return table_frame(self.runs)
+        return table_frame(self._analysis)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
@@ -87,14 +90,14 @@ class Results(Sequence["Result"]):
         """
         from fairflower.report.frames import differences_frame
 
-        return differences_frame(self.runs)
+        return differences_frame(self._analysis)
 
     @property
     def verdicts(self) -> list[str]:
         """What can be said of the methods, a sentence for each."""
         return [
             str(verdict)
-            for chapter in chapters(self.runs)
+            for chapter in self._analysis.chapters
             for section in chapter.sections
             for verdict in section.verdicts
         ]
@@ -107,7 +110,7 @@ class Results(Sequence["Result"]):
         """
         from fairflower.report.figures.comparison import plot
 
-        comparisons = group_runs(self.runs)
+        comparisons = [chapter.comparison for chapter in self._analysis.chapters]
         if len(comparisons) > 1:
             names = "; ".join(", ".join(one.domains) for one in comparisons)
             raise ConfigError(f"The runs are of several sets of domains ({names}). Plot one's.")
@@ -115,7 +118,7 @@ class Results(Sequence["Result"]):
 
     def report(self, out: str | PathLike[str]) -> Path:
         """Write the report into a folder, as ``fairflower report`` does; return its page."""
-        return write_report(self.runs, Path(out))
+        return write_report(self._analysis, Path(out))
 
     def summary(self, path: str | PathLike[str]) -> None:
         """Write all that tables and verdicts need into one small .csv file, which `read` takes."""
@@ -125,23 +128,23 @@ class Results(Sequence["Result"]):
         """All tables for LaTeX's package booktabs."""
         from fairflower.report.latex import latex
 
-        return latex(self.runs)
+        return latex(self._analysis)
 
     def __repr__(self) -> str:
-        found = group_runs(self.runs)
-        methods = sum(len(comparison.methods) for comparison in found)
+        chapters = self._analysis.chapters if self.runs else []
+        methods = sum(len(chapter.comparison.methods) for chapter in chapters)
         data = ", ".join(dict.fromkeys(str(run.config.get("data.name")) for run in self.runs))
         return f"<{len(self.runs)} runs of {methods} methods on {data}>"
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=160, record=True)
-        console.print(terminal_table(self.runs))
+        console.print(terminal_table(self._analysis))
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
         """The papers' table of each set of domains, the verdicts and the notes."""
         parts = [_STYLE]
-        for chapter in chapters(self.runs):
+        for chapter in self._analysis.chapters:
             said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]
             lines = "".join(f"<li>{escape(line)}</li>" for line in (*said, *chapter.notes))
             parts += [html_table(chapter.tables[0]), f"<ul>{lines}</ul>"]

@@ -102,20 +102,20 @@ def report(
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     """Write the tables of runs as text, to ``out`` or as all that is printed."""
+    from fairflower.report.analysis import analyze
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
-    from fairflower.report.methods import group_runs
     from fairflower.report.pages import markdown_tables
-    from fairflower.report.tables.notes import notes
 
     messages = Console(stderr=True)
     runs = _read(paths, messages)
     if not runs:
         raise typer.Exit(1)
-    for comparison in group_runs(runs) if format_ != "md" else []:
-        for note in notes(comparison):  # CSV has no place for them, and LaTeX prints none
+    analysis = analyze(runs)
+    for chapter in analysis.chapters if format_ != "md" else []:
+        for note in chapter.notes:  # CSV has no place for them, and LaTeX prints none
             messages.print(f"Note: {note}", markup=False, soft_wrap=True)
-    text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](runs)
+    text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](analysis)
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -133,15 +133,16 @@ def print_report(
 
     With how their methods were ``tuned``, which is also printed without runs.
     """
-    from fairflower.report import terminal_table, write_report, write_summary
+    from fairflower.report import analyze, terminal_table, write_report, write_summary
 
     runs = _read(paths, console)
+    analysis = analyze(runs, tuned)
     if runs or tuned:
-        console.print(terminal_table(runs, tuned))
+        console.print(terminal_table(analysis))
     if runs and summary:
         write_summary(runs, summary)
     if runs and out:
-        say_where("report", write_report(runs, out, tuned))
+        say_where("report", write_report(analysis, out))
     return bool(runs)
 
 

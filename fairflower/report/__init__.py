@@ -13,13 +13,16 @@ terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML p
 """
 
 from fairflower.errors import RunFolderError
+from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.pages import terminal_table, write_report
 from fairflower.report.reading import Run, find_readable_runs, read_run
 from fairflower.report.summary import read_runs, read_summary, write_summary
 
 __all__ = [
+    "Analysis",
     "Run",
     "RunFolderError",
+    "analyze",
     "find_readable_runs",
     "read_run",
     "read_runs",

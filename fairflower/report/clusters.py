@@ -1,21 +1,25 @@
-"""Clusters of clients that a strategy found, beside the types that the clients are of."""
+"""Clusters of clients that a strategy recorded, and metrics of them against the true types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.data import ClientInfo
 from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
-from fairflower.report.methods import Method
-from fairflower.report.reading import WINDOW, Run
+from fairflower.server.figures import WINDOW
+
+if TYPE_CHECKING:  # both hold clusters
+    from fairflower.report.methods import Method
+    from fairflower.report.reading import Run
 
 ClusterMetric = Literal["number", "accuracy", "rand"]
 
-#: What strategies record of clusters, by client: its cluster, and its place on a map.
+#: Names of the records of a client's cluster and of its place on a map.
 IDS, MAP = "cluster", ("map_x", "map_y")
 
 
@@ -43,49 +47,51 @@ METRICS: Mapping[str, Callable[[NDArray[np.str_], NDArray[np.int64]], float]] = 
 }
 
 
-def read_cluster_history(run: Run) -> ClusterHistory | None:
-    """The clusters that the run's strategy recorded, round by round; None without any."""
-    column = {client.client_id: k for k, client in enumerate(run.clients)}
+def read_cluster_history(
+    clients: Sequence[ClientInfo], diagnostics: Iterable[Mapping[str, Any]]
+) -> ClusterHistory | None:
+    """Return the clusters in a run's diagnostics, round by round; None without any."""
+    column = {client.client_id: k for k, client in enumerate(clients)}
     rounds: list[int] = []
     rows: list[Vector] = []
-    for record in run.diagnostics:
-        clients = record.get("client_ids", [])
-        found = [_vector(record.get(name), len(clients)) for name in (IDS, *MAP)]
-        if not clients or not np.isfinite(found[0]).all() or not set(clients) <= set(column):
+    for record in diagnostics:
+        present = record.get("client_ids", [])
+        vectors = [_vector(record.get(name), len(present)) for name in (IDS, *MAP)]
+        if not present or not np.isfinite(vectors[0]).all() or not set(present) <= set(column):
             continue
         row = np.full((len(column), 1 + len(MAP)), np.nan)
-        row[[column[client] for client in clients]] = np.transpose(found)
+        row[[column[client] for client in present]] = np.transpose(vectors)
         rounds.append(int(record["round"]))
         rows.append(row)
     if not rounds:
         return None
     values = np.array(rows)
-    types = np.array([client.domain for client in run.clients])
+    types = np.array([client.domain for client in clients])
     return ClusterHistory(np.array(rounds), types, values[:, :, 0], values[:, :, 1:])
 
 
 def methods_with_clusters(methods: Iterable[Method]) -> list[Method]:
-    """Those of the methods whose strategy found clusters of clients in every run."""
-    return [method for method in methods if all(map(read_cluster_history, method.runs))]
+    """Return the methods whose strategy recorded clusters in every run."""
+    return [method for method in methods if all(run.clusters for run in method.runs)]
 
 
 def final_cluster_metric(run: Run, name: ClusterMetric, window: int = WINDOW) -> float:
-    """Mean of a figure over the last ``window`` tested rounds; NaN where nothing is known."""
-    found = read_cluster_history(run)
-    if found is None:
+    """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters there."""
+    if run.clusters is None:
         return float("nan")
-    values = found.metric(name)[np.isin(found.rounds, run.final_rounds(window))]
+    final = np.isin(run.clusters.rounds, run.final_rounds(window))
+    values = run.clusters.metric(name)[final]
     return float(values.mean()) if values.size else float("nan")
 
 
 def _vector(value: object, length: int) -> Vector:
-    """One number per client; NaN where the value is anything else."""
+    """Return a number for each client; NaN where the value is anything else."""
     vector = as_float_array(value)
     return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """What a strategy recorded as an array, if it is numbers."""
+    """Return a recorded value as an array, or None where it is not of numbers."""
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

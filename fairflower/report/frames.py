@@ -7,13 +7,12 @@ from io import StringIO
 
 import pandas as pd
 
-from fairflower.report.measures import measures
-from fairflower.report.methods import group_runs, method_names
-from fairflower.report.pages import chapters
+from fairflower.report.analysis import Analysis, analyze
+from fairflower.report.contrasts import UNDECIDED
+from fairflower.report.methods import method_names
 from fairflower.report.reading import Run, whole_lines
 from fairflower.report.tables.accuracy import columns
 from fairflower.report.tables.cells import MARKS
-from fairflower.report.verdicts import UNDECIDED, against_baselines
 from fairflower.server.folder import HISTORY_COLUMNS
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 
@@ -53,7 +52,7 @@ def _history(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=HISTORY_COLUMNS)
 
 
-def table_frame(runs: Sequence[Run]) -> pd.DataFrame:
+def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """The papers' table, in percent, of the last five tested rounds: a row for each method.
 
     Columns are pairs: a domain, AVG, STD (with ddof 1 and 0), MIN or GAP, each with the ``mean``
@@ -61,7 +60,7 @@ def table_frame(runs: Sequence[Run]) -> pd.DataFrame:
     were tested on several sets of domains, the data set comes before the method in the index.
     """
     parts = {}
-    for chapter in chapters(runs):
+    for chapter in analyze(runs).chapters:
         comparison = chapter.comparison
         rows = {}
         for method in comparison.methods:
@@ -81,7 +80,7 @@ def table_frame(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat(parts, names=["data"])
 
 
-def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
+def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """Every method against FedAvg and uniform weights, paired, in percentage points.
 
     Columns: ``method``, ``against``, ``measure`` and ``figure`` (what is compared), ``mean``,
@@ -93,15 +92,15 @@ def differences_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """
     rows = [
         (
-            *(name, against, measure.name, figure.title),
-            *(one.mean, one.std, one.n, one.low, one.high, one.p, one.margin, one.detectable),
-            _verdict(one, better),
+            *(name, baseline, contrast.measure.name, metric.title),
+            *(d.mean, d.std, d.n, d.low, d.high, d.p, d.margin, d.detectable),
+            _verdict(d, better),
         )
-        for comparison in group_runs(runs)
-        for measure in measures(comparison)
-        for name, contrasts in against_baselines(comparison, measure).items()
-        for against, found in contrasts.items()
-        for figure, one, better in found.by_figure
+        for chapter in analyze(runs).chapters
+        for by_method in chapter.contrasts.against_baselines
+        for name, contrasts in by_method.items()
+        for baseline, contrast in contrasts.items()
+        for metric, d, better in contrast.by_metric
     ]
     names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
@@ -113,7 +112,7 @@ def _verdict(one: Difference, better: int) -> str:
     return MARKS[better][1] or ("equivalent" if one.equivalent else UNDECIDED)
 
 
-def csv_table(runs: Sequence[Run]) -> str:
+def csv_table(runs: Sequence[Run] | Analysis) -> str:
     """`table_frame` as CSV, a column for each mean and each standard deviation."""
     frame = table_frame(runs)
     frame.columns = frame.columns.map(lambda pair: "seeds" if pair[1] == "n" else " ".join(pair))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fairflower.report.pages import chapters
+from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Table
 
@@ -34,11 +34,11 @@ _CHARACTERS = {
 }
 
 
-def latex(runs: Sequence[Run]) -> str:
+def latex(runs: Sequence[Run] | Analysis) -> str:
     """Return all tables of the runs in LaTeX; `RunFolderError` if there is none."""
-    found = chapters(runs)
-    tables = [table for chapter in found for table in chapter.tables]
-    notes = [_comment(f"Note: {note}") + "\n" for chapter in found for note in chapter.notes]
+    chapters = analyze(runs).chapters
+    tables = [table for chapter in chapters for table in chapter.tables]
+    notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
     written = (_table(table, i) for i, table in enumerate(tables, start=1))
     return "\n".join([_HEAD, *written, *notes])
 

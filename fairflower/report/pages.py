@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Group, RenderableType
@@ -17,84 +16,35 @@ from rich.text import Text
 
 from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
-from fairflower.errors import RunFolderError
+from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.leaderboard import (
     board_tables,
     conclusions,
     is_board,
     read_board,
 )
-from fairflower.report.methods import Comparison, differing, group_runs
+from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run, read_text
 from fairflower.report.summary import read_summary, write_summary
-from fairflower.report.tables import accuracy_tables, fairness_tables
 from fairflower.report.tables.cells import Cell, Table
-from fairflower.report.tables.notes import notes
 from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
-from fairflower.report.verdicts import Section, verdict_legend, verdicts
-
-
-class Chapter(NamedTuple):
-    """What is said of one comparison; ``legend`` explains the words of the verdicts."""
-
-    comparison: Comparison
-    tables: list[Table]
-    sections: list[Section]
-    notes: list[str]
-    legend: str
-
-    @property
-    def title(self) -> str:
-        """The data set and its domains."""
-        configs = [method.config for method in self.comparison.methods]
-        names = dict.fromkeys(str(config.get("data.name", "data")) for config in configs)
-        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}"
-
-
-def chapters(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> list[Chapter]:
-    """All that is said of the runs, by their domains, and how their methods were tuned.
-
-    A `RunFolderError` without runs.
-    """
-    if not runs:
-        raise RunFolderError("No runs to report on. Name at least one run folder.")
-    return [
-        Chapter(
-            comparison,
-            _captioned_once([*accuracy_tables(comparison), *tuning_tables(tuned)]),
-            verdicts(comparison),
-            notes(comparison),
-            verdict_legend(comparison),
-        )
-        for comparison in group_runs(runs)
-    ]
-
-
-def _captioned_once(tables: Iterable[Table]) -> list[Table]:
-    """Leave a caption that several tables share to the first of them."""
-    found: set[str] = set()
-    kept = []
-    for table in tables:
-        kept.append(replace(table, caption="") if table.caption in found else table)
-        found.add(table.caption)
-    return kept
-
 
 # --- a terminal -----------------------------------------------------------------------
 
 
-def terminal_table(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> RenderableType:
-    """The papers' table, the differences to the baselines and the verdicts.
+def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
+    """Return the papers' table, the differences to the baselines and the verdicts.
 
-    Runs with the same label and config except the seed become one row. The mean of
-    the last five tested rounds comes first, then the last round; last how the methods were
-    ``tuned``, and nothing but that where there are no runs yet. A `RunFolderError` without either.
+    Runs with the same label and config except the seed become one row. The mean of the last five
+    tested rounds comes first, then the last round, at last the trials of ``tuned`` methods. Without
+    runs there are the trials alone; `RunFolderError` without either.
     """
+    analysis = analyze(runs, tuned)
     parts: list[RenderableType] = []
-    if tuned and not runs:
-        return Group(*_rich_tables(tuning_tables(tuned)))
-    for chapter in chapters(runs, tuned):
+    if analysis.tuned and not analysis.runs:
+        return Group(*_rich_tables(tuning_tables(analysis.tuned)))
+    for chapter in analysis.chapters:
         parts += _rich_tables(chapter.tables)
         for section in chapter.sections:
             parts += [Text(section.title, style="bold")] if section.title else []
@@ -139,15 +89,10 @@ def _rich_cell(cell: Cell) -> Text:
 # --- Markdown -------------------------------------------------------------------------
 
 
-def markdown_tables(runs: Sequence[Run]) -> str:
-    """Tables, captions and verdicts of ``terminal_table``, as Markdown."""
-    return markdown(chapters(runs))
-
-
-def markdown(content: Sequence[Chapter]) -> str:
-    """Write chapters as Markdown."""
+def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
+    """Return the tables, captions and verdicts of `terminal_table` as Markdown."""
     parts: list[str] = []
-    for chapter in content:
+    for chapter in analyze(runs).chapters:
         parts += _markdown_tables(chapter.tables)
         for section in chapter.sections:
             parts.append(f"**{section.title}**" if section.title else "")
@@ -231,7 +176,9 @@ def _escaped(text: str) -> str:
 # --- HTML -----------------------------------------------------------------------------
 
 
-def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = ()) -> Path:
+def write_report(
+    runs: Sequence[Run] | Analysis, out: str | Path, tuned: Sequence[Tuned] = ()
+) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and ``figures/*.png`` and ``*.svg``.
 
     The page is self-contained: it loads nothing, neither from the network nor from
@@ -239,12 +186,12 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
 
     Parameters
     ----------
-    runs : sequence of Run
+    runs : sequence of Run, or Analysis
         Runs with the same label and config except the seed become one method.
     out : path
         Folder to write to; made if absent, files of an earlier report are replaced.
     tuned : sequence of Tuned
-        How the methods were tuned, if they were.
+        Trials of the methods, of `fairflower tune`.
 
     Returns
     -------
@@ -256,7 +203,8 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
     RunFolderError
         Without runs.
     """
-    found = chapters(runs, tuned)
+    analysis = analyze(runs, tuned)
+    chapters = analysis.chapters
     from fairflower.report.figures import (
         comparison as figures,  # matplotlib takes a second to import
     )
@@ -264,24 +212,28 @@ def write_report(runs: Sequence[Run], out: str | Path, tuned: Sequence[Tuned] = 
     out = Path(out).expanduser().absolute()
     out.mkdir(parents=True, exist_ok=True)
     drawn = [
-        figures.draw(chapter.comparison, out / "figures", f"{i}-" if len(found) > 1 else "", tuned)
-        for i, chapter in enumerate(found, start=1)
+        figures.draw(
+            chapter.comparison,
+            out / "figures",
+            f"{i}-" if len(chapters) > 1 else "",
+            analysis.tuned,
+        )
+        for i, chapter in enumerate(chapters, start=1)
     ]
     page = out / "index.html"
     template = _templates().get_template("page.html.j2")
     text = template.render(
-        chapters=found,
-        methods=sum(len(chapter.comparison.methods) for chapter in found),
-        runs=len(runs),
+        chapters=chapters,
+        methods=sum(len(chapter.comparison.methods) for chapter in chapters),
+        runs=len(analysis.runs),
         figures=drawn,
-        fairness_tables=fairness_tables,
         differences=_differences,
         facts=_facts,
         partitions=_partitions,
     )
     page.write_text(text, encoding="utf-8")
-    (out / "tables.md").write_text(markdown(found), encoding="utf-8")
-    write_summary(runs, out / "summary.csv")
+    (out / "tables.md").write_text(markdown_tables(analysis), encoding="utf-8")
+    write_summary(analysis.runs, out / "summary.csv")
     return page
 
 

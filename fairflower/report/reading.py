@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.figures import WINDOW as WINDOW
 from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_locked
 
@@ -89,6 +91,11 @@ class Run(AccuracyHistory):
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     #: All of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def clusters(self) -> ClusterHistory | None:
+        """The clusters that the strategy recorded; None without any."""
+        return read_cluster_history(self.clients, self.diagnostics)
 
     @property
     def seed(self) -> Any:

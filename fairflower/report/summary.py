@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
-from fairflower.report.clusters import IDS, read_cluster_history
+from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
@@ -130,7 +130,7 @@ def _row(run: Run) -> dict[str, Any]:
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
         row["client accuracy"] = _fractions(tested)
-    found = read_cluster_history(run)
+    found = run.clusters
     if found is not None:
         by_round = dict(zip(found.rounds.tolist(), found.ids[:, order], strict=True))
         row["cluster"] = " ".join(_ids(by_round.get(r)) for r in run.rounds[last].tolist())

@@ -34,6 +34,14 @@ from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import RunFolderError
 from fairflower.report import read_run, read_summary, write_report, write_summary
+from fairflower.report.analysis import analyze
+from fairflower.report.contrasts import (
+    Contrast,
+    against_baselines,
+    against_plain,
+    judge_family,
+    paired_differences,
+)
 from fairflower.report.frames import history_frame
 from fairflower.report.measures import measures
 from fairflower.report.methods import Comparison, Method, group_runs
@@ -43,22 +51,14 @@ from fairflower.report.pages import (
     markdown_tables,
     replace_generated_block,
 )
-from fairflower.report.verdicts import (
-    Contrast,
-    against_baselines,
-    against_plain,
-    judge_family,
-    paired_differences,
-    verdicts,
-)
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 
 def sections(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Title -> sentences, of the only comparison."""
-    (comparison,) = group_runs(map(read_run, folders))
-    return {s.title: [str(verdict) for verdict in s.verdicts] for s in verdicts(comparison)}
+    (chapter,) = analyze(list(map(read_run, folders))).chapters
+    return {s.title: [str(verdict) for verdict in s.verdicts] for s in chapter.sections}
 
 
 # --- class-balanced accuracy -----------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     one = judge_family({"fedism": pairs})["fedism"]
     figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     differences = []
-    for (_, estimate, counted), (values_of, sign) in zip(one.by_figure, figures, strict=True):
+    for (_, estimate, counted), (values_of, sign) in zip(one.by_metric, figures, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
         assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)

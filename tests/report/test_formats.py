@@ -14,8 +14,8 @@ from command import call
 from run_folders import clustered, constant, lose, make_run, rising, with_scores
 
 from fairflower.report import Run, read_run
+from fairflower.report.analysis import analyze
 from fairflower.report.latex import escaped, latex
-from fairflower.report.pages import chapters
 
 
 @pytest.fixture
@@ -80,7 +80,11 @@ def test_the_best_is_bold_the_second_underlined_and_seeds_are_beside(runs: list[
 def test_of_two_methods_none_is_second(runs: list[Path]) -> None:
     assert r"\underline" not in latex(read(runs[:6]))
     cells = [
-        c for t in chapters(read(runs))[0].tables for g in t.groups for r in g.rows for c in r.cells
+        c
+        for t in analyze(read(runs)).chapters[0].tables
+        for g in t.groups
+        for r in g.rows
+        for c in r.cells
     ]
     assert any(cell.second for cell in cells)
     assert not any(cell.second and cell.tone for cell in cells)

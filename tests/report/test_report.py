@@ -1056,7 +1056,7 @@ ROUNDS = [
 
 
 def test_clusters_by_hand_with_clients_that_sit_rounds_out(tmp_path: Path) -> None:
-    found = clusters.read_cluster_history(read_run(clustered(tmp_path / "r", ROUNDS)))
+    found = read_run(clustered(tmp_path / "r", ROUNDS)).clusters
     assert found is not None
     assert found.types.tolist() == ["a", "a", "b", "b"]
     expected = [[np.nan if c is None else c for c in row] for row in ROUNDS]
@@ -1108,7 +1108,7 @@ def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
     others = [{"cluster": ["x", "y"]}, {"cluster": 3.0}, {"cluster": [0.0]}, {"cluster": None}]
     records = [{**record, "round": r, **other} for r, other in enumerate(others, start=1)]
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
-    assert clusters.read_cluster_history(run) is None
+    assert run.clusters is None
     assert math.isnan(clusters.final_cluster_metric(run, "number", 5))
     assert "Cluster" not in shown(run.path)
     write_report([run], tmp_path / "out")

@@ -20,7 +20,6 @@ from fairflower.report.clusters import (
     ClusterHistory,
     ClusterMetric,
     methods_with_clusters,
-    read_cluster_history,
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
@@ -50,7 +49,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     yield _over_rounds(methods, styles)
     domains = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
     for number, method in enumerate(methods, start=1):
-        found = read_cluster_history(method.runs[0])
+        found = method.runs[0].clusters
         if found and np.isfinite(found.map).any():
             yield _maps(method, found, domains, f"-{number}" if len(methods) > 1 else "")
 
@@ -60,7 +59,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
     said, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
-            found = [c for run in method.runs if (c := read_cluster_history(run))]
+            found = [run.clusters for run in method.runs if run.clusters]
             rounds = reduce(np.intersect1d, [c.rounds for c in found])
             if not rounds.size:
                 continue
@@ -71,12 +70,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
             canvas.curve(panel, curve, styles[method.name], method.name)
             said.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
         panel.set_ylabel(label)
-    types = {
-        len(np.unique(c.types))
-        for m in methods
-        for run in m.runs
-        if (c := read_cluster_history(run))
-    }
+    types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := run.clusters)}
     for count in types:
         axes[0, 0].axhline(count, color=canvas.GRAY, linestyle=":", linewidth=1)
     axes[0, 0].yaxis.set_major_locator(MaxNLocator(6, integer=True))

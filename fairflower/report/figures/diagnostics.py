@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, histogram
 from fairflower.numerics.metrics import Vector
-from fairflower.report.clusters import as_float_array, read_cluster_history
+from fairflower.report.clusters import as_float_array
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels
 from fairflower.report.figures.clusters import DRAWN
@@ -96,7 +96,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     """The figures of all diagnostics that any method recorded, but those of clusters."""
     yield from _consistency(comparison)
     first = {method.name: method.runs[0] for method in comparison.methods}
-    drawn = DRAWN if any(map(read_cluster_history, first.values())) else frozenset()
+    drawn = DRAWN if any(run.clusters for run in first.values()) else frozenset()
     domain_looks = canvas.line_styles([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLORS)
     for name, vectors in _by_name(partial(by_round, axes=1), first, drawn):
         yield _draw_vectors(name, vectors, domain_looks)

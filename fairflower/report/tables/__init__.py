@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fairflower.report.contrasts import Contrasts
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import WINDOW
 from fairflower.report.tables import accuracy, differences
@@ -9,8 +10,8 @@ from fairflower.report.tables.cells import Table
 from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
 
 
-def accuracy_tables(comparison: Comparison) -> list[Table]:
-    """Accuracy of the last five tested rounds, of the last one, and the differences."""
+def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
+    """Return accuracy over the last five tested rounds, in the last round, and differences."""
     windows = [WINDOW]
     if any(m.runs[0].final_rounds() != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
@@ -21,7 +22,7 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
         *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),
         accuracy.product_table(comparison),
-        *differences.difference_tables(comparison),
+        *differences.difference_tables(comparison, contrasts),
         model_table(comparison),
     )
     lines = (tests_line(comparison), model_line(comparison), machine_line(comparison))
@@ -33,6 +34,6 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
 
 
 def fairness_tables(comparison: Comparison) -> list[Table]:
-    """All fairness metrics over domains, and over clients where they tested."""
-    found = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
-    return [table for table in found if table.groups]
+    """Return all fairness metrics over domains, and over clients where they tested."""
+    tables = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
+    return [table for table in tables if table.groups]

@@ -6,60 +6,64 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fairflower.report.measures import Measure, measures
+from fairflower.report.contrasts import TITLES, ByBaseline, Contrast, ContrastGroup, Contrasts
+from fairflower.report.measures import Measure
 from fairflower.report.methods import Comparison
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, judged_cell
 from fairflower.report.text import DASH, format_number, join_words
-from fairflower.report.verdicts import (
-    FURTHER,
-    TITLES,
-    Against,
-    Contrast,
-    against_baselines,
-    seeds_text,
-)
+from fairflower.report.verdicts import pairs_text
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
-def difference_tables(comparison: Comparison) -> list[Table]:
-    """By every measure: against the baselines, and what else may be compared."""
-    found = measures(comparison)
-    tables = [_baselines_table(comparison, measure) for measure in found]
-    return tables + [_table(comparison, *kind, measure) for kind in FURTHER for measure in found]
+def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
+    """Return the tables against the baselines and of the further contrasts, by measure."""
+    measures = contrasts.measures
+    return [
+        *(
+            _baselines_table(comparison, *pair)
+            for pair in zip(measures, contrasts.against_baselines, strict=True)
+        ),
+        *(
+            _groups_table(comparison, title, *pair)
+            for title, groups in contrasts.further.items()
+            for pair in zip(measures, groups, strict=True)
+        ),
+    ]
 
 
-def _baselines_table(comparison: Comparison, measure: Measure) -> Table:
-    """The figures of a measure against the baselines; no groups where there is none."""
-    found = against_baselines(comparison, measure)
-    baselines = [name for name in TITLES.values() if any(name in row for row in found.values())]
+def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
+    """Return a measure's differences to the baselines; no groups where no baseline is there."""
+    baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
         title=f"Difference to the baselines{kind}, {comparison.span()}",
         caption=_caption(measure),
         columns=[f"{f.title} vs {name}" for name in baselines for f in measure.figures],
         groups=[
-            Group(heading, [_row(name, found[name], measure, baselines) for name in members])
+            Group(heading, [_row(name, against[name], measure, baselines) for name in members])
             for heading, members in group_comparable(comparison, measure.of)
             if baselines
         ],
     )
 
 
-def _table(comparison: Comparison, title: str, against: Against, measure: Measure) -> Table:
-    """Methods of which each is compared with one other, which the heading names."""
+def _groups_table(
+    comparison: Comparison, title: str, measure: Measure, groups: Sequence[ContrastGroup]
+) -> Table:
+    """Return a table of methods each with its difference to the method in the heading."""
     return Table(
         title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),
-        columns=[figure.title for figure in measure.figures],
+        columns=[metric.title for metric in measure.figures],
         groups=[
             Group(
-                f"{block.heading} against {block.other}",
+                f"{group.heading} against {group.other}",
                 [
-                    _row(name, {block.other: one}, measure, [block.other])
-                    for name, one in block.contrasts.items()
+                    _row(name, {group.other: contrast}, measure, [group.other])
+                    for name, contrast in group.contrasts.items()
                 ],
             )
-            for block in against(comparison, measure)
+            for group in groups
         ],
     )
 
@@ -70,10 +74,10 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            cells += [_cell(one, better) for _, one, better in contrasts[other].by_figure]
+            cells += [_cell(d, better) for _, d, better in contrasts[other].by_metric]
         else:
             cells += [Cell(DASH)] * len(measure.figures)
-    paired = seeds_text(contrasts.values()) if contrasts else "nothing to compare with"
+    paired = pairs_text(contrasts.values()) if contrasts else "nothing to compare with"
     return Row(name, paired, cells)
 
 

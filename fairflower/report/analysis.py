@@ -1,0 +1,100 @@
+"""The analysis of runs: comparisons with their contrasts, tables, verdicts and notes, made once.
+
+    analysis = analyze(runs)
+    console.print(terminal_table(analysis))
+    write_report(analysis, Path("report"))
+
+Terminal, Markdown, HTML, LaTeX, CSV and data frames draw the same object. Each part is computed
+when it is first asked for, and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fairflower.errors import RunFolderError
+from fairflower.report.contrasts import Contrasts, contrasts_of
+from fairflower.report.methods import Comparison, group_runs
+from fairflower.report.reading import Run
+from fairflower.report.tables import accuracy_tables, fairness_tables
+from fairflower.report.tables.cells import Table
+from fairflower.report.tables.notes import notes
+from fairflower.report.tuning import Tuned, tuning_tables
+from fairflower.report.verdicts import Section, verdict_legend, verdicts
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """The analysis of one comparison."""
+
+    comparison: Comparison
+    tuned: tuple[Tuned, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The data set and its domains."""
+        configs = [method.config for method in self.comparison.methods]
+        names = dict.fromkeys(str(config.get("data.name", "data")) for config in configs)
+        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}"
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        """The methods against each other."""
+        return contrasts_of(self.comparison)
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Accuracy, differences and tuning; a caption of several tables is under the first."""
+        tables = accuracy_tables(self.comparison, self.contrasts)
+        return _captioned_once([*tables, *tuning_tables(self.tuned)])
+
+    @cached_property
+    def fairness_tables(self) -> list[Table]:
+        """All fairness metrics over domains, and over clients where they tested."""
+        return fairness_tables(self.comparison)
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The verdicts."""
+        return verdicts(self.comparison, self.contrasts)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """Facts to know before comparing the rows of the tables."""
+        return notes(self.comparison)
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the verdicts' words; empty where no methods were compared."""
+        return verdict_legend(self.contrasts)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The analysis of ``runs``, and of the trials by which their methods were ``tuned``."""
+
+    runs: tuple[Run, ...]
+    tuned: tuple[Tuned, ...] = ()
+
+    @cached_property
+    def chapters(self) -> list[Chapter]:
+        """One chapter for each set of domains; `RunFolderError` without runs."""
+        if not self.runs:
+            raise RunFolderError("No runs to report on. Name at least one run folder.")
+        return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]
+
+
+def analyze(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> Analysis:
+    """Return the analysis of runs; an `Analysis` is returned as it is."""
+    return runs if isinstance(runs, Analysis) else Analysis(tuple(runs), tuple(tuned))
+
+
+def _captioned_once(tables: Iterable[Table]) -> list[Table]:
+    captions: set[str] = set()
+    kept = []
+    for table in tables:
+        kept.append(replace(table, caption="") if table.caption in captions else table)
+        captions.add(table.caption)
+    return kept

@@ -1,0 +1,295 @@
+"""Methods against each other: differences paired by federation or seed, judged in families.
+
+A difference counts when the t test of the pairs has p < 0.05 by Holm's correction over all methods
+and metrics that are compared with the same method, from five pairs on; variances are moderated
+over the methods (`fairflower.statistics.differences`). `contrasts_of` computes all contrasts of a
+comparison; tables, verdicts, legend and frames are drawn from its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+
+import numpy as np
+
+from fairflower.registry import PLAIN_CLIENTS
+from fairflower.report.measures import Figure, Measure, measures
+from fairflower.report.methods import (
+    BASELINES,
+    Comparison,
+    Method,
+    client_strategy_grids,
+    sweeps,
+)
+from fairflower.report.reading import Run
+from fairflower.report.text import format_number
+from fairflower.statistics.differences import (
+    MIN_PAIRS,
+    Difference,
+    differences,
+    judged_as_family,
+)
+
+#: Judgement of differences from too few pairs.
+TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
+
+#: Judgement of differences that may be none, or too small to be shown.
+UNDECIDED = "undecided"
+
+TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Differences of a method to another in each pair of runs, by metric, in points."""
+
+    measure: Measure
+    #: By metric, the difference of each pair.
+    values: tuple[tuple[float, ...], ...]
+    #: By metric, the floors that `differences` takes.
+    floors: tuple[tuple[float, float], ...]
+    #: What a pair shares: ``"federation"``, or ``"seed of federation 0"``.
+    unit: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Differences of a method to another, in percentage points, for each metric of a measure."""
+
+    measure: Measure
+    differences: tuple[Difference, ...]
+    unit: str = "seed"
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return self.differences[0].n
+
+    @property
+    def by_metric(self) -> list[tuple[Figure, Difference, int]]:
+        """Each metric, its difference, and 1 if that is better, -1 if worse, 0 if neither."""
+        pairs = zip(self.measure.figures, self.differences, strict=True)
+        return [
+            (metric, difference, metric.better * difference.sign) for metric, difference in pairs
+        ]
+
+    def __getitem__(self, title: str) -> tuple[Difference, int]:
+        """The difference in the metric of this title, and its sign as in `by_metric`."""
+        return next((d, sign) for metric, d, sign in self.by_metric if metric.title == title)
+
+    @property
+    def judgement(self) -> tuple[str, str]:
+        """The judgement and its preposition, for example ``("fairer (STD)", "than")``."""
+        if self.n < MIN_PAIRS:
+            return TOO_FEW, "against"
+        judged = [(metric, d, sign) for metric, d, sign in self.by_metric if metric.judged]
+        better = ", ".join(metric.name for metric, _, sign in judged if sign > 0)
+        worse = ", ".join(metric.name for metric, _, sign in judged if sign < 0)
+        if better and worse:
+            return f"mixed ({better} better; {worse} worse)", "beside"
+        if better or worse:
+            return f"{self.measure.words[not better]} ({better or worse})", "than"
+        if all(difference.equivalent for _, difference, _ in judged):
+            within = ", ".join(f"{metric.name} within {metric.margin:g}" for metric, *_ in judged)
+            return f"equivalent ({within})", "to"
+        return UNDECIDED, "against"
+
+    @property
+    def detectable(self) -> str:
+        """The smallest differences that the pairs show with 80 % power, by metric."""
+        return ", ".join(
+            f"{metric.name} {format_number(difference.detectable, 1)}"
+            for metric, difference, _ in self.by_metric
+            if metric.judged
+        )
+
+
+@dataclass(frozen=True)
+class ContrastGroup:
+    """Contrasts of several methods, by their names, with the ``other`` method."""
+
+    heading: str
+    other: str
+    contrasts: Mapping[str, Contrast]
+
+
+#: Method -> title of a baseline -> contrast.
+ByBaseline = Mapping[str, Mapping[str, Contrast]]
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """All contrasts of a comparison; the lists run parallel to ``measures``."""
+
+    measures: list[Measure]
+    against_baselines: list[ByBaseline]
+    #: The contrasts of ``against_baselines`` by strategy, with every local training.
+    by_strategy: list[list[ContrastGroup]]
+    #: Title of a further comparison (`FURTHER`) -> its groups.
+    further: Mapping[str, list[list[ContrastGroup]]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no methods could be compared."""
+        groups = (groups[0] for groups in self.further.values())
+        return not any(self.against_baselines[0].values()) and not any(groups)
+
+
+def contrasts_of(comparison: Comparison) -> Contrasts:
+    """Compute every contrast of a comparison's methods."""
+    groups = measures(comparison)
+    baselines = [against_baselines(comparison, measure) for measure in groups]
+    return Contrasts(
+        groups,
+        baselines,
+        [by_strategy(comparison, found) for found in baselines],
+        {
+            title: [compare(comparison, measure) for measure in groups]
+            for title, compare in FURTHER.items()
+        },
+    )
+
+
+def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
+    """Return the differences of paired runs, or None where no federation and seed is common.
+
+    Runs that were not tested on every domain throughout do not count. `judge_family` judges the
+    differences.
+    """
+
+    def counts(run: Run) -> bool:
+        return run.fully_tested() and all(np.isfinite(f.value(run)) for f in measure.figures)
+
+    if not {method.name, other.name} <= {member.name for member in measure.of}:
+        return None
+    theirs = {run.replicate: run for run in other.runs if counts(run)}
+    pairs = [(r, theirs[r.replicate]) for r in method.runs if counts(r) and r.replicate in theirs]
+    if not pairs:
+        return None
+    values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.figures)
+    floors = []
+    for metric in measure.figures:
+        worth, variance = np.mean(
+            [np.add(metric.sampling(mine), metric.sampling(its)) for mine, its in pairs], axis=0
+        )
+        floors.append((worth / 2, math.sqrt(variance)))
+    return Pairs(measure, tuple(values), tuple(floors), method.unit)
+
+
+def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
+    """Judge the methods compared with one and the same method, over all methods and metrics."""
+    if not family:
+        return {}
+    measure = next(iter(family.values())).measure
+    alone: dict[tuple[str, int], Difference] = {}
+    for i, metric in enumerate(measure.figures):
+        by_method = differences(
+            {name: pairs.values[i] for name, pairs in family.items()},
+            metric.margin,
+            {name: pairs.floors[i] for name, pairs in family.items()},
+        )
+        alone |= {(name, i): difference for name, difference in by_method.items()}
+    few = {key: d for key, d in alone.items() if d.n < MIN_PAIRS}  # they get no verdict
+    enough = {key: d for key, d in alone.items() if key not in few}
+    judged = judged_as_family(enough) | judged_as_family(few)
+    return {
+        name: Contrast(
+            measure, tuple(judged[name, i] for i in range(len(measure.figures))), pairs.unit
+        )
+        for name, pairs in family.items()
+    }
+
+
+def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
+    """Return every method's contrasts with FedAvg and Uniform, of the same local training."""
+    contrasts: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.of}
+    for baseline in BASELINES:
+        families: dict[str, dict[str, Pairs]] = {}
+        for method in measure.of:
+            if method.strategy == baseline:
+                continue
+            other = comparison.baseline(method, baseline)
+            if other and (pairs := paired_differences(method, other, measure)):
+                families.setdefault(other.name, {})[method.name] = pairs
+        for family in families.values():
+            for name, contrast in judge_family(family).items():
+                contrasts[name][TITLES[baseline]] = contrast
+    return contrasts
+
+
+def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGroup]:
+    """Group the contrasts with the baselines by strategy, with every local training of a grid."""
+    groups: dict[tuple[str, str], dict[str, Contrast]] = {}
+    for grid in client_strategy_grids(comparison):
+        for client, row in grid.items():
+            for strategy, method in row.items():
+                for name, contrast in against.get(method.name, {}).items():
+                    groups.setdefault((strategy, name), {})[client] = contrast
+    return [ContrastGroup(*names, contrasts) for names, contrasts in groups.items()]
+
+
+#: A heading, the name of the other method, and by name methods, each with its counterpart.
+Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
+Against = Callable[[Comparison, Measure], list[ContrastGroup]]
+
+
+def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
+    """Make groups of contrasts of the pairs of methods that can be compared."""
+
+    @wraps(against)
+    def groups(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:
+        judged = []
+        for heading, other, methods in against(comparison):
+            family = {name: paired_differences(*pair, measure) for name, pair in methods.items()}
+            contrasts = judge_family({name: pairs for name, pairs in family.items() if pairs})
+            judged += [ContrastGroup(heading, other, contrasts)] if contrasts else []
+        return judged
+
+    return groups
+
+
+@_judged
+def against_plain(comparison: Comparison) -> Iterator[Compared]:
+    """Every local training against plain local training, under the same strategy."""
+    for grid in client_strategy_grids(comparison):
+        plain = next((client for client in grid if client in PLAIN_CLIENTS), "")
+        under = grid.get(plain, {})
+        for client, row in grid.items():
+            if client != plain:
+                yield client, plain, {n: (m, under[n]) for n, m in row.items() if n in under}
+
+
+@_judged
+def against_other_models(comparison: Comparison) -> Iterator[Compared]:
+    """Every method against plain FedAvg of another model, all other settings being equal."""
+
+    def rest(method: Method) -> object:
+        return method.setting - method.settings("model."), method.runs[0].reach
+
+    for base in comparison.methods:
+        if base.strategy == "fedavg" and base.client in PLAIN_CLIENTS:
+            model = base.config.get("model.name")
+            others = [m for m in comparison.methods if m.config.get("model.name") != model]
+            pairs = {m.name: (m, base) for m in others if rest(m) == rest(base)}
+            yield f"FedAvg of {model}", base.name, pairs
+
+
+@_judged
+def against_first_values(comparison: Comparison) -> Iterator[Compared]:
+    """Every value of a swept argument, numbers and others, against the lowest number."""
+    for sweep in sweeps(comparison):
+        base, *methods = [*sweep.methods, *sweep.others.values()]
+        yield sweep.key, base.name, {method.name: (method, base) for method in methods}
+
+
+PLAIN_TITLE = "Local training against plain local training"
+
+#: Comparisons beside that with the baselines, by title.
+FURTHER: Mapping[str, Against] = {
+    PLAIN_TITLE: against_plain,
+    "Models against each other": against_other_models,
+    "Values of one argument against its lowest": against_first_values,
+}

@@ -1,0 +1,96 @@
+"""One analysis: computed once, and drawn by every format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_folders import make_run, rising
+
+from fairflower.errors import RunFolderError
+from fairflower.report import (
+    Run,
+    analysis,
+    analyze,
+    contrasts,
+    read_run,
+    reading,
+    terminal_table,
+    write_report,
+)
+from fairflower.report.frames import csv_table, differences_frame
+from fairflower.report.latex import latex
+from fairflower.report.pages import markdown_tables
+
+
+def grid(root: Path) -> list[Run]:
+    """Two local trainings times two strategies and a baseline, with two seeds."""
+    return [
+        read_run(
+            make_run(
+                root / f"{client}-{strategy}-{seed}",
+                rising(0.5 + 0.1 * place + 0.01 * seed),
+                label=strategy if client == "sgd" else f"{client}+{strategy}",
+                strategy=strategy,
+                seed=seed,
+                config=f'[client]\nname = "{client}"\n',
+            )
+        )
+        for client in ("sgd", "moon")
+        for place, strategy in enumerate(("fedavg", "uniform", "afl"))
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each costly function is called, for anything at all."""
+    counts: Counter[str] = Counter()
+    for module, name in (
+        (analysis, "group_runs"),
+        (analysis, "contrasts_of"),
+        (contrasts, "judge_family"),
+        (reading, "read_cluster_history"),
+    ):
+        real = getattr(module, name)
+
+        def counted(*args: object, name: str = name, real: object = real) -> object:
+            counts[name] += bool(args[0])
+            return real(*args)  # type: ignore[operator]
+
+        monkeypatch.setattr(module, name, counted)
+    return counts
+
+
+def test_all_formats_draw_contrasts_that_are_computed_once(
+    tmp_path: Path, calls: Counter[str], undrawn: None
+) -> None:
+    runs = grid(tmp_path / "runs")
+    made = analyze(runs)
+    with Console(file=(tmp_path / "screen.txt").open("w")) as console:
+        console.print(terminal_table(made))
+    first = Counter(calls)
+    assert first["group_runs"] == first["contrasts_of"] == 1
+    # Families: against FedAvg and against Uniform with each of two local trainings, and one local
+    # training against the plain one.
+    assert first["judge_family"] == 5
+    write_report(made, tmp_path / "report")
+    for draw in (markdown_tables, latex, csv_table, differences_frame):
+        assert len(draw(made)) > 0
+    assert analyze(made) is made
+    assert calls == first
+    assert calls["read_cluster_history"] == len(runs)
+
+
+def test_all_formats_of_runs_are_those_of_their_analysis(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    made = analyze(runs)
+    for draw in (markdown_tables, latex, csv_table):
+        assert draw(runs) == draw(made)
+
+
+def test_an_analysis_without_runs_has_no_chapters() -> None:
+    with pytest.raises(RunFolderError, match="No runs to report on"):
+        _ = analyze([]).chapters
