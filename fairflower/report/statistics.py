@@ -21,8 +21,8 @@ from fairflower.statistics.power import LEVEL, detectable
 def paired_t_test(values: Sequence[float]) -> Difference:
     """What differences of pairs say of their mean; nothing more, NaN, with one pair.
 
-    >>> one = paired([1.0, 2.0, 3.0])
-    >>> one.mean, round(one.low, 2), round(one.high, 2), round(one.p, 3)
+    >>> gain = paired_t_test([1.0, 2.0, 3.0])
+    >>> gain.mean, round(gain.low, 2), round(gain.high, 2), round(gain.p, 3)
     (2.0, -0.48, 4.48, 0.074)
     """
     return differences({"": values})[""]

@@ -110,7 +110,7 @@ def process_records(run: Run) -> list[Mapping[str, Any]]:
 def machine_text(machine: Any) -> str:
     """A ``machine`` of ``run.json`` in words.
 
-    >>> described({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
+    >>> machine_text({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
     'AMD EPYC (kernels AVX2; instruction sets avx2)'
     """
     facts = machine if isinstance(machine, Mapping) else {}
