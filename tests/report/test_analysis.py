@@ -80,8 +80,8 @@ def test_all_formats_draw_contrasts_that_are_computed_once(
     for draw in (markdown_tables, latex, csv_table, differences_frame):
         assert len(draw(made)) > 0
     assert analyze(made) is made
-    assert calls == first
-    assert calls["read_cluster_history"] == len(runs)
+    assert calls.pop("read_cluster_history") == len(runs)
+    assert calls == {name: first[name] for name in calls}
 
 
 def test_all_formats_of_runs_are_those_of_their_analysis(tmp_path: Path) -> None:
