@@ -2,6 +2,7 @@
 
     python benchmarks/many.py                     # ten minutes or so
     python benchmarks/many.py --cases resnet10 --clients 200 --store 1000
+    python benchmarks/many.py --cases messages    # 51 rounds: does the server's memory grow?
 
 Every case is `fairflower run` in a process of its own on the ray engine, on images drawn at
 random, a few for each client: what is measured is the cost of a client, not of its training.
@@ -10,9 +11,10 @@ The model is tested at the end alone.
 How to read it. `round` is the median of all rounds but the first, `ms a client` that over the
 clients. Memory is the most that a process had, sampled four times a second, in MB of its own
 (anonymous) pages: of the `server` until the `second` round had ended and until the `last` had,
-and of the largest of the workers. Apart from that, `store` is what Ray's object store, which
-holds the clients' models of a round, has ever filled of the shared memory, and `disk` of the
-disk; `--store` makes it smaller than it would be.
+which has the test, and of the largest of the workers. A second table has the server's in single
+rounds. Apart from that, `store` is what Ray's object store, which holds the clients' models of a
+round, has ever filled of the shared memory, and `disk` of the disk; `--store` makes it smaller
+than it would be. In the case `messages` clients do not train: they return the model they received.
 """
 
 from __future__ import annotations
@@ -44,7 +46,14 @@ CASES: dict[str, tuple[dict[str, Any], int, str]] = {
     # settings, side of an image, numbers of clients
     "cnn": ({"num-server-rounds": 10}, 16, "250,500,1000"),
     "resnet10": ({"num-server-rounds": 4, "model.name": "resnet10"}, 32, "50,100,200"),
+    "messages": (
+        {"num-server-rounds": 51, "model.name": "resnet10", "train.local-epochs": 0},
+        32,
+        "200",
+    ),
 }
+BY_DEFAULT = "cnn,resnet10"
+MEMORY_AFTER = (2, 5, 10, 15, 20, 25, 50)
 
 
 @dataclass
@@ -176,11 +185,17 @@ def row(clients: int, seconds: list[dict[str, float]], peaks: Peaks) -> list[str
     ]
 
 
+def server_memory(peaks: Peaks, server_round: int) -> str:
+    """MB in a round; "" if there was none."""
+    megabytes = peaks.server.get(server_round - 1)
+    return "" if megabytes is None else f"{megabytes:.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--cases", default=BY_DEFAULT, help=f"of {', '.join(CASES)}")
     parser.add_argument("--clients", help="numbers of clients, comma-separated")
     parser.add_argument("--rounds", type=int, help="of each run (default: the case's)")
     parser.add_argument("--store", type=int, default=0, help="at most so many MB of object store")
@@ -188,15 +203,19 @@ def main() -> None:
     print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
     header = ["clients", "rounds", "round s", "ms a client", "merge s", "server MB: second"]
     header += ["last", "worker MB", "store MB", "disk MB"]
+    memory_header = ["clients", *(f"round {r}" for r in MEMORY_AFTER)]
     for case in options.cases.split(","):
         if options.rounds:
             CASES[case][0]["num-server-rounds"] = options.rounds
-        table = []
+        table, memory = [], []
         for clients in map(int, (options.clients or CASES[case][2]).split(",")):
             say(f"{case}, {clients} clients")
-            table.append(row(clients, *run(case, clients, options.store)))
+            seconds, peaks = run(case, clients, options.store)
+            table.append(row(clients, seconds, peaks))
+            memory.append([str(clients), *(server_memory(peaks, r) for r in MEMORY_AFTER)])
             say(" | ".join(table[-1]))
-        print(f"\n{case}, {IMAGES} images a client\n\n{markdown(header, table)}", flush=True)
+        print(f"\n{case}, {IMAGES} images a client\n\n{markdown(header, table)}")
+        print(f"\nServer MB, at most, in a round\n\n{markdown(memory_header, memory)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resuming import SETTINGS, outcome
+from resuming import SETTINGS, outcome, resume, session
 from rich.console import Console
+from studies import SMALL, of, tuning
 
 from fairflower.config import StrategyConfig
 from fairflower.errors import EngineError
-from fairflower.plans.parallel import execute_parallel
+from fairflower.plans.parallel import _Processes, execute_parallel
 from fairflower.plans.plan import Plan
 from fairflower.plans.tuning import TuningStudies
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 25
+ROUNDS = 15
 NAMES = ("fedavg-seed0", "uniform-seed0", "fedheal-seed0")
 
 
@@ -101,14 +102,14 @@ def facts(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same runs, left alone."""
+    """The same runs, one after the other in this process."""
     home: Path = tmp_path_factory.mktemp("whole")
-    said, error = make(plan(home))
-    assert error is None
-    assert "died" not in said
+    for config in plan(home).runs:
+        session(config).run()
     return home
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("moment", [at_once, after(0), after(4)], ids=["begun", "0", "4"])
 def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
     moment: Callable[[Path], bool], whole: Path, tmp_path: Path
@@ -124,3 +125,61 @@ def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
         name = folder.name.removesuffix("-2")  # of one that was killed before it had a run.json
         assert outcome(folder) == outcome(whole / name)
         assert bool(facts(folder).get("resumed")) == (name == "uniform-seed0" == folder.name)
+
+
+def test_a_run_whose_process_dies_twice_has_failed_and_the_others_are_made(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "uniform-seed0"
+    with killing((folder, after(1)), (folder, after(3))) as killed:
+        said, error = make(plan(tmp_path))
+    assert len(killed) == 2
+    assert str(error).startswith("The process of uniform, seed 0 has died twice")
+    assert said.count("has died") == 2
+    assert "uniform, seed 0 failed: The process of" in said
+    for name in {*NAMES} - {folder.name}:
+        assert outcome(tmp_path / name) == outcome(whole / name)
+    resume(folder)
+    assert outcome(folder) == outcome(whole / folder.name)
+
+
+@pytest.mark.nightly
+def test_a_process_that_is_killed_between_two_runs_is_replaced(whole: Path, tmp_path: Path) -> None:
+    processes = _Processes(1)
+    for number, config in enumerate(plan(tmp_path).runs[:2]):
+        processes.submit(config, None)
+        while not (ended := processes.ended(timeout=10)):
+            pass
+        (_, future), *_ = ended
+        folder, _ = future.result()
+        assert outcome(folder) == outcome(whole / folder.name)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        assert number or not processes.at_work
+    processes.close()
+
+
+@pytest.mark.nightly
+def test_trials_and_tests_of_a_study_whose_processes_are_killed(tmp_path: Path) -> None:
+    """Also of a leaderboard, whose benchmarks are a study each."""
+    settings = {**SMALL, "num-server-rounds": ROUNDS, "train.local-epochs": 1}
+    protocol = {"budget": 2, "seeds": [1], "settings": settings, "prune": False}
+    alone = tuning(tmp_path / "alone", "fedheal", **protocol)
+    assert make(alone.plan, alone)[1] is None
+    study = tuning(tmp_path / "killed", "fedheal", **protocol)
+    first, last = (tmp_path / "killed" / place for place in ("trials", "runs"))
+    with killing(
+        (first / "fedheal-trial0", at_once),
+        (first / "fedheal-trial1", after(4)),
+        (last / "fedheal-seed1", after(2)),
+    ) as killed:
+        said, error = make(study.plan, study)
+    assert len(killed) == 3
+    assert error is None
+    assert said.count("has died") == 3
+    assert study.tuned() == alone.tuned()
+    assert of(study, "fedheal").count("completed") == 2
+    for path in (tmp_path / "alone").rglob("run.json"):
+        there = tmp_path / "killed" / path.parent.relative_to(tmp_path / "alone")
+        assert outcome(there) == outcome(path.parent)

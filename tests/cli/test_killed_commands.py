@@ -1,0 +1,125 @@
+"""Commands of many runs, killed with SIGKILL: begun again, they end in the same tables."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from command import call
+from processes import belonging_to, environment, started, wait_for
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    *("--rounds=8", "--epochs=1", "--set=data.clients-per-domain=1"),
+    *("--set=data.examples-per-client=12", "--set=data.test-examples=8"),
+]
+COMPARE = ["compare", "--strategies=fedavg,fedheal", "--seeds=0", *SMALL]
+TUNE = ["tune", "--strategies=fedheal", "--budget=2", "--seeds=1", *SMALL]
+BOARD = """
+[protocol]
+results = "rows.csv"
+reference = "uniform"
+screened = "uniform,fedheal"
+confirmed = "uniform,fedheal"
+points = 2
+again = 1
+scrambling = 31
+tuned-on = "100"
+federations = "0"
+
+[settings]
+num-server-rounds = 8
+
+[settings.data]
+clients-per-domain = 1
+examples-per-client = 30
+test-examples = 10
+validation-examples = 20
+
+[benchmarks.plain.data]
+domains = "plain,rotated"
+"""
+
+
+def kill_at(home: Path, command: list[str], pattern: str) -> None:
+    """Start a command, and kill it as soon as a file below ``home`` matches a pattern."""
+    command = [sys.executable, "-m", "fairflower.cli", *command]
+    with started(command, env=environment(home)) as process:
+        wait_for(lambda: process.poll() is not None or any(home.glob(pattern)), pattern)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, f"it ended before there was a {pattern}"
+        wait_for(lambda: not belonging_to(home), "its workers to end with it")
+
+
+def tables(report: Path) -> str:
+    """What a report computed: its tables, and the numbers in full, without when runs began."""
+    rows = re.sub(r"\d{4}-\d\d-\d\dT[^,]*", "", (report / "summary.csv").read_text())
+    return (report / "tables.md").read_text() + rows
+
+
+@pytest.mark.parametrize(
+    ("jobs", "pattern"),
+    [
+        (1, "killed/runs/fedheal-seed0/checkpoints/*-000002.*"),
+        pytest.param(2, "killed/runs/*/run.json", marks=pytest.mark.nightly),
+        pytest.param(2, "killed/runs/*/model.safetensors", marks=pytest.mark.nightly),
+        pytest.param(1, "killed/report", marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_compare(jobs: int, pattern: str, tmp_path: Path) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    call(*COMPARE, "--engine=inline", "--jobs=1", "--output-dir", alone)
+    begun = [*COMPARE, "--engine=inline", f"--jobs={jobs}", f"--output-dir={killed}"]
+    kill_at(tmp_path, begun, pattern)
+    call(*begun)
+    assert tables(killed / "report") == tables(alone / "report")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "place",
+    [
+        "trials/*-trial0/run.json",
+        "trials/*-trial1/checkpoints/*-000002.*",
+        "trials/*-trial1/model.safetensors",
+        "runs/*/checkpoints/*-000002.*",
+        "runs/*/model.safetensors",
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_tune(place: str, tmp_path: Path) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    call(*TUNE, "--jobs=1", "--output-dir", alone)
+    kill_at(tmp_path, [*TUNE, "--jobs=1", f"--output-dir={killed}"], f"killed/{place}")
+    call(*TUNE, "--jobs=1", "--output-dir", killed)
+    assert tables(killed / "report") == tables(alone / "report")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "killed/at-work/**/run.json",
+        "killed/at-work/**/checkpoints/*-000002.*",
+        "killed/at-work/**/model.safetensors",
+        "killed.csv",
+    ],
+)
+def test_leaderboard(pattern: str, tmp_path: Path) -> None:
+    rows = {}
+    for name in ("alone", "killed"):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(BOARD.replace("rows.csv", f"{name}.csv"))
+        command = ["leaderboard", str(file), "--jobs=1", f"--output-dir={tmp_path / name}"]
+        if name == "killed":
+            kill_at(tmp_path, command, pattern)
+        call(*command)
+        with (tmp_path / f"{name}.csv").open() as lines:
+            rows[name] = [{**row, "seconds": ""} for row in csv.DictReader(lines)]
+    assert rows["killed"] == rows["alone"]
