@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from fairflower.paths import check_regular
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -77,6 +79,7 @@ def sealed_facts(path: Path) -> dict[str, Any]:
 def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
     """The file, its header and what is sealed there; ``DamagedFile`` where reading them fails."""
     try:
+        check_regular(path, path.stat().st_mode)
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             yield file, header, json.loads(header["sealed"])
@@ -86,7 +89,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of ``path`` at once, or never."""
+    """A file to write, which then takes the place of ``path`` at once, or never.
+
+    ``OSError`` if that is a folder, or a device or named pipe, which a user may name as an output:
+    it would be gone.
+    """
+    with suppress(FileNotFoundError):
+        check_regular(path, path.stat().st_mode)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary

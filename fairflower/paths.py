@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from datetime import datetime
 from pathlib import Path
 
@@ -46,3 +48,31 @@ def run_folders(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
     return found
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return a regular file's text.
+
+    Raises
+    ------
+    OSError
+        If the system refuses, or for a named pipe, which may never be written to, or a device,
+        which may have no end.
+    """
+    # O_NONBLOCK: to open a named pipe is to wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        check_regular(path, os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with open(descriptor, encoding=encoding) as file:
+        return file.read()
+
+
+def check_regular(path: Path, mode: int) -> None:
+    """Raise ``OSError`` if a file's mode is of anything but a regular file."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "This is not a regular file", str(path))

@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.seed=-3', 'data.seed = -3: expected at least 0.'),
             ('data.folder=/x', "Unknown run config key 'data.folder'. Did you mean 'data.dir'?"),
             ('model.name=resnet', "Unknown model 'resnet'. Did you mean 'resnet18'?"),
+            ('model.name=os:system', "Error: model.name = 'os:system': it cannot be called with (num_classes, shape): too many positional arguments."),
             ('model.name=CNN', "Unknown model 'CNN'. Did you mean 'cnn'?"),
             ('model.weights=imagenet', "model.weights = 'imagenet': cnn takes no pretrained weights. Remove it, or choose prompt-vit-b-16, prompt-vit-tiny, resnet18, vpt-vit-b-16,"),
             ('model.name=resnet18 -s model.weights=/nope.pth', "Error: model.weights = '/nope.pth': file not found. Expected a .safetensors file, or a .pth file with a state dict of tensors."),
@@ -177,6 +178,10 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
         '',
         [
             ('run --config no-such.toml', 'Cannot read the config file no-such.toml: No such file or directory.'),
+            ('export {run} --format state-dict --out {pipe}', 'pipe: This is not a regular file.'),
+            ('run --config {pipe}', 'Cannot read the config file pipe: This is not a regular file.'),
+            ('run --config /dev/zero', 'Cannot read the config file /dev/zero: This is not a regular file.'),
+            ('run --resume {piped-facts}', 'piped-facts is not a run folder: its run.json: This is not a regular file.'),
             ('run --config {empty}', 'Cannot read the config file empty: Is a directory.'),
             ('run --resume /no/such/run', '/no/such/run is not a run folder: its run.json: No such file or directory.'),
             ('run --resume {empty}', 'empty is not a run folder: its run.json: No such file or directory.'),
@@ -337,6 +342,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a run folder': (
         'report',
         [
+            ('/no/\udcff', 'Left out: There is no run folder /no/\\udcff.'),
             ('{no-facts}', 'no-facts is no run folder and holds none: no run.json in it.'),
             ('{torn-facts}', 'Left out: torn-facts/run.json is not valid JSON'),
             ('{no-config}', 'Left out: no-config is not a run folder: it has no config.toml.'),

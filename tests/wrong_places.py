@@ -96,6 +96,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "nested": text("[train.lr]\nvalue = 0.1"),
     "scalar": text("train = 3"),
     "deep": text("a=" + "[" * 9000),
+    "pipe": os.mkfifo,
     # data
     "npz": npz(),
     "no-y": npz(y_test=None),
@@ -136,6 +137,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "run": run(),
     "stopped": run("stopped"),
     "no-facts": run(without="run.json"),
+    "piped-facts": lambda place: (run(without="run.json")(place), os.mkfifo(place / "run.json")),
     "torn-facts": run(run_json="{"),
     "no-config": run(without="config.toml"),
     "torn-config": run(config_toml="[train\n"),

@@ -6,6 +6,8 @@ that use it, so that ``--help`` and a mistyped option answer at once.
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -64,4 +66,8 @@ app.add_typer(deploy_app, name="deploy")
 
 def main() -> None:
     """Entry point of the ``fairflower`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # File names may hold what a terminal cannot show: no reason to end a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()

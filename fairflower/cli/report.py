@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.cli.terminal import console, friendly_errors, printable, say_where
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import run_folders
@@ -155,5 +155,5 @@ def _read(paths: list[Path], messages: Console) -> list[Run]:
         try:
             runs += read_runs(path)
         except RunFolderError as error:
-            messages.print(f"[yellow]Left out:[/] {escape(str(error))}", soft_wrap=True)
+            messages.print(f"[yellow]Left out:[/] {escape(printable(error))}", soft_wrap=True)
     return runs

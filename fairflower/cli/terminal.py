@@ -25,12 +25,16 @@ def friendly_errors(extra: str = "sim") -> Iterator[None]:
             require(extra, "This command")
         yield
     except USER_ERRORS as error:
-        # File names may hold what no terminal can show.
-        text = error_text(error).encode("utf-8", "backslashreplace").decode()
-        console.print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True, highlight=False)
+        text = escape(printable(error))
+        console.print(f"[bold red]Error:[/] {text}", soft_wrap=True, highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def printable(error: BaseException) -> str:
+    """Return an error's text, with escapes for what no terminal can show of a file's name."""
+    return error_text(error).encode("utf-8", "backslashreplace").decode()
 
 
 def say_where(what: str, path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflower.errors import ConfigError, is_text, quoted
+from fairflower.paths import read_text
 
 Scalar = bool | int | float | str
 
@@ -38,7 +39,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
-        return flatten_tables(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        return flatten_tables(tomllib.loads(read_text(path, "utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

@@ -86,6 +86,13 @@ def connect(address: str, cpus: int) -> Any:
             raise EngineError(
                 f"Ray cannot start ({error}). Or choose engine = 'inline'."
             ) from error
+        except Exception as error:  # Ray's own, without a type: its processes did not start in time
+            ray.shutdown()
+            raise EngineError(
+                f"Ray cannot start: {' '.join(str(error).split())} Try again when this machine is "
+                "less busy, give Ray more time (the environment variable "
+                "RAY_raylet_start_wait_time_s=120), or choose engine = 'inline'."
+            ) from error
         return ray
     key = f"ray-address = {address!r}"
     match = re.fullmatch(r"auto|(?:ray://)?(?P<host>[^:/]+|\[[^]/]+\]):(?P<port>\d+)", address)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
+from fairflower.paths import read_text
 
 #: Completed, or lost: the run diverged, or a domain was not tested throughout.
 Outcome = Literal["completed", "lost"]
@@ -88,7 +89,7 @@ class Ledger:
         self.rows: dict[str, Row] = {}
         if not path.exists():
             return
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         whole = text[: text.rfind("\n") + 1]
         reader = csv.DictReader(StringIO(whole), strict=True)
         if tuple(reader.fieldnames or ()) != COLUMNS:

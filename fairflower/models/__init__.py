@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -204,6 +205,8 @@ def build(
     chosen.check()
     chosen.check_kind(KINDS[len(shape)])
     pretrained = {"weights": weights} if name in PRETRAINED else {}
+    if not isinstance(chosen.factory, type):
+        _check_call(name, chosen.factory, num_classes, shape, **pretrained, **chosen.args)
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -211,3 +214,18 @@ def build(
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
     return model
+
+
+def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Raise ``ConfigError`` if a function has no parameters for what it is called with."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # of one that is not written in Python
+        return
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        called = ", ".join(["num_classes", "shape", *options])
+        raise ConfigError(
+            f"model.name = {name!r}: it cannot be called with ({called}): {error}."
+        ) from error

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower import paths
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunFolderError
@@ -217,7 +218,7 @@ def find_readable_runs(path: Path) -> list[Run]:
 def read_text(path: Path) -> str:
     """A file's text; a `RunFolderError` if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return paths.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
+from fairflower.paths import read_text
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
@@ -73,7 +74,7 @@ def read_summary(path: str | Path) -> list[Run]:
     """
     path = Path(path).expanduser()
     try:
-        reader = csv.DictReader(StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
+        reader = csv.DictReader(StringIO(read_text(path, "utf-8-sig")), strict=True)
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error

@@ -24,7 +24,7 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import machine, versions
-from fairflower.paths import file_name, home
+from fairflower.paths import file_name, home, read_text
 from fairflower.server.figures import History
 
 #: Levels of the history, of domains and of clients, by the images that these were tested on.
@@ -265,7 +265,7 @@ def _command() -> str:
 def read_facts(path: Path) -> dict[str, Any]:
     """A run folder's ``run.json``; ``ConfigError`` if there is none."""
     try:
-        return json.loads((path / "run.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return json.loads(read_text(path / "run.json"))  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} is not a run folder: its run.json: {reason}.") from error

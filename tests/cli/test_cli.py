@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from threading import Event
 
@@ -21,7 +21,7 @@ from resuming import stopped
 from rich.console import Console
 
 import fairflower as ff
-from fairflower import registry
+from fairflower import cli, registry
 from fairflower.cli import compare, run
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
@@ -611,3 +611,12 @@ def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
     assert process.returncode == 130, output
     states = [json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/run.json")]
     assert states == ["stopped", "stopped"]
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command(monkeypatch):
+    stream = TextIOWrapper(BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(cli, "app", lambda: say_where("report", Path("/caf\xe9/\udcff")))
+    cli.main()
+    stream.flush()
+    assert stream.buffer.getvalue() == b"report: /caf\\xe9/\\udcff\n"

@@ -22,7 +22,7 @@ from fairflower.deploy.local import free_port
 from fairflower.engines import cluster
 from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
 from fairflower.engines.workers import Workers
-from fairflower.errors import ConfigError, DataError
+from fairflower.errors import ConfigError, DataError, EngineError
 from fairflower.machine import versions
 
 FOUR = [Node(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3), ("d", 2))]
@@ -47,6 +47,17 @@ def test_workers_are_dealt_to_the_nodes_in_turn():
     assert "".join(node.node_id for node in spread(FOUR, 100)) == "acdcdc"
     assert "".join(node.node_id for node in spread(FOUR, 4)) == "acdc"
     assert spread(FOUR, 0) == spread([], 4) == []
+
+
+def test_a_ray_that_is_too_slow_to_start_is_an_error_with_a_remedy(monkeypatch):
+    reason = "The current node timed out during startup. This could happen because ..."
+
+    def init(*_: Any, **__: Any) -> None:
+        raise Exception(reason)  # as Ray does
+
+    monkeypatch.setattr(cluster.prepare_ray(), "init", init)
+    with pytest.raises(EngineError, match=r"timed out during startup.*less busy.*inline"):
+        connect("", 1)
 
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1", "http://10.0.0.1:6379", "10.0.0.1:x"])
