@@ -614,9 +614,10 @@ def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
 
 
 def test_a_name_that_the_terminal_cannot_show_ends_no_command(monkeypatch):
-    stream = TextIOWrapper(BytesIO(), "ascii")
+    written = BytesIO()
+    stream = TextIOWrapper(written, "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(cli, "app", lambda: say_where("report", Path("/caf\xe9/\udcff")))
     cli.main()
     stream.flush()
-    assert stream.buffer.getvalue() == b"report: /caf\\xe9/\\udcff\n"
+    assert written.getvalue() == b"report: /caf\\xe9/\\udcff\n"

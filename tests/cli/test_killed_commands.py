@@ -112,7 +112,7 @@ def test_tune(place: str, tmp_path: Path) -> None:
     ],
 )
 def test_leaderboard(pattern: str, tmp_path: Path) -> None:
-    rows = {}
+    rows: dict[str, list[dict[str, str]]] = {}
     for name in ("alone", "killed"):
         file = tmp_path / f"{name}.toml"
         file.write_text(BOARD.replace("rows.csv", f"{name}.csv"))
