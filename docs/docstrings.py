@@ -1,4 +1,4 @@
-"""For mkdocstrings: docstrings as Markdown has them."""
+"""A mkdocstrings extension that converts docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from griffe import Extension, Object
 EXAMPLE = re.compile(r"^( *)>>> .*\n?(?:\1\S.*\n?)*", re.MULTILINE)
 #: The lines of a section "See Also".
 SEE_ALSO = re.compile(r"(?<=^See Also\n--------\n)(?:.+\n?)+", re.MULTILINE)
-#: Code, which stays, or the beginning of what Markdown would take for a tag: ``<F_i, F_j>``.
+#: Code, which stays, or text that Markdown would take for a tag: ``<F_i, F_j>``.
 CODE_OR_TAG = re.compile(r"(`+).+?\1|<(?=[A-Za-z/])")
 
 
@@ -42,9 +42,9 @@ def as_markdown(docstring: str) -> str:
 
 
 class Docstrings(Extension):
-    """Has griffe read every docstring so."""
+    """A griffe extension that converts every docstring by `as_markdown`."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Change the docstring of an object that was found."""
+        """Convert the docstring of an object."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)

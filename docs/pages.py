@@ -1,6 +1,6 @@
-"""For mkdocs: which files of the repository are pages, and those that are made of the code.
+"""Hooks for mkdocs: they add the repository's Markdown files, and pages generated from the code.
 
-Sources keep their paths in the repository, so a link that works on GitHub works on the site.
+Pages keep their paths in the repository, so a link that works on GitHub works on the site.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOURCES = (
     "experiments/figures/*.png",
 )
 
-#: Modules whose public names are the Python API, with what they are.
+#: Modules of the public Python API, with the titles of their pages.
 API = {
     "fairflower": "Runs and comparisons",
     "fairflower.strategies": "Strategies",
@@ -56,51 +56,51 @@ ROOMS = {"strategies": STRATEGIES, "clients": CLIENTS}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The theme's files, the repository's, and what is made of the code."""
+    """Add the repository's files and the generated pages to the theme's files."""
     kept = [file for file in files if not (tables.ROOT / "docs" / file.src_uri).exists()]
     for pattern in SOURCES:
         for path in sorted(tables.ROOT.glob(pattern)):
             uri = path.relative_to(tables.ROOT).as_posix()
             if path.is_file() and "__pycache__" not in uri:
                 kept.append(File.generated(config, uri, abs_src_path=str(path)))
-    for uri, text in made().items():
+    for uri, text in generated_pages().items():
         kept.append(File.generated(config, uri, content=text))
     pages = [file.src_uri for file in kept if file.is_documentation_page()]
-    config.nav = expanded(config.nav, pages, set(named(config.nav)))
+    config.nav = expand_nav(config.nav, pages, set(nav_paths(config.nav)))
     return Files(kept)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What GitHub reads and Python-Markdown does not, and links from the tables of methods."""
+    """Remove what only GitHub understands, and link methods in tables to their pages."""
     markdown = re.sub(r"^(```\w+) \S+$", r"\1", markdown, flags=re.MULTILINE)
     lists = r"(<!-- table: all_(\w+) -->\n)(.*?)(?=<!-- end -->)"
-    markdown = re.sub(lists, lambda m: linked(m[2], m[3]), markdown, flags=re.DOTALL)
+    markdown = re.sub(lists, lambda m: link_methods(m[2], m[3]), markdown, flags=re.DOTALL)
     return re.sub(r"^<!--.*?-->$", "", markdown, flags=re.MULTILINE)
 
 
-def linked(room: str, table: str) -> str:
-    """A table of methods whose names lead to their pages."""
+def link_methods(room: str, table: str) -> str:
+    """Return a table of methods in which every name links to its page."""
     names = {name: mine[0] for mine in by_class(ROOMS[room]).values() for name in mine}
 
     def link(row: re.Match[str]) -> str:
-        return f"| [{row[0][2:]}](../{place(room, names[row[1]])})"
+        return f"| [{row[0][2:]}](../{method_path(room, names[row[1]])})"
 
     return "\n" + re.sub(r"^\| `([^`]+)`", link, table, flags=re.MULTILINE)
 
 
-def named(nav: Any) -> Iterator[str]:
-    """The paths of a nav, patterns too."""
+def nav_paths(nav: Any) -> Iterator[str]:
+    """Yield the paths and patterns of a nav."""
     if isinstance(nav, str):
         yield nav
     else:
         for part in nav.values() if isinstance(nav, dict) else nav:
-            yield from named(part)
+            yield from nav_paths(part)
 
 
-def expanded(nav: Any, pages: list[str], taken: set[str]) -> Any:
-    """A nav whose patterns are pages: those that are not named elsewhere."""
+def expand_nav(nav: Any, pages: list[str], taken: set[str]) -> Any:
+    """Replace each pattern of a nav by its pages, without pages that the nav names elsewhere."""
     if isinstance(nav, dict):
-        return {title: expanded(part, pages, taken) for title, part in nav.items()}
+        return {title: expand_nav(part, pages, taken) for title, part in nav.items()}
     if not isinstance(nav, list):
         return nav
     parts: list[Any] = []
@@ -110,28 +110,28 @@ def expanded(nav: Any, pages: list[str], taken: set[str]) -> Any:
             fit = (page for page in pages if fnmatch(page, part) and page.count("/") == depth)
             parts += [page for page in fit if page not in taken]
         else:
-            parts.append(expanded(part, pages, taken))
+            parts.append(expand_nav(part, pages, taken))
     return parts
 
 
-def made() -> dict[str, str]:
-    """The pages that are made of the code, by path."""
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are generated from the code, by path."""
     pages = {}
     for room, methods in ROOMS.items():
         for method, names in by_class(methods).items():
-            pages[place(room, names[0])] = method_page(room, names, method)
+            pages[method_path(room, names[0])] = method_page(room, names, method)
     for module, title in API.items():
         pages[f"api/{module}.md"] = api_page(module, title)
     return pages
 
 
-def place(room: str, name: str) -> str:
-    """Where the page of a method is."""
+def method_path(room: str, name: str) -> str:
+    """Return the path of a method's page."""
     return f"methods/{room}/{name.replace('+', '-plus')}.md"
 
 
 def by_class(methods: Any) -> dict[Any, list[str]]:
-    """The classes with the names that each of them has."""
+    """Return the names of each class."""
     names: dict[Any, list[str]] = {}
     for name, method in methods.items():
         names.setdefault(method, []).append(name)
@@ -139,20 +139,20 @@ def by_class(methods: Any) -> dict[Any, list[str]]:
 
 
 def method_page(room: str, names: list[str], method: Any) -> str:
-    """A method: its docstring, its arguments and what they allow, and where it was measured."""
+    """Return a method's page: docstring, arguments with allowed values, and measured results."""
     table = {"strategies": "strategy", "clients": "client"}[room]
     meanings = {}
-    for kind in getattr(method, "exchanges", ()):  # some arguments are its exchange's
+    for kind in getattr(method, "exchanges", ()):  # an exchange may document arguments
         for section in sections(kind):
-            meanings |= described(section)
+            meanings |= argument_descriptions(section)
     before, after = [], []
     for section in sections(method):
         if section.kind is DocstringSectionKind.parameters:
-            meanings |= described(section)
+            meanings |= argument_descriptions(section)
         elif section.kind is DocstringSectionKind.text:
             before.append(section.value)
         elif section.kind is DocstringSectionKind.raises:
-            raised = (f"`{one.annotation}`: {one.description}" for one in section.value)
+            raised = (f"`{error.annotation}`: {error.description}" for error in section.value)
             after += ["## Raises", *raised]
         elif section.kind is DocstringSectionKind.examples:
             after += ["## Examples", *(text for _, text in section.value)]
@@ -161,50 +161,54 @@ def method_page(room: str, names: list[str], method: Any) -> str:
     parts = [f"# {names[0]}", f"*{method.paper}*", *before]
     choice = " or ".join(f"`--{table} {name}`" for name in names)
     parts.append(f"{choice}; in Python `{method.__module__}.{method.__name__}`.")
-    own = argument_specs(method)
-    parts += ["## Arguments"] if own else []
-    for name, argument in own.items():
-        head = f"`{table}.{run_config.argument_to_key(name)} = {shown(argument.default)}`"
-        text = f"*{takes(argument)}.* {meanings.get(name, '')}"
+    arguments = argument_specs(method)
+    parts += ["## Arguments"] if arguments else []
+    for name, argument in arguments.items():
+        head = f"`{table}.{run_config.argument_to_key(name)} = {as_config_value(argument.default)}`"
+        text = f"*{allowed_values(argument)}.* {meanings.get(name, '')}"
         parts.append(f"{head}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after
-    if pages := list(measured(names, method)):
+    if pages := list(result_links(names, method)):
         parts += ["## Measured", "\n".join(pages)]
     return "\n\n".join(parts)
 
 
 def sections(thing: type) -> list[DocstringSection]:
-    """The sections of a class's docstring."""
+    """Parse the sections of a class's docstring."""
     docstring = Docstring(as_markdown(inspect.cleandoc(thing.__doc__ or "")))
     return docstring.parse("numpy", warnings=False)
 
 
-def described(section: DocstringSection) -> dict[str, str]:
-    """What a section says of arguments, if it is of them."""
+def argument_descriptions(section: DocstringSection) -> dict[str, str]:
+    """Return the descriptions of arguments by name; empty for other sections."""
     of_arguments = section.kind is DocstringSectionKind.parameters
-    return {one.name: one.description for one in section.value} if of_arguments else {}
+    return {item.name: item.description for item in section.value} if of_arguments else {}
 
 
-def takes(own: ArgumentSpec) -> str:
-    """What an argument allows, in words."""
-    number = str(own.range or "a number")
-    parts = [number.replace("a ", "a whole ", 1) if own.whole else number] if own.number else []
-    parts += [f"`{word}`" for word in own.words]
-    parts += ["any word"] if own.text else []
-    parts += ["`none`"] if own.optional else []
+def allowed_values(argument: ArgumentSpec) -> str:
+    """Describe the values that an argument allows."""
+    number = str(argument.range or "a number")
+    parts = (
+        [number.replace("a ", "a whole ", 1) if argument.whole else number]
+        if argument.number
+        else []
+    )
+    parts += [f"`{word}`" for word in argument.words]
+    parts += ["any word"] if argument.text else []
+    parts += ["`none`"] if argument.optional else []
     text = " or ".join(dict.fromkeys(parts))
     return text[0].upper() + text[1:]
 
 
-def shown(value: Any) -> str:
-    """A value as run configs and the command line have it."""
+def as_config_value(value: Any) -> str:
+    """Write a value as in run configs and on the command line."""
     return (
         "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
 
 
-def measured(names: list[str], method: type) -> Iterator[str]:
-    """Links to experiments, and what is known of liars, with rows of a method by either name."""
+def result_links(names: list[str], method: type) -> Iterator[str]:
+    """Yield links to documents whose tables have a row of the method, by name or class name."""
     words = "|".join(re.escape(name) for name in [*names, method.__name__])
     row = re.compile(rf"^\|[^|\n]*(?<![\w-])({words})(?![\w-])", re.MULTILINE)
     for path in (*sorted(tables.ROOT.glob("experiments/*.md")), tables.ROOT / "docs" / "faults.md"):
@@ -215,14 +219,16 @@ def measured(names: list[str], method: type) -> Iterator[str]:
 
 
 def api_page(module: str, title: str) -> str:
-    """The public names of a module, where mkdocstrings finds them."""
+    """Return a module's page: its docstring, and references that mkdocstrings resolves."""
     room = importlib.import_module(module)
-    own = [name for name, thing in vars(room).items() if getattr(thing, "__module__", "") == module]
-    public = getattr(room, "__all__", [name for name in own if not name.startswith("_")])
-    things = [getattr(room, name) for name in public]
+    defined = [
+        name for name, thing in vars(room).items() if getattr(thing, "__module__", "") == module
+    ]
+    public = getattr(room, "__all__", [name for name in defined if not name.startswith("_")])
+    members = [getattr(room, name) for name in public]
     places = [
         f"::: {thing.__module__}.{thing.__qualname__}"
-        for thing in things
+        for thing in members
         if (inspect.isclass(thing) or inspect.isfunction(thing))
         and (thing.__module__ == module or thing.__module__ not in API)
     ]

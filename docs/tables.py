@@ -1,6 +1,6 @@
-"""What the code knows and documents repeat: tables of methods, and Flower's list of settings.
+"""Tables in documents and the list of settings in ``pyproject.toml``, generated from the code.
 
-``python docs/tables.py`` writes them anew: every table between ``<!-- table: name -->`` and
+``python docs/tables.py`` writes every table between ``<!-- table: name -->`` and
 ``<!-- end -->`` in ``docs``, and the settings in ``pyproject.toml``.
 """
 
@@ -27,19 +27,19 @@ DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
 
 
 def all_strategies() -> str:
-    """Every strategy, in its own words."""
+    """Return the table of strategies, by the first lines of their docstrings."""
     rows = [(f"`{name}`", _summary(rule), rule.paper) for name, rule in STRATEGIES.items()]
     return _table(("strategy", "what it does", "from"), rows)
 
 
 def all_clients() -> str:
-    """Every method of local training, in its own words."""
+    """Return the table of clients, by the first lines of their docstrings."""
     rows = [(f"`{name}`", _summary(method), method.paper) for name, method in CLIENTS.items()]
     return _table(("client", "how it trains", "from"), rows)
 
 
 def strategies() -> str:
-    """For each strategy, what a client sends besides its model and number of examples."""
+    """Return what a client sends for each strategy besides model and number of examples."""
     rows = []
     for name, strategy in STRATEGIES.items():
         rule = strategy()
@@ -59,7 +59,7 @@ def strategies() -> str:
 
 
 def measurements() -> str:
-    """Everything that can be measured."""
+    """Return the table of measurements."""
     rows = [
         (f"`{name}`", _kind(name), measurement.model, measurement.what)
         for name, measurement in MEASUREMENTS.items()
@@ -68,7 +68,7 @@ def measurements() -> str:
 
 
 def cohort() -> str:
-    """All that a rule gets of a round, in the code's own words."""
+    """Return the fields and methods of a cohort, with their comments and docstrings."""
     notes = re.findall(r"((?:    #: .*\n)+)    (\w+):", inspect.getsource(Cohort))
     rows = [(f"`{name}`", _cell(re.sub(r"\s*#: ", " ", note))) for note, name in notes]
     for name, member in vars(Cohort).items():
@@ -84,7 +84,7 @@ def cohort() -> str:
 
 
 def clients() -> str:
-    """For each method of local training, what travels beside the model."""
+    """Return what travels beside the model for each client."""
     rows = []
     for name, method in CLIENTS.items():
         kinds = method.exchanges
@@ -98,7 +98,7 @@ def clients() -> str:
 
 
 def ranges() -> str:
-    """For each method, what `fairflower tune` tunes of it, and where it looks."""
+    """Return the arguments that `fairflower tune` tunes for each method, with their ranges."""
     rows = [
         (f"`{config.name}`", f"`{key}`", f"{one.default:g}", str(one.search))
         for config, table in (
@@ -112,7 +112,7 @@ def ranges() -> str:
 
 
 def settings() -> str:
-    """Every run config key but the arguments of methods, with its default as TOML has it."""
+    """Return every run config key except arguments of methods, with its default in TOML."""
     texts = run_config.key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
@@ -132,7 +132,7 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """A document with every table between ``<!-- table: name -->`` and ``<!-- end -->`` anew."""
+    """Fill in every table of a document between ``<!-- table: name -->`` and ``<!-- end -->``."""
 
     def fill(match: re.Match[str]) -> str:
         return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
@@ -141,19 +141,19 @@ def filled(text: str) -> str:
 
 
 def with_settings(project: str) -> str:
-    """``pyproject.toml`` with every run config key and its default: Flower refuses others."""
+    """Write all run config keys and defaults into ``pyproject.toml``: Flower refuses others."""
     settings = run_config.RunConfig().to_toml("tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 
 
 def _summary(method: type) -> str:
-    """The first line of its docstring, without the full stop."""
+    """Return the first line of the docstring, without the full stop."""
     return (method.__doc__ or "").strip().splitlines()[0].removesuffix(".")
 
 
 def _cell(text: str) -> str:
-    """A comment or a docstring as a cell of a table."""
+    """Format a comment or a docstring as a cell of a table."""
     return " ".join(text.split()).removesuffix(".").replace("``", "`").replace("|", "\\|")
 
 
@@ -181,7 +181,7 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write everything anew."""
+    """Update the documents and ``pyproject.toml``."""
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     project = ROOT / "pyproject.toml"

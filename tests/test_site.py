@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    return pages.made()
+    return pages.generated_pages()
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
     ],
 )  # fmt: skip
 def test_what_an_argument_takes_is_said_in_words(argument: ArgumentSpec, text: str) -> None:
-    assert pages.takes(argument) == text
+    assert pages.allowed_values(argument) == text
 
 
 def test_a_pattern_in_the_nav_is_every_page_that_is_not_named_elsewhere() -> None:
     nav = [{"Guide": ["b.md", "*.md", "x/*.md"]}, "c.md"]
-    found = pages.expanded(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.named(nav)))
+    found = pages.expand_nav(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.nav_paths(nav)))
     assert found == [{"Guide": ["b.md", "a.md", "x/d.md"]}, "c.md"]
 
 
