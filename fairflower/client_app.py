@@ -20,7 +20,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fairflower.config import DataConfig, RunConfig, keys
+from fairflower.config import DataConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, open_site
 from fairflower.errors import DataError, UserError
@@ -102,9 +102,7 @@ def _place(
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:
-    # A method that fairflower does not have brings keys of its own.
-    own = [key for key in config if key in keys() or key.startswith(("client.", "strategy."))]
-    return _run_config(tuple((key, config[key]) for key in own))
+    return _run_config(tuple((key, value) for key, value in config.items() if is_setting(key)))
 
 
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
@@ -129,7 +127,7 @@ def _partition_id(context: Context) -> int:
 # that does not is ever trained, so sharing it is safe.
 @lru_cache(maxsize=4)
 def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
-    return RunConfig.from_flat(dict(items))
+    return RunConfig.from_message(dict(items))
 
 
 _model = lru_cache(maxsize=2)(build_model)

@@ -6,19 +6,27 @@ import importlib
 import json
 import sys
 import tomllib
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
+from apps import replacing
 from command import call
+from flwr.app import Context, Message
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
+from rich.console import Console
 
 from fairflower import config
 from fairflower.cli.terminal import console
+from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
 from fairflower.report.methods import group_runs, sweeps
+from fairflower.server.folder import read_facts
+from fairflower.server.session import Session
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "my-method"
@@ -116,6 +124,32 @@ def mine(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # --- what is found --------------------------------------------------------------------------
+
+
+def test_clients_train_where_the_strategy_is_not_installed(
+    mine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a learning-rate schedule every round's run config is another, parsed anew."""
+    settings = QUICK | {"num-server-rounds": 3, "train.lr-schedule": "linear"}
+    named = {"strategy.name": "mine:Mine", "strategy.power": 2.0, "output-dir": str(tmp_path)}
+    made = RunConfig.from_flat(settings | named)
+    strategy = made.strategy.made_by
+    begin, instances = strategy.__init__, []
+    monkeypatch.setattr(
+        strategy, "__init__", wraps(begin)(lambda *a, **k: (instances.append(1), begin(*a, **k))[1])
+    )
+
+    def train(message: Message, context: Context) -> Message:
+        with monkeypatch.context() as site:
+            site.setitem(sys.modules, "mine", None)
+            with pytest.raises(ConfigError, match="Install its package where the server runs"):
+                RunConfig.from_flat(made.to_flat())
+            return client_app(message, context)
+
+    grid = InlineGrid(replacing(train=train), 4, raise_errors=True)
+    folder = Session(grid, made, Console(quiet=True)).run()
+    assert read_facts(folder)["status"] == "completed"
+    assert len(instances) == 1  # the server's
 
 
 @pytest.mark.usefixtures("example")

@@ -115,6 +115,17 @@ class RunConfig:
         _check(config)
         return config
 
+    @classmethod
+    def from_message(cls, flat: Mapping[str, Any]) -> RunConfig:
+        """Read the run config in a server's message, at a client.
+
+        The types and ranges of settings are checked; keys that are no settings are ignored. The
+        strategy stays a name: only the server imports it, in `from_flat`.
+        """
+        settings = {k: checked(k, flat[k], spec) for k, spec in _schema().items() if k in flat}
+        methods = {k: v for k, v in flat.items() if k.startswith(_METHOD_KEYS)}
+        return _build(settings | methods)
+
     def to_flat(self) -> dict[str, Scalar]:
         """Every key with its value, as Flower's run config and messages carry it."""
         own = self.concise()
@@ -171,6 +182,11 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     raise ConfigError(words)
 
 
+def is_setting(key: str) -> bool:
+    """Return whether a key of a message is a run config key, or an argument of a method."""
+    return key in _schema() or key.startswith(_METHOD_KEYS)
+
+
 def key_help() -> dict[str, str]:
     """The meaning of every key, for help texts."""
     texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
@@ -210,6 +226,7 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
+_METHOD_KEYS = ("client.", "strategy.")
 
 #: What makes a method: in them, `default` is the same as nothing.
 METHOD_TABLES = ("strategy.", "client.", "bound.")
@@ -233,7 +250,7 @@ def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
     check_key(key, methods)
     if key in _NAMES:
         return value
-    if key.startswith(("client.", "strategy.")):
+    if key.startswith(_METHOD_KEYS):
         fits = is_text(value) if isinstance(value, str) else isinstance(value, bool | int | float)
         if fits and not (isinstance(value, int) and abs(value) > MOST):
             return None if str(value).lower() == "none" else value

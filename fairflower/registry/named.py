@@ -87,10 +87,8 @@ class Registry(UserDict[str, Any]):
                 f"{error.name}."
             )
             if absent and not offer.dist:
-                mend = (
-                    "Install the package that has it, wherever clients or the server run, or start "
-                    "from the folder that it is in"
-                )
+                where = "where the server runs" if self.kind == "strategy" else "on every machine"
+                mend = f"Install its package {where}, or start from the folder that has it"
             raise ConfigError(
                 f"{start} cannot be imported: {type(error).__name__}: {error}. {mend}."
             ) from error

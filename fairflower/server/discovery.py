@@ -1,4 +1,4 @@
-"""Asking nodes which client they are and what they have, while nodes come and go."""
+"""Discovery: which client each connected node is and which data it has."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from fairflower.data import Federation
 from fairflower.errors import ConfigError, DataError, RunInterrupted, logger
 from fairflower.server.transport import send_and_receive
 
-#: Where the clients' data are.
+#: Folder of a federation whose data are at the clients.
 _ELSEWHERE = Path("at-the-clients")
 
-
-#: Clients that did not come and are named; a node may claim that there are billions.
-_MOST_NAMED = 100
+#: Missing clients that an error lists; a node may claim that there are billions.
+_MAX_LISTED = 100
 
 
 class NodeInfo(NamedTuple):
-    """A node's account of itself."""
+    """A node's description of itself."""
 
     number: int | None  # partition-id
     size: int | None  # num-partitions
-    site: Federation | None  # the data that it has to itself, as a federation of one client
-    federation: Federation | None  # the data set of which it has a share
+    site: Federation | None  # a site's own data, as a federation of one client
+    federation: Federation | None  # the data set of which the node has a share
 
 
 #: By node id.
@@ -39,13 +38,13 @@ NodeInfos = dict[int, NodeInfo]
 
 
 class NodeDiscovery:
-    """Asks every node once who it is.
+    """Asks every node once which client it is.
 
-    It waits ``timeout`` seconds for an answer, and for nodes that are not there yet. With
-    ``settings``, a run config, clients prepare their data by it and describe them.
+    ``timeout`` is the time in seconds to wait for an answer, and for missing nodes. With
+    ``settings``, a run config, nodes prepare their data and describe them.
     """
 
-    #: Seconds until it is said for the first time who is missing.
+    #: Seconds until the first log line about missing clients.
     PATIENCE = 5.0
 
     def __init__(
@@ -53,25 +52,25 @@ class NodeDiscovery:
     ) -> None:
         self.grid, self.timeout, self.stop = grid, timeout, stop
         self.content = RecordDict({"config": settings or ConfigRecord()})
-        self.answers: NodeInfos = {}
+        self.infos: NodeInfos = {}
         self.problems: dict[int, str] = {}  # by node id
-        #: Nodes that gave no answer in time, by the id of what they were asked.
+        #: Query id -> node id of queries without an answer so far.
         self.silent: dict[str, int] = {}
         self._begin = time.monotonic()
         self._next_notice, self._pause = self._begin + self.PATIENCE, 0.05
 
     def online(self) -> set[int]:
-        """List the nodes that are there, and forget what others have said."""
+        """Return the ids of connected nodes, and forget the answers of all others."""
         online = set(self.grid.get_node_ids())
-        # A SuperNode that went away is asked again when it is back.
-        self.answers = {node: answer for node, answer in self.answers.items() if node in online}
+        # A SuperNode that disconnected is asked again when it is back.
+        self.infos = {node: info for node, info in self.infos.items() if node in online}
         self.problems = {node: why for node, why in self.problems.items() if node in online}
         self.silent = {query: node for query, node in self.silent.items() if node in online}
         return online
 
     def ask(self, known: Collection[int] = ()) -> bool:
-        """Ask those that are new, and not ``known``; say whether there were any."""
-        fresh = sorted(self.online() - {*known, *self.answers, *self.problems})
+        """Ask new nodes, without those in ``known``; return whether there were any."""
+        fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []
         replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
@@ -84,17 +83,20 @@ class NodeDiscovery:
             self.silent.pop(query_id, None)
             self.problems.pop(node, None)
             try:
-                self.answers[node] = _parse_reply(reply)
+                self.infos[node] = _parse_reply(reply)
             except ValueError as problem:
                 self.problems[node] = str(problem)
                 logger.warning("Node %d cannot take part: %s", node, problem)
-        quiet = set(fresh) - {*self.answers, *self.problems}
+        quiet = set(fresh) - {*self.infos, *self.problems}
         self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
         self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}
         return bool(fresh)
 
     def wait(self, notice: str) -> bool:
-        """Give others time to come; say whether there is any left."""
+        """Wait a moment for more nodes; return False after ``timeout``.
+
+        ``RunInterrupted`` if ``stop`` is set.
+        """
         now = time.monotonic()
         if now > self._begin + self.timeout:
             return False
@@ -107,60 +109,60 @@ class NodeDiscovery:
         return True
 
     def missing(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
-        """Make the error to raise when clients did not come."""
-        here = {answer.number for answer in self.answers.values()}
+        """Return the error about clients that did not connect; ``ids`` are all clients' ids."""
+        present = {info.number for info in self.infos.values()}
         absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
         if ids is not None:
-            away = [*islice((client for client in ids if client not in here), _MOST_NAMED + 1)]
-            more = ", and more" if away[_MOST_NAMED:] else ""
-            absent = f"; missing: {away[:_MOST_NAMED]}{more}"
+            away = [*islice((client for client in ids if client not in present), _MAX_LISTED + 1)]
+            more = ", and more" if away[_MAX_LISTED:] else ""
+            absent = f"; missing: {away[:_MAX_LISTED]}{more}"
             node_config = "partition-id=<client>"
         patience = ""
         if self.silent:
             patience = (
-                " Whoever is there and gives no answer may still be preparing its data: "
+                " A connected node without an answer may still be preparing its data: "
                 "raise round-timeout."
             )
         reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
         return ConfigError(
-            f"{len(self.answers)} of {expected} clients answered{absent}. Start a SuperNode "
+            f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode "
             f"for each with --node-config '{node_config}'.{patience}{reasons}"
         )
 
 
 def _parse_reply(reply: Message) -> NodeInfo:
-    """Read a node's account of itself, or raise ``ValueError`` with what is wrong with it."""
+    """Return a node's description of itself; ``ValueError`` says what is wrong with it."""
     if reply.has_error():
         raise ValueError(shorten_error(reply.error.reason or "no reason given"))
-    said = dict(next(iter(reply.content.config_records.values()), {}))
-    number, size = _whole_number(said, "partition-id"), _whole_number(said, "num-partitions")
-    if "site" not in said and number is None:
+    fields = dict(next(iter(reply.content.config_records.values()), {}))
+    number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
+    if "site" not in fields and number is None:
         raise ValueError("it does not say which client it is (partition-id or domain)")
-    site, federation = _parse_federation(said, "site"), _parse_federation(said, "federation")
+    site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError("a site is one client with one domain, and it describes several")
     return NodeInfo(number, size, site, federation)
 
 
-def _parse_federation(said: Mapping[str, object], key: str) -> Federation | None:
-    if key not in said:
+def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | None:
+    if key not in fields:
         return None
     try:
-        federation = Federation.from_json(str(said[key]), _ELSEWHERE)
+        federation = Federation.from_json(str(fields[key]), _ELSEWHERE)
         federation.check()
     except DataError as error:
-        raise ValueError(f"it describes data that nobody can have: {error}") from error
-    except Exception as error:  # whatever another version, or anybody, may send
-        raise ValueError(f"it describes its data in a way that is not known ({error!r})") from error
+        raise ValueError(f"it describes impossible data: {error}") from error
+    except Exception as error:  # another version, or a hostile node, may send anything
+        raise ValueError(f"its description of its data cannot be read ({error!r})") from error
     return federation
 
 
-def _whole_number(said: Mapping[str, object], key: str) -> int | None:
-    value = said.get(key)
+def _whole_number(fields: Mapping[str, object], key: str) -> int | None:
+    value = fields.get(key)
     if value is None:
         return None
     if isinstance(value, int) and 0 <= value < 2**31:
         return value
     # Python does not print integers of thousands of digits.
     shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
-    raise ValueError(f"its {key}{shown} is no whole number from 0 to 2**31")
+    raise ValueError(f"its {key}{shown} is not a whole number from 0 to 2**31")

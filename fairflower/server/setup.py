@@ -1,4 +1,4 @@
-"""Who takes part in a run, and what they are to do: settled before the first round."""
+"""Set-up of a run before its first round: clients, initial model and strategy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.folder import read_facts
 from fairflower.server.registration import (
     ClientRegistry,
+    SiteRegistry,
     check_num_supernodes,
     register_clients,
     register_resumed_clients,
@@ -29,9 +30,9 @@ from fairflower.strategies import FairStrategy
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run's clients, its initial model and a strategy that knows the clients.
+    """A run's clients, initial model and strategy, ready for the first round.
 
-    ``federation`` is by the clients' own account where they do the testing.
+    If only clients test, ``federation`` is what they describe; the server then has no data.
     """
 
     config: RunConfig
@@ -41,28 +42,27 @@ class RunSetup:
     strategy: FairStrategy
 
     def enroll(self, nodes: Mapping[int, int]) -> None:
-        """Tell the strategy at which node each client is."""
-        federation = self.federation
-        sizes = {client.client_id: client.num_examples for client in federation.clients}
+        """Tell the strategy each client's node, and its number of training examples."""
+        sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
-        """Give the most images of a split that each client can have: all of its domain."""
+        """Return the most examples of a split that each client can have: its domain's."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes
         of_domain = dict(zip(federation.domains, sizes, strict=True))
         return {client.client_id: of_domain[client.domain] for client in federation.clients}
 
     def settings(self) -> dict[str, Any]:
-        """Give what every message carries: the run config and, for sites, what they all have."""
+        """Return what every message carries: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
-        if self.registry.sites:
-            # The clients' own accounts stay between them and the server.
+        if isinstance(self.registry, SiteRegistry):
+            # A site's description of its data is not for other sites.
             flat["federation"] = replace(self.federation, clients=()).to_json()
         return flat
 
     def facts(self) -> dict[str, Any]:
-        """Give what ``run.json`` says of the federation and the model."""
+        """Return the entries of ``run.json`` about the federation and the model."""
         federation = self.federation
         facts = {
             "num_parameters": self.evaluator.num_parameters,
@@ -77,26 +77,25 @@ class RunSetup:
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),
         }
-        if self.config.evaluate.by != "clients":  # else only they have the data
+        if self.config.evaluate.by != "clients":  # otherwise the server has no data
             facts["digest"] = federation.digest
-        if self.registry.sites:  # which the run can go on without while some are away
+        if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
         return facts
 
 
 def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> RunSetup:
-    """Call the roll, and make what a run needs; ``resume`` is the folder of one that goes on.
+    """Wait for a run's clients, and make its initial model and strategy.
 
-    ``ConfigError`` or ``DataError`` if the run cannot begin.
+    ``resume`` is the folder of the run to resume, or None. ``ConfigError`` or ``DataError`` if
+    the run cannot begin.
     """
     federation, registry = _register(grid, config, resume, stop)
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
     _check_client_settings(config, num_clients)
-    registry = registry._replace(
-        nodes={client: registry.nodes[client] for client in range(num_clients)}
-    )
+    registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     strategy = _make_strategy(config, evaluator.buffers)
     setup = RunSetup(config, federation, registry, evaluator, strategy)
@@ -113,51 +112,52 @@ def _register(
         return federation, register_clients(grid, len(federation.clients), timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))
     if earlier := _resumed_registry(resume):
+        registry: ClientRegistry
         registry = register_resumed_clients(grid, earlier, timeout, stop, settings)
     else:
         registry = register_clients(grid, None, timeout, stop, settings, config.sites)
-    if registry.sites:
+    if isinstance(registry, SiteRegistry):
         _check_undivided(config.data)
     assert registry.federation is not None
     if config.data.validated and not registry.federation.validation_sizes:
         raise ConfigError(
-            "data.validation-fraction or data.validation-examples is set, and not all clients keep "
-            "images out of training. Start their SuperNodes with this version of fairflower."
+            "data.validation-fraction or data.validation-examples is set, but not every client "
+            "has validation examples. Start their SuperNodes with this version of fairflower."
         )
     return registry.federation, registry
 
 
-def _resumed_registry(resume: Path | None) -> ClientRegistry | None:
-    """The sites of a run that goes on, as far as it is known where they are."""
+def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
+    """Return the sites of a run to resume, with the nodes that its folder has."""
     if resume is None or "sites" not in (facts := read_facts(resume)):
         return None
     federation = Federation.from_json(json.dumps(facts["sites"]["federation"]), resume)
     nodes = {int(client): node for client, node in facts["nodes"].items()}
-    return ClientRegistry(nodes, federation, True, facts["sites"]["numbered"])
+    return SiteRegistry(nodes, federation, facts["sites"]["numbered"])
 
 
 def _check_undivided(data: DataConfig) -> None:
-    """Refuse to make harder what sites have of their own."""
+    """Raise ``ConfigError`` for settings that divide or corrupt data, which sites do not allow."""
     if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
         raise ConfigError(
             "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide one "
             "data set among clients; sites with data of their own (domain in the node config) "
-            "are as they are. Leave these at their defaults."
+            "cannot use them. Remove these settings."
         )
 
 
 def _check_client_settings(config: RunConfig, num_clients: int) -> None:
-    """Refuse what so few clients cannot fulfil."""
+    """Raise ``ConfigError`` for settings that so few clients cannot fulfill."""
     asked = max(1, int(num_clients * config.fraction_train + 1e-9))
     if config.min_clients > asked:
         raise ConfigError(
-            f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower it, "
+            f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower min-clients, "
             "or raise fraction-train or data.clients-per-domain."
         )
     if config.bound.max_client_weight * asked < 1:
         raise ConfigError(
             f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
-            f"{asked} clients of a round cannot sum to 1. Give at least 1/{asked}."
+            f"{asked} clients of a round cannot sum to 1. Set at least 1/{asked}."
         )
 
 

@@ -609,7 +609,7 @@ def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         registry = register(Describing(nodes, "site", changed(WRONG[reason])))
     assert registry.nodes == {0: 1000, 1: 1002}
-    assert f"without node 1001: it describes data that nobody can have: {reason}" in caplog.text
+    assert f"without node 1001: it describes impossible data: {reason}" in caplog.text
 
 
 def test_a_site_is_one_client_with_one_domain(

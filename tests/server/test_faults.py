@@ -544,7 +544,7 @@ def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
 
 
 def tracker(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> NodeTracker:
-    return NodeTracker(grid, ClientRegistry(nodes, None, sites=False), timeout, threading.Event())
+    return NodeTracker(grid, ClientRegistry(nodes, None), timeout, threading.Event())
 
 
 class Counting(InlineGrid):
