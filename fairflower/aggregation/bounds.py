@@ -1,8 +1,7 @@
-"""Bounds on what one client can do to the model, whatever the rule.
+"""Bounds on one client's influence on the model: a cap on weights, a limit on updates' lengths.
 
-A fair rule gives weight to whoever is served badly, and learns that from the clients.
-One that lies, or whose training exploded, can so take the model over. Two bounds hold
-against that: no weight above a cap, and no update longer than some length.
+Fair strategies give more weight to clients that report a large loss, so a client that lies, or
+whose training diverged, could take over the model. These bounds work with every strategy.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ Vector = NDArray[np.float64]
 
 
 def cap_weights(weights: Vector, cap: float) -> Vector:
-    """Weights of at most ``cap``; what is above goes to the others in proportion to theirs.
+    """Return weights of at most ``cap``; the excess goes to other clients by their weights.
 
-    All K are non-negative and sum to 1, before and after. The same object comes back where
-    none is above the cap; ``ValueError`` is raised for one below 1 / K.
+    ``weights``, shape (K,), are non-negative with sum 1, as is the result; the same object is
+    returned if no weight is above the cap. ``ValueError`` if the cap is below 1 / K.
 
     >>> cap_weights(np.array([0.7, 0.2, 0.1]), 0.4).round(3).tolist()
     [0.4, 0.4, 0.2]
@@ -39,7 +38,7 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
         if capped.all():
             return np.full(len(weights), 1 / len(weights))
         rest = np.where(capped, 0.0, weights)
-        if not rest.any():  # nobody else had any: equally
+        if not rest.any():  # all others have weight 0: divide equally
             rest = np.where(capped, 0.0, 1.0)
         rest /= rest.max()
         shared = np.where(capped, cap, (1 - cap * int(capped.sum())) * rest / rest.sum())
@@ -49,14 +48,22 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
 def clip_updates(
     cohort: Cohort, norm: float | None = None, median: float | None = None
 ) -> tuple[Cohort, Vector]:
-    """Scale updates down that are longer than a bound; and tell by what, shape (K,).
+    """Scale down updates that are longer than a bound; return the factors, shape (K,), too.
 
-    ``norm`` is the longest update in the parameters' own units, ``median`` as a multiple of
-    the median length of those that moved (the lower median, if they are even in number).
-    The parameters are one vector and the BatchNorm statistics another, each with its
-    own length; a client's update of both is multiplied by the smaller of their factors,
-    so its model stays between the received and the returned one. Counters stay as they are.
-    The same cohort comes back where nothing is too long.
+    Parameters
+    ----------
+    cohort : Cohort
+        The clients' models. The same object is returned if no update is too long.
+    norm : float, optional
+        Largest length of an update, in the parameters' units.
+    median : float, optional
+        Largest length as a multiple of the (lower) median length of all updates that are not 0.
+
+    Notes
+    -----
+    Parameters and BatchNorm statistics have separate lengths. A client's update of both is
+    multiplied by the smaller factor, so its model stays between the received and the returned
+    model. Counters are not changed.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))
@@ -77,7 +84,7 @@ def clip_updates(
 
 
 def clip_factors(lengths: Vector, norm: float | None = None, median: float | None = None) -> Vector:
-    """What to multiply vectors of these lengths by, so that none is over ``clip_updates``' bounds.
+    """Return the factors that scale vectors of these lengths to `clip_updates`' bounds, (K,).
 
     >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
     [1.0, 1.0, 1.0, 0.75]
@@ -85,7 +92,7 @@ def clip_factors(lengths: Vector, norm: float | None = None, median: float | Non
     bounds = [] if norm is None else [norm]
     if median is not None and lengths.any():
         moved = np.sort(lengths[lengths > 0])
-        # The lower one of two: the mean of the middle ones would be one client's to choose.
+        # Lower median: one client could choose the mean of the two middle lengths.
         bounds.append(median * float(moved[(len(moved) - 1) // 2]))
     longest = min(bounds, default=np.inf)
     return np.divide(longest, lengths, out=np.ones(len(lengths)), where=lengths > longest)

@@ -1,9 +1,8 @@
-"""Weights that clients keep from round to round, when not all of them take part in each.
+"""Clients' weights that a strategy keeps from round to round, with partial participation.
 
-The papers' rules carry on one weight per client of a fixed group. Here the clients that
-are present share out among themselves what they hold together; those that are absent
-keep theirs. Held is a multiple of a client's fair share (``fair``: equal parts, or its
-examples), so a client never seen before holds 1.
+The papers keep a weight for each client of a fixed group. Here the clients of a round divide the
+sum of their weights; absent clients keep their weights. A stored weight is a multiple of the
+client's fair share (``fair``: equal parts, or its examples), so a new client's weight is 1.
 
 >>> held = {}
 >>> store_weights(held, (0, 1), np.ones(2), np.array([0.9, 0.1]))
@@ -26,10 +25,10 @@ Vector = NDArray[np.float64]
 
 
 def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
-    """What the clients that are present hold, normalised, shape (K,).
+    """Return the stored weights of a round's clients, normalized, shape (K,).
 
-    Their ``fair`` shares, shape (K,), are positive, up to a common factor. Clients that hold
-    nothing together start anew.
+    ``fair`` has the clients' fair shares, shape (K,), positive, up to a common factor. If all
+    stored weights are 0, the fair shares are returned.
     """
     units = _unnormalized_weights(held, clients, fair)
     return np.asarray(units / units.sum())
@@ -38,7 +37,7 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
 def store_weights(
     held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector
 ) -> None:
-    """Let the clients hold ``weights``, shape (K,) on the simplex, of what they held together."""
+    """Store new ``weights`` of a round's clients, shape (K,), whose sum stays what it was."""
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
 

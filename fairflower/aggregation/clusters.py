@@ -1,4 +1,4 @@
-"""Clusters of a cohort's clients, kept from round to round (FedGCR's)."""
+"""Clusters of clients by representation, kept from round to round (FedGCR)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairflower.numerics.clustering import Clustering, Clusters, cluster, cluste
 
 
 class ClusteringMixin:
-    """A base of what finds clusters: of the representations that it ``needs`` first."""
+    """Base of strategies and exchanges that cluster clients by their first measurement."""
 
     STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
 
@@ -21,13 +21,13 @@ class ClusteringMixin:
     seed: int
     num_clusters: int | Literal["auto"]  # T'
     clustering: Clustering  # see `cluster`
-    members: dict[int, int]  # client -> its cluster when it was last here
+    members: dict[int, int]  # client -> its cluster in the last round that it took part in
     centres: dict[int, NDArray[np.float64]]  # cluster -> mean representation H, shape (d,)
 
     def find_clusters(
         self, cohort: Cohort
     ) -> tuple[Clusters, dict[str, NDArray[np.float64] | float]]:
-        """The cohort's clusters, named as they were before, and what to tell of them."""
+        """Return the cohort's clusters, numbered as in earlier rounds, and their diagnostics."""
         h = np.array([arrays["h"] for arrays in cohort.measured[self.needs[0]]], np.float64)
         clusters = cluster(
             h,

@@ -1,4 +1,4 @@
-"""One round's replies as arrays: what every aggregation rule works on."""
+"""The valid replies of one round as arrays: the input of every strategy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 from fairflower.numerics.threads import cpus, one_thread
 
-#: Coordinates that are summed in an array's own precision; their sums are added in double.
+#: Coordinates that are summed in the array's precision; the sums are added in double.
 BLOCK = 32_768
 
-#: Coordinates handled at a time: so few that what is computed of them stays in the processor's
-#: cache, so many that threads hardly ever wait for Python's lock.
+#: Coordinates per work item of a thread: few enough for the processor's cache, and so many that
+#: threads rarely wait for Python's lock.
 SPAN = 8 * BLOCK
 
-#: Threads at most: NumPy's steps are too short for more to have their turn.
+#: Threads: NumPy's steps are too short to use more.
 THREADS = min(4, cpus())
 
-#: Terms of a sum of squares that are added before it is added to the others.
+#: Squares per partial sum.
 _PIECE = 8192
 
 Arrays = dict[str, NDArray[Any]]
-Floats = NDArray[Any]  # of real numbers, as a rule float32
+Floats = NDArray[Any]  # real numbers, usually float32
 Kept = Callable[["Block", int], NDArray[np.bool_] | None]
 Result = TypeVar("Result")
 
@@ -39,18 +39,18 @@ Result = TypeVar("Result")
 class Block:
     """Consecutive coordinates of one array, for the whole cohort."""
 
-    name: str  # of the array
-    part: slice  # their place in it, flattened
-    received: Floats  # [b] of the global model that the clients started from
+    name: str  # name of the array
+    part: slice  # positions of the coordinates in the flattened array
+    received: Floats  # [b] of the global model that the clients received
     returned: list[Floats]  # K times [b] of the clients' models, as in ``Cohort.client_ids``
 
     @property
     def precision(self) -> np.dtype[Any]:
-        """In which to compute: the array's own, but at least single, in which squares survive."""
+        """The array's precision, at least single: squares underflow in half precision."""
         return np.promote_types(self.received.dtype, np.float32)
 
     def update(self, k: int, out: Floats | None = None) -> Floats:
-        """Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` or a new array."""
+        """Return Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` or a new array."""
         return np.subtract(self.returned[k], self.received, out=out, dtype=self.precision)
 
 
@@ -58,33 +58,32 @@ class Block:
 class Cohort:
     """The valid replies of one round, ordered by client id.
 
-    Everything is indexed by position ``k`` in ``client_ids``, so a result never
-    depends on who answered first.
+    All arrays are indexed by the position ``k`` in ``client_ids``, so no result depends on the
+    order in which replies arrived.
     """
 
     #: The round, counted from 1.
     server_round: int
-    #: K ints, ascending; the ``client-id`` metric, or the node id where there is none.
+    #: K ints, ascending: the ``client-id`` metric, or the node id without that metric.
     client_ids: tuple[int, ...]
     #: Training examples n_k, shape (K,), all positive.
     num_examples: NDArray[np.float64]
-    #: The global model theta that the clients started from.
+    #: The global model theta that the clients received.
     received: Arrays
     #: The K clients' models theta_k: read-only views of the replies, not copies.
     returned: tuple[Arrays, ...]
-    #: Every scalar metric that all K clients sent, shape (K,) each.
+    #: Scalar metrics that all K clients sent, shape (K,) each.
     metrics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     #: Arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
-    #: What the strategy asked the K clients to measure (``fisher``, ``gradient``): one array
-    #: per parameter, under the parameter's name; ``representation``: one array ``h``. And what
-    #: they returned to exchanges, by the exchange's name.
+    #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
+    #: parameter, ``representation`` an array ``h``. Also arrays for exchanges, by exchange name.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
-    #: Clients of the whole federation, of which these K took part; 0: these are all.
+    #: Number of clients of the federation; 0 means K.
     population: int = 0
-    #: Largest weight that a client may have; see `fairflower.aggregation.bounds`.
+    #: Cap on a client's weight; see `fairflower.aggregation.bounds`. 1 means no cap.
     max_weight: float = 1.0
-    #: The clients' clusters, for exchanges, where the strategy has found any.
+    #: The clients' clusters, for exchanges; None if the strategy does not cluster.
     clusters: Clusters | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +94,7 @@ class Cohort:
 
     @property
     def sample_weights(self) -> NDArray[np.float64]:
-        """n_k / sum_j n_j, but none above ``max_weight``, shape (K,)."""
+        """n_k / sum_j n_j, capped at ``max_weight``, shape (K,)."""
         return self.cap(np.asarray(self.num_examples / self.num_examples.sum()))
 
     @property
@@ -109,7 +108,7 @@ class Cohort:
         return [name for name, array in self.received.items() if array.dtype.kind == "f"]
 
     def blocks(self, names: Sequence[str], size: int = BLOCK) -> Iterator[Block]:
-        """Walk the coordinates of ``names``, at most ``size`` at a time."""
+        """Yield the coordinates of the arrays ``names`` in blocks of at most ``size``."""
         for name in names:
             received = self.received[name].reshape(-1)
             returned = [arrays[name].reshape(-1) for arrays in self.returned]
@@ -120,10 +119,10 @@ class Cohort:
     def each(
         self, names: Sequence[str], work: Callable[[Block], Result], size: int | None = None
     ) -> Iterator[Result]:
-        """Call ``work`` on all blocks of ``names``, on several threads; results in their order.
+        """Yield ``work(block)`` for all blocks of the arrays ``names``, computed by threads.
 
-        What is summed over them is the same sum for any number of threads. A block has at most
-        ``size`` coordinates, by default ``SPAN``.
+        Results come in the order of the blocks, so that sums do not depend on the number of
+        threads. A block has at most ``size`` coordinates, by default ``SPAN``.
         """
         blocks = self.blocks(names, size or SPAN)
         if THREADS == 1 or sum(self.received[name].size for name in names) <= SPAN:
@@ -133,11 +132,11 @@ class Cohort:
             yield from pool.map(work, blocks)
 
     def cap(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """These weights, but none above ``max_weight``; ``average`` does it by itself."""
+        """Return weights capped at ``max_weight``; `average` does so, too."""
         return weights if self.max_weight >= 1 else cap_weights(weights, self.max_weight)
 
     def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
-        """||Delta_k||^2 over all parameters, or over arrays by name, shape (K,)."""
+        """Return ||Delta_k||^2 over all parameters, or over the arrays ``names``, shape (K,)."""
 
         def measure(block: Block) -> NDArray[np.float64]:
             return np.array([partial_squared_sums(block.update(k)) for k in range(len(self))])
@@ -149,11 +148,11 @@ class Cohort:
     def gram(
         self, measured: str | None = None, names: Sequence[str] | None = None
     ) -> NDArray[np.float64]:
-        """Inner products of the clients' vectors over all parameters, shape (K, K).
+        """Return the inner products of the clients' vectors, shape (K, K).
 
-        Of the updates Delta_k, or of what was ``measured`` under a name; over some arrays
-        alone, by ``names``. In double precision, block by block, each by one thread: the bits
-        do not depend on cores.
+        The vectors are the updates Delta_k, or the measurement ``measured``; over all parameters,
+        or over the arrays ``names``. Computed in double precision, each block by one thread, so
+        that the bits do not depend on the number of cores.
         """
 
         def multiply(block: Block) -> NDArray[np.float64]:
@@ -175,34 +174,31 @@ class Cohort:
         weights: NDArray[np.float64],
         kept: Kept | None = None,
     ) -> Arrays:
-        """The weighted mean of the clients' models: theta + sum_k w_k Delta_k.
+        """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
-        Updates are averaged rather than models, so that clients which moved
-        nowhere leave every bit of the model as it was.
+        Updates are averaged rather than models, so that updates of zero change no bit.
 
         Parameters
         ----------
         weights : ndarray of shape (K,)
-            Non-negative, summing to 1; those above ``max_weight`` are capped.
+            Non-negative, with sum 1; capped at ``max_weight``.
         kept : callable, optional
-            ``kept(block, k)`` is the boolean mask of the coordinates that client
-            ``k`` contributes to (None: all), asked for by several threads. A
-            coordinate's weights are normalised over the clients that contribute to
-            it, as far as none gets above ``max_weight``, and a coordinate without
-            contributors stays as it was.
+            ``kept(block, k)`` returns the boolean mask of the coordinates that client
+            ``k`` contributes to (None: all); called by several threads. A
+            coordinate's weights are normalized over its contributors, as far as
+            ``max_weight`` allows; a coordinate without contributors does not change.
 
         Returns
         -------
         dict of name -> ndarray
             Same names, shapes and dtypes as ``received``. Integer buffers (step
-            counters) become the weighted mean cut to a whole number, which is
-            what the papers' released codes get when PyTorch loads the mean.
+            counters) become the weighted mean rounded down, as in the papers'
+            released code.
 
         Raises
         ------
         ConfigError
-            If there is not one for each client, or they are not on the simplex: better no model
-            than a wrong one.
+            If the number of weights is not K, or the weights are not on the simplex.
         """
         merged = self._begin(weights)
         self._add(merged, self.floats, self.cap(weights), kept)
@@ -213,55 +209,54 @@ class Cohort:
         coefficients: NDArray[np.float64] | Mapping[str, NDArray[np.float64]],
         weights: NDArray[np.float64] | None = None,
     ) -> Arrays:
-        """Any combination of updates, theta + sum_k c_k Delta_k.
+        """Return a linear combination of updates, theta + sum_k c_k Delta_k.
 
-        For rules whose step is no mean of the clients' steps. BatchNorm statistics belong to
-        the parameters that made them, and move with them, where that keeps them between what
-        was received and what was returned, so that a variance stays positive: with
-        coefficients that are not negative and sum to at most 1. A rule that cannot promise
-        that (FedFV's may be negative, FedMGDA+'s sum to more) gives the ``weights`` by which
-        statistics are averaged instead. Step counters always are.
+        For strategies whose step is no mean of the clients' steps. Without ``weights``, BatchNorm
+        statistics get the same coefficients as parameters, which must then be non-negative with a
+        sum of at most 1, so that variances stay positive. Strategies with other coefficients
+        (FedFV: negative, FedMGDA+: larger sums) give ``weights`` to average the statistics. Step
+        counters are always averaged.
 
         Parameters
         ----------
         coefficients : ndarray of shape (K,), or mapping of name -> ndarray of shape (K,)
-            Real numbers c_k. Without ``weights`` not negative, their sum in (0, 1]. A mapping
-            has those of every parameter, for rules that work layer by layer.
+            Real numbers c_k. Without ``weights`` they must be non-negative with a sum in (0, 1].
+            A mapping has the coefficients of each parameter, for layer-wise strategies.
         weights : ndarray of shape (K,), optional
-            On the simplex. By default c_k / sum_j c_j, for step counters alone. Needed beside
-            a mapping.
+            Weights on the simplex, for BatchNorm statistics and step counters. By default
+            c_k / sum_j c_j, for step counters only. Required with a mapping.
 
         Raises
         ------
         ValueError
-            If the weights are not on the simplex; or without them, if the coefficients
-            could leave the hull.
+            If the weights are not on the simplex; without weights, if the coefficients are
+            negative or their sum is not in (0, 1].
         """
         names = self.parameters if weights is not None else self.floats
         if weights is None:
             if isinstance(coefficients, Mapping):
-                raise ValueError("Coefficients by parameter: buffers need weights of their own.")
+                raise ValueError("Coefficients by parameter need weights for the buffers.")
             total = coefficients.sum()
             if not (coefficients.min() >= 0 and 0 < total < 1 + 1e-6):
                 raise ValueError(
                     f"Coefficients {coefficients} are not non-negative with a sum in (0, 1]: "
-                    "buffers need weights of their own."
+                    "give weights for the buffers."
                 )
             weights = coefficients / total
         merged = self._begin(weights)
         self._add(merged, names, coefficients)
         self._add(merged, [n for n in self.floats if n not in names], self.cap(weights))
-        for name in self.buffers.intersection(names):  # rounding may lead out of the hull
+        for name in self.buffers.intersection(names):  # rounding may leave the hull
             ends = np.stack([self.received[name], *(arrays[name] for arrays in self.returned)])
             np.clip(merged[name], ends.min(axis=0), ends.max(axis=0), out=merged[name])
         return merged
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
-        """The received model with counters averaged; ``ConfigError`` off the simplex."""
+        """Return the received model with averaged counters; ``ConfigError`` for bad weights."""
         if weights.shape != (len(self),):
             raise ConfigError(
-                f"Weights of the shape {weights.shape} for {len(self)} clients: expected one for "
-                "each, in the order of cohort.client_ids."
+                f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
+                f"({len(self)},), in the order of cohort.client_ids."
             )
         if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
             raise ConfigError(f"Weights {weights} are not non-negative with sum 1.")
@@ -273,7 +268,7 @@ class Cohort:
             else:
                 values = np.stack([arrays[name] for arrays in self.returned])
                 mean = np.tensordot(weights, values.astype(np.float64), axes=1)
-                # The hair keeps a mean of equal counters from being cut one below them.
+                # 1e-6 keeps the mean of equal counters from being rounded down below them.
                 merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
         return merged
 
@@ -284,7 +279,7 @@ class Cohort:
         weights: NDArray[np.float64] | Mapping[str, NDArray[np.float64]],
         kept: Kept | None = None,
     ) -> None:
-        """Add sum_k w_k Delta_k, weights normalised per coordinate if masked, to some arrays."""
+        """Add sum_k w_k Delta_k to the arrays ``names`` of ``merged``."""
 
         def add(block: Block) -> None:
             w = weights[block.name] if isinstance(weights, Mapping) else weights
@@ -294,10 +289,10 @@ class Cohort:
             pass
 
     def _step(self, block: Block, weights: NDArray[np.float64], kept: Kept | None) -> Floats:
-        """sum_k w_k Delta_k over one block, weights normalised per coordinate if masked.
+        """Return sum_k w_k Delta_k over a block; masked weights are normalized per coordinate.
 
-        Summed client by client rather than by a matrix product, whose order of
-        additions depends on the number of threads.
+        Clients are added one after another: the order of additions in a matrix product depends
+        on the number of threads.
         """
         dtype = block.precision
         step, mass, heaviest = (np.zeros(block.received.shape, dtype) for _ in range(3))
@@ -320,9 +315,9 @@ class Cohort:
 
 
 def partial_squared_sums(values: Floats) -> list[float]:
-    """Sums of squares of values [b], one for each ``BLOCK`` of them, for `sum_in_order`.
+    """Return the sum of squares of each ``BLOCK`` of values [b], for `sum_in_order`.
 
-    In the values' own precision, or in double where that overflows.
+    Computed in the values' precision, or in double if a sum overflows.
     """
     sums: list[float] = []
     if whole := len(values) // BLOCK * BLOCK:
@@ -339,6 +334,6 @@ def partial_squared_sums(values: Floats) -> list[float]:
 
 
 def sum_in_order(parts: Iterable[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
-    """Sum the rows of arrays [rows, n] that lie side by side, from left to right."""
-    whole = np.concatenate([np.zeros((rows, 1)), *parts], axis=1)
-    return np.asarray(np.add.accumulate(whole, axis=1)[:, -1])
+    """Return the row sums of arrays [rows, n], added from left to right."""
+    columns = np.concatenate([np.zeros((rows, 1)), *parts], axis=1)
+    return np.asarray(np.add.accumulate(columns, axis=1)[:, -1])

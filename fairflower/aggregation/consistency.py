@@ -1,4 +1,4 @@
-"""What a cohort's updates show, whatever the strategy: observations for the report."""
+"""How consistent the signs of updates are over rounds, for the report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ BINS = 10
 
 
 class SignConsistency:
-    """How steadily parameters are pushed in one direction (FedHEAL, Fig. 2).
+    """Histograms of the sign consistency of updates (FedHEAL, Fig. 2).
 
-    A parameter's consistency at a client is the larger share of a window's rounds in
-    which its update had the same sign, zeros counting as increases as in their Eq. 5:
-    1 if it always did, 1/2 if it went up as often as down.
-
-    Windows of ``window`` rounds (the paper: 10 and 100) follow one another.
+    A parameter's consistency at a client is the share of a window's rounds in which its update
+    had its more frequent sign: 1 if the sign never changed, 1/2 if both were as frequent. Zeros
+    count as increases, as in FedHEAL's Eq. 5. Windows of ``window`` rounds (FedHEAL: 10 and 100)
+    follow each other.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("seen", "rises")
@@ -32,10 +31,10 @@ class SignConsistency:
         self.rises: dict[int, dict[int, NDArray[Any]]] = {}  # client -> block -> counts
 
     def __call__(self, cohort: Cohort) -> dict[str, NDArray[np.float64]]:
-        """Watch a round; at a window's end ``consistency_histogram``, shape (K, BINS).
+        """Add a round; after a window's last round return ``consistency_histogram``, (K, BINS).
 
-        Row k is the share of client k's parameters in each bin; NaN for a client that
-        took part only once in the window.
+        Row k has the share of client k's parameters in each bin; NaN for a client with fewer
+        than two rounds in the window.
         """
         if (cohort.server_round - 1) % self.window == 0:
             self.seen, self.rises = {}, {}
@@ -60,9 +59,9 @@ class SignConsistency:
 
 
 def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares of parameters by consistency, [BINS]; ``tally`` rose in ``rising`` of the rounds."""
+    """Return the share of parameters per bin, [BINS]; ``tally`` of them have share ``rising``."""
     consistency = np.maximum(rising, 1 - rising)
-    # The hair keeps 0.6 = 1 - 0.4 in the bin that begins there.
+    # 1e-9 keeps 0.6 = 1 - 0.4 in the bin that begins at 0.6.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)
     return np.asarray(np.bincount(place, tally, minlength=BINS) / tally.sum())
 

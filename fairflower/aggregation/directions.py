@@ -1,7 +1,7 @@
-"""What rules share that look for a direction in the span of the clients' updates.
+"""Functions of strategies that seek a direction in the span of the clients' updates.
 
-They work on the updates' Gram matrix, give each update a coefficient, and touch the model
-once, at the end (`Cohort.move`).
+These strategies compute a coefficient per update from the updates' Gram matrix, and change the
+model once, with `Cohort.move`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,29 @@ from fairflower.errors import renamed
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-#: Of the mean length: a shorter point of the updates' hull is 0 up to the solvers' rounding.
+#: Share of the updates' mean length below which a point of their hull counts as 0.
 STATIONARY = 1e-4
 
 
 def with_absent_clients(
     cohort: Cohort, seen: Mapping[int, int], memory: Mapping[int, Arrays], oldest: int
 ) -> tuple[Cohort, NDArray[np.int64]]:
-    """Put clients that sit out behind the cohort, as if they moved as they did last.
+    """Append absent clients to a cohort, with the last update that each of them sent.
 
-    ``memory`` has the parameters' updates by client, ``seen`` the rounds that they are from. The M
-    models of the cohort that comes back are the cohort's K, in their order, and those of absent
-    clients that were seen ``oldest`` rounds ago or later, by their ids; the rest of it is the
-    cohort's. Beside it, shape (M,), how many rounds ago each was seen; 0 for the cohort's own.
+    Parameters
+    ----------
+    cohort : Cohort
+        The K clients of the round.
+    seen, memory : mapping
+        Client -> round of its last update, and the update of its parameters (`store_updates`).
+    oldest : int
+        Largest age of a stored update, in rounds.
+
+    Returns
+    -------
+    Cohort, ndarray of shape (M,)
+        The cohort with M models, the round's K clients first, then absent clients by id; and the
+        age of each update in rounds, 0 for the round's clients.
     """
     now, present = cohort.server_round, set(cohort.client_ids)
     absent = [k for k in sorted(memory) if k not in present and now - seen[k] <= oldest]
@@ -44,7 +54,7 @@ def with_absent_clients(
 
 
 def store_updates(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays]) -> None:
-    """Keep this round's updates for `with_absent_clients`."""
+    """Store this round's updates for `with_absent_clients`."""
     for k, client in enumerate(cohort.client_ids):
         returned, received = cohort.returned[k], cohort.received
         memory[client] = {n: returned[n] - received[n] for n in cohort.parameters}
@@ -52,10 +62,10 @@ def store_updates(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays
 
 
 def inequality_gradient(losses: Vector) -> Vector:
-    """Find how much more unequal the losses get as each of them rises, shape (K,).
+    """Return the gradient of the losses' inequality -cos(1, F) with respect to F, shape (K,).
 
-    The gradient of -cos(1, F) with respect to the losses F, positive for those that are too
-    large: ((sum F / ||F||^2) F - 1) / (||1|| ||F||). Zero where all are equal.
+    The gradient is ((sum F / ||F||^2) F - 1) / (||1|| ||F||): positive for losses that are too
+    large, zero if all losses are equal.
 
     >>> inequality_gradient(np.array([3.0, 1.0])).round(4).tolist()
     [0.0447, -0.1342]
@@ -64,12 +74,12 @@ def inequality_gradient(losses: Vector) -> Vector:
     if F.max() == F.min():
         return np.zeros(len(F))
     largest = F.max()
-    F = F / largest  # so that no square overflows
+    F = F / largest  # squares must not overflow
     return np.asarray((F * (F.sum() / (F @ F)) - 1) / sqrt(len(F) * float(F @ F)) / largest)
 
 
 def inequality_angle(losses: Vector) -> float:
-    """The angle between losses and (1, ..., 1), in degrees: how unequal they are.
+    """Return the angle between losses and (1, ..., 1), in degrees; 0 if all are equal.
 
     >>> round(inequality_angle(np.array([3.0, 1.0])), 2), inequality_angle(np.zeros(2))
     (26.57, 0.0)
@@ -80,7 +90,7 @@ def inequality_angle(losses: Vector) -> float:
 
 
 def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
-    """The direction with coefficients ``c``, as long as that with coefficients ``like``."""
+    """Return ``c`` scaled so that its direction is as long as that of ``like``, shape (K,)."""
     before, after = float(like @ gram @ like), float(c @ gram @ c)
     return c * sqrt(before / after) if after > 0 else np.zeros_like(c)
 

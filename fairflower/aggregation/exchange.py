@@ -1,4 +1,4 @@
-"""What an exchange is: shared state that travels beside the model."""
+"""Base of exchanges: state that server and clients share beside the model."""
 
 from __future__ import annotations
 
@@ -18,65 +18,64 @@ from fairflower.arguments import Configurable
 
 
 class Exchange(Configurable):
-    """One kind of shared state; a subclass is one method's."""
+    """Shared state of a training method, such as control variates or prototypes."""
 
-    #: Of the ArrayRecord in train messages and, if ``returned``, in their replies.
+    #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
     name: ClassVar[str]
-    #: Whether clients send something back.
+    #: Whether clients return arrays.
     returned: ClassVar[bool] = True
-    #: What clients have to measure for it, as in ``FairStrategy.needs``.
+    #: Measurements that clients return for it, as in ``FairStrategy.needs``.
     needs: tuple[str, ...] = ()
-    #: The run's seed, for exchanges that draw; see ``FairStrategy.enroll``.
+    #: The run's seed, for random draws; see ``FairStrategy.enroll``.
     seed: int = 0
-    #: What it found in the last round, as in ``FairStrategy.diagnostics``.
+    #: Values that explain the last round, as in ``FairStrategy.diagnostics``.
     diagnostics: Mapping[str, NDArray[np.float64] | float] = MappingProxyType({})
-    #: Attributes that are carried from round to round, as in ``FairStrategy.STATE``.
+    #: Attributes kept from round to round, as in ``FairStrategy.STATE``.
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def broadcast(self, server_round: int) -> Arrays:
-        """What this round's train messages carry; empty for no record at all."""
+        """Return the arrays for this round's train messages; an empty dict adds no record."""
         return {}
 
     def tell(self, client_id: int) -> Mapping[str, float | str]:
-        """What one client alone is to know; see ``FairStrategy.tell``."""
+        """Return values for the config of this client's train message."""
         return {}
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
-        """One client's return, or ``InvalidReply`` saying what is wrong with it.
+        """Return a client's arrays if they are valid, else raise ``InvalidReply``.
 
-        By default one array for each of the model's ``trained`` arrays.
+        By default a client returns an array for each of the model's ``trained`` arrays.
         """
         return check_arrays(arrays, trained)
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
-        """What of the shapes the model does not fix, but clients have to agree in.
+        """Return the sizes that all clients must share and that the model does not determine.
 
-        Clients with another one than most are left out, so that none can decide alone.
+        Clients that differ from the most frequent shape are left out.
         """
         return ()
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        """The cohort's returns, none longer than ``median`` times their median length.
+        """Scale the clients' arrays to at most ``median`` times their median length.
 
-        Called where updates are bounded so (``clip_update_median``). By default they are
-        left as they are.
+        Called if ``clip_update_median`` is set. By default the arrays are returned unchanged.
         """
         return returned
 
     def collect(self, cohort: Cohort) -> None:
-        """Merge what the cohort returned (``cohort.measured[self.name]``)."""
+        """Merge the clients' arrays, ``cohort.measured[self.name]``."""
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
-        """Change the merged model; called after ``collect``."""
+        """Return the merged model, changed if the method needs it; called after ``collect``."""
         return merged
 
 
 def clip_cohort(
     cohort: Cohort, exchanges: Sequence[Exchange], norm: float | None, median: float | None
 ) -> tuple[Cohort, NDArray[np.float64] | None]:
-    """Clip a cohort's updates and, by the median, what it returned to exchanges.
+    """Clip a cohort's updates and, by the median, its arrays for exchanges.
 
-    Returns what updates were multiplied by, too; None without any bound.
+    Returns the cohort, and the factors of the updates, shape (K,); None without bounds.
     """
     if norm is None and median is None:
         return cohort, None

@@ -1,4 +1,4 @@
-"""A round's messages: which clients are asked, and what each of them is told."""
+"""A round's messages: the sampled clients, and each client's config."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from fairflower.flower_compat import copied, privacy_wrapper
 
 @dataclass(frozen=True)
 class EnrolledClients:
-    """The clients, as far as a strategy knows them."""
+    """The clients that a strategy knows."""
 
-    #: Client id -> node id of the whole federation, by client id; None before
-    #: ``FairStrategy.enroll``.
+    #: Client id -> node id, of all clients; None before ``FairStrategy.enroll``.
     nodes: dict[int, int] | None = None
-    #: Client id -> training examples, where they are known.
+    #: Client id -> training examples, of clients whose number is known.
     sizes: Mapping[int, int] = field(default_factory=dict)
-    #: Node id -> client id, of those enrolled, or of those that have replied so far.
+    #: Node id -> client id, of enrolled clients or of clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
 
     def client_of(self, message: Message) -> int:
-        """Whom a message goes to; by its node while the client is not known."""
+        """Return the id of the client that gets a message; the node id of an unknown client."""
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
 
     def sample(self, seed: Sequence[int], fraction: float, at_least: int) -> list[int]:
-        """Draw nodes by client id, so that the choice depends on ``seed`` alone."""
+        """Return the nodes of a random share of the clients, drawn by client id from ``seed``."""
         assert self.nodes is not None
         nodes = list(self.nodes.values())
         size = min(len(nodes), max(int(len(nodes) * fraction + 1e-9), at_least))
@@ -39,28 +38,28 @@ class EnrolledClients:
         return [nodes[i] for i in sorted(chosen)]
 
 
-def add_client_config(message: Message, config_key: str, told: Mapping[str, float | str]) -> None:
-    """Add to a message's config what its client alone is to know."""
-    if told:
-        # The messages of a round share their content.
+def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:
+    """Add values to the config of one client's message."""
+    if values:
+        # All messages of a round share their content, so it is copied.
         config = message.content.config_records[config_key]
-        message.content = RecordDict({**message.content, config_key: copied(config, told)})
+        message.content = RecordDict({**message.content, config_key: copied(config, values)})
 
 
-def check_dp_compatible(rule: StrategyHooks, model: ArrayRecord) -> None:
-    """Refuse what clipping by Flower's differential privacy would take for parameters."""
+def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
+    """Raise ``ValueError`` if Flower's differential privacy would clip arrays of another kind."""
     if not (wrapper := privacy_wrapper()):
         return
-    beside = [name for name in rule.measurements if name in rule.VECTORS]
-    beside += [exchange.name for exchange in rule.exchanges]
+    beside = [name for name in strategy.measurements if name in strategy.VECTORS]
+    beside += [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(
-            f"{wrapper} takes all arrays that a client sends for the model's, but with "
-            f"{type(rule).__name__} {' and '.join(beside)} would be sent, too. Choose a strategy "
-            "whose clients send a model and numbers."
+            f"{wrapper} clips all arrays that a client sends, and clients of "
+            f"{type(strategy).__name__} also send {' and '.join(beside)}. Choose a strategy whose "
+            "clients send only a model and numbers."
         )
-    if buffers := sorted(rule.buffers_of(decode_record(model))):
+    if buffers := sorted(strategy.buffers_of(decode_record(model))):
         raise ValueError(
-            f"{wrapper} would clip and blur {buffers[0]} like a parameter. Use a model without "
-            "BatchNorm's statistics, with GroupNorm for example."
+            f"{wrapper} would clip {buffers[0]}, and add noise to it, like a parameter. Use a "
+            "model without BatchNorm statistics, for example with GroupNorm."
         )

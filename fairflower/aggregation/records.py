@@ -1,4 +1,4 @@
-"""Flower's records as arrays and numbers, and what must hold for those of a reply."""
+"""Decodes Flower's records into arrays and numbers, and validates those of a reply."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from fairflower.arrays import arrays_of
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
-
-#: Beyond it doubles no longer tell a number from the next, and nobody counts as far.
+#: Largest count in a reply: doubles represent all whole numbers up to it.
 MOST = 2**53
 
-#: Of a number that a rule reckons with: sums and differences of larger ones may be no doubles.
+#: Largest metric in a reply: sums of larger numbers may overflow.
 LARGEST = 1e300
 
 
 class InvalidReply(ValueError):
-    """A reply that cannot enter a cohort; the message says what is wrong with it."""
+    """A reply that cannot be used; the message says what is wrong with it."""
 
 
 class NotFinite(InvalidReply):
-    """A reply that holds NaN or infinite values, or what makes them of all that it is added to."""
+    """A reply with NaN or infinite values, or so large that a sum with it loses all others."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
-    """All arrays of a record by name, without copying; ``InvalidReply`` names a bad one."""
+    """Return a record's arrays by name, without copying; ``InvalidReply`` names a bad array."""
     try:
         return arrays_of(record)
     except ValueError as error:
@@ -40,12 +39,12 @@ def decode_record(record: ArrayRecord) -> Arrays:
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:
-    """The arrays in the model's order, or ``InvalidReply`` naming the first misfit."""
+    """Return the arrays in the model's order; ``InvalidReply`` names the first misfit."""
     return measured_arrays(arrays, received)[0]
 
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
-    """As `check_arrays`, and how long the real numbers among them are, as one vector."""
+    """Return `check_arrays`, and the Euclidean length of all real numbers together."""
     missing = [name for name in received if name not in arrays]
     extra = [name for name in arrays if name not in received]
     if missing or extra:
@@ -60,14 +59,14 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
         if got.dtype != expected.dtype:
             raise InvalidReply(f"array {name!r} is {got.dtype}, expected {expected.dtype}")
         total += squared_length(got)
-        # Squares may overflow without any value being infinite, hence the second look.
+        # Squares of finite values may overflow: then look at the values.
         if not (math.isfinite(total) or np.isfinite(got).all()):
             raise NotFinite(f"array {name!r} holds NaN or infinite values")
     return {name: arrays[name] for name in received}, math.sqrt(total)
 
 
 def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """One array ``h`` of real numbers, or ``InvalidReply`` saying what is there instead."""
+    """Return the arrays if they are one vector ``h`` of real numbers; else ``InvalidReply``."""
     if list(arrays) != ["h"]:
         raise InvalidReply(f"expected one array 'h', got {list(arrays)[:3]}")
     h = arrays["h"]
@@ -77,20 +76,20 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def check_non_negative(arrays: Arrays) -> None:
-    """Refuse negative values."""
+    """Raise ``InvalidReply`` for a negative value."""
     for name, array in arrays.items():
         if array.size and array.min() < 0:
             raise InvalidReply(f"array {name!r} holds negative values")
 
 
 def check_finite(name: str, value: object) -> None:
-    """Refuse a metric that is NaN or infinite."""
+    """Raise ``NotFinite`` for a metric that is NaN or infinite."""
     if not math.isfinite(float(value)):  # type: ignore[arg-type]
         raise NotFinite(f"{name} = {value}: expected a finite number")
 
 
 def check_metric(name: str, value: object, least: float = -LARGEST, most: float = LARGEST) -> None:
-    """Refuse a metric that is no finite number in a range, or an accuracy that is not 0 to 1."""
+    """Raise ``InvalidReply`` for a metric outside a range, or an accuracy outside 0 to 1."""
     check_finite(name, value)
     number = float(value)  # type: ignore[arg-type]
     if number < least:
@@ -102,14 +101,14 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
 
 
 def check_round(name: str, value: object) -> None:
-    """Refuse what is no round: a whole number from 0, which says that there was none."""
+    """Raise ``InvalidReply`` unless the value is a round: a whole number; 0 means no round."""
     number = float(value)  # type: ignore[arg-type]
     if not (number >= 0 and number.is_integer()):
         raise InvalidReply(f"{name} = {value}: expected a round, a whole number from 0")
 
 
 def scalar_metrics(content: RecordDict) -> MetricRecord:
-    """The scalars of all of a reply's metric records together, under names that can be printed.
+    """Return the scalars of all metric records of a reply whose names are printable.
 
     ``InvalidReply`` names an integer that is too large for a float.
     """
@@ -128,17 +127,17 @@ def scalar_metrics(content: RecordDict) -> MetricRecord:
 
 
 def is_buffer(name: str, array: NDArray[Any]) -> bool:
-    """Tell by its name and dtype that an array is not trained."""
+    """Return whether an array, by its name and dtype, is not trained."""
     return array.dtype.kind != "f" or name.endswith(BUFFER_SUFFIXES)
 
 
 def length(arrays: Arrays) -> float:
-    """How long the real numbers of all arrays are, as one vector."""
+    """Return the Euclidean length of all real numbers of the arrays together."""
     return math.sqrt(sum(map(squared_length, arrays.values())))
 
 
 def squared_length(array: NDArray[Any]) -> float:
-    """The sum of an array's squares, in double precision from block to block; 0 of integers."""
+    """Return the sum of squares of an array, in double precision over blocks; 0 for integers."""
     if array.dtype.kind != "f":
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -146,15 +145,14 @@ def squared_length(array: NDArray[Any]) -> float:
 
 
 def is_real(array: NDArray[Any]) -> bool:
-    """Tell whether an array holds real numbers of at most double precision."""
+    """Return whether an array holds real numbers of at most double precision."""
     return array.dtype.kind == "f" and array.dtype.itemsize <= 8
 
 
 def is_finite(array: NDArray[Any]) -> bool:
-    """Look for NaN and infinite values; true where there are none."""
+    """Return whether an array has neither NaN nor infinite values."""
     if array.dtype.kind != "f":
         return True
-    # A sum is finite only if every term is, and costs a quarter of the full
-    # check; it may overflow without any term being infinite, hence the second look.
+    # A sum costs a quarter of the full check, which is needed only if the sum is not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())

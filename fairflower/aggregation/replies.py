@@ -1,7 +1,4 @@
-"""A round's replies: which of them are usable, what is wrong with the others.
-
-How long is waited for them is `fairflower.server.transport`'s to say.
-"""
+"""Validates and parses a round's replies, and drops those that are not usable."""
 
 from __future__ import annotations
 
@@ -40,51 +37,51 @@ from fairflower.aggregation.records import (
 )
 from fairflower.errors import Diverged, RoundFailed, logger
 
-#: What errors speak of that numbers cause which are none any more: ours, PyTorch's, NumPy's.
+#: Matches error messages caused by NaN or infinity: of fairflower, PyTorch and NumPy.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
-#: Times as long as all else, of which single precision keeps nothing in a sum with it.
+#: Ratio of lengths from which a sum in single precision loses the shorter vectors.
 DROWNING = 2.0**24
 
-#: Times as long as all else, which is told when training diverges.
+#: Ratio of lengths from which a vector is listed if training diverges.
 STRIKING = 1000.0
 
-#: Characters of a reason that are shown; a client may have chosen them.
+#: Characters of a reason that are shown; a hostile client may send any number.
 _LONGEST_REASON = 500
 
-#: A usable reply, as far as the caller wants it taken apart.
+#: Result of the caller's check of a reply.
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class ReplyFilter:
-    """Tells a round's usable replies from the others."""
+    """Separates a round's usable replies from the others."""
 
     server_round: int
     asked: Sequence[Message]
-    enrolment: EnrolledClients  # learns the ids of clients that were not known
-    examples_key: str  # the metric that counts examples
+    enrolled: EnrolledClients  # gets the ids that new clients report
+    examples_key: str  # name of the metric with the number of examples
     min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
-    dropped: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
-    diverged: set[int] = field(default_factory=set)  # those of them with NaN or infinite values
-    striking: Sequence[str] = ()  # what was far longer than usual in earlier rounds
+    dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
+    diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
+    striking: Sequence[str] = ()  # very long vectors of earlier rounds, as text
 
     def usable(
         self,
         replies: Iterable[Message],
         check: Callable[[int, RecordDict, MetricRecord], Answer],
     ) -> dict[int, Answer]:
-        """What ``check`` makes of each client's good reply; the others are dropped."""
+        """Return the result of ``check`` by client; drop replies with errors or `InvalidReply`."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
-        asked.pop("", None)  # not given out by a grid
+        asked.pop("", None)  # a grid assigns no empty id
         waiting = {m.metadata.dst_node_id for m in self.asked}
-        enrolled = {node: client for client, node in (self.enrolment.nodes or {}).items()}
+        client_at = {node: client for client, node in (self.enrolled.nodes or {}).items()}
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
             question = reply.metadata.reply_to_message_id
             node = asked.get(question, reply.metadata.src_node_id)
-            client = enrolled.get(node, node)
+            client = client_at.get(node, node)
             if (asked and question not in asked) or node not in waiting:
                 logger.warning(
                     "Round %d ignores a reply of client %d: it is late, or a second one.",
@@ -99,7 +96,7 @@ class ReplyFilter:
                     raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
                 metrics = scalar_metrics(reply.content)
                 claimed = _client_id(metrics, default=client)
-                if node in enrolled and claimed != client:
+                if node in client_at and claimed != client:
                     raise InvalidReply(f"it claims to be client {claimed}")
                 if claimed in answers:
                     raise InvalidReply(f"client id {claimed} has already replied in this round")
@@ -111,25 +108,25 @@ class ReplyFilter:
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
             else:
-                self.enrolment.clients[node] = client
+                self.enrolled.clients[node] = client
         for node in waiting:
-            away = (asked or enrolled) and node not in asked.values()
+            away = (asked or client_at) and node not in asked.values()
             why = "its SuperNode is not connected" if away else "no reply before the timeout"
-            self.dropped[enrolled.get(node, node)] = why
+            self.dropped[client_at.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)
         return answers
 
     def drop(self, client: int, reason: str) -> None:
-        """Leave a client out, and say so, in words of bounded length that a terminal can show."""
+        """Drop a client, and log the reason, shortened and without unprintable characters."""
         reason = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason[:_LONGEST_REASON])
         self.dropped[client] = reason
         logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
 
     def check_enough(self, usable: int) -> None:
-        """Raise ``RoundFailed``, with all reasons, where fewer replies are usable than needed.
+        """Raise ``RoundFailed`` with all reasons if too few replies are usable.
 
-        That is ``Diverged`` where NaN and infinite values are the only ones.
+        ``Diverged`` if NaN and infinite values are the only reasons.
         """
         half = math.ceil(len(self.asked) / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
@@ -144,7 +141,7 @@ class ReplyFilter:
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
-        """Raise ``RoundFailed`` where so many clients cannot share the model by the cap."""
+        """Raise ``RoundFailed`` if the weights of so many clients cannot sum to 1 under the cap."""
         if max_weight * usable < 1 - 1e-9:
             raise RoundFailed(
                 f"Round {self.server_round}: {usable} usable replies cannot share the model "
@@ -152,7 +149,7 @@ class ReplyFilter:
             )
 
     def _reasons(self) -> str:
-        """Why clients were dropped, a line for each reason with the clients that share it."""
+        """Return a line per reason, with the clients that were dropped for it."""
         sharing: dict[str, list[int]] = {}
         for client, reason in sorted(self.dropped.items()):
             sharing.setdefault(reason.removeprefix(f"Client {client}: "), []).append(client)
@@ -169,13 +166,13 @@ class ReplyFilter:
         if not (math.isfinite(value) and value > 0):
             raise InvalidReply(f"{key} = {value}: expected a positive finite number")
         if value > MOST:
-            raise InvalidReply(f"{key} = {value}: expected at most 2**53, where counting ends")
+            raise InvalidReply(f"{key} = {value}: expected at most 2**53")
         if value < 1 / MOST:
             raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
 
 
 class ParsedReply(NamedTuple):
-    """A usable reply to a train message, taken apart."""
+    """A usable reply to a train message, with its decoded arrays."""
 
     content: RecordDict
     metrics: MetricRecord
@@ -184,93 +181,105 @@ class ParsedReply(NamedTuple):
 
 
 class ReplyParser:
-    """Takes replies to a round's train messages apart.
+    """Parses and validates replies to a round's train messages.
 
-    The rule says what they have to hold; clients received a model, and of some the number of
-    training examples is known: ``sizes``, by their ids.
+    Parameters
+    ----------
+    strategy : StrategyHooks
+        The strategy, which says what replies must contain.
+    received : dict of name -> ndarray
+        The global model that the clients received.
+    sizes : mapping of int -> int
+        Training examples by client id, of clients whose number is known.
     """
 
-    def __init__(self, rule: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
-        self.rule, self.received, self.sizes = rule, received, sizes
-        self.buffers = rule.buffers_of(received)
+    def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
+        self.strategy, self.received, self.sizes = strategy, received, sizes
+        self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.length = length(received)
-        self.striking: list[str] = []  # who returned what is far longer than usual
+        self.striking: list[str] = []  # very long vectors, with their clients, as text
 
-    def take_apart(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
-        """One client's reply, or ``InvalidReply`` saying what is wrong with it."""
+    def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
+        """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
         self._check_size(client, metrics)
         if "state-round" in metrics:
             check_round("state-round", metrics["state-round"])
-        arrays, found = measured_arrays(decode_record(self._model_in(content)), self.received)
-        self._check_length(client, "model", found, self.length, "the one that it received")
+        arrays, model_length = measured_arrays(
+            decode_record(self._model_in(content)), self.received
+        )
+        self._check_length(client, "model", model_length, self.length, "the received model")
         measured: dict[str, Arrays] = {}
-        for name in (*self.rule.measurements, *self.rule.reads):
-            if name in self.rule.VECTORS:
+        for name in (*self.strategy.measurements, *self.strategy.reads):
+            if name in self.strategy.VECTORS:
                 measured[name] = self._vectors(name, content)
             else:
                 self._check_there(name, "metric", metrics)
-                least = 0 if name in self.rule.NON_NEGATIVE else -LARGEST
-                most = MOST if name in self.rule.COUNTS else LARGEST
+                least = 0 if name in self.strategy.NON_NEGATIVE else -LARGEST
+                most = MOST if name in self.strategy.COUNTS else LARGEST
                 check_metric(name, metrics[name], least, most)
-        for exchange in self.rule.exchanges:
+        for exchange in self.strategy.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
         return ParsedReply(content, metrics, arrays, measured)
 
-    def members(self, replies: Iterable[Message], sorter: ReplyFilter) -> dict[int, ParsedReply]:
-        """The usable replies by client id; ``RoundFailed`` if they are too few."""
-        members = sorter.usable(replies, self.take_apart)
-        sorter.check_enough(len(members))
-        self._drop_odd_shapes(members, sorter)
-        self._drop_overlong(members, sorter)
+    def members(
+        self, replies: Iterable[Message], reply_filter: ReplyFilter
+    ) -> dict[int, ParsedReply]:
+        """Return the usable replies by client id; ``RoundFailed`` if there are too few."""
+        members = reply_filter.usable(replies, self.parse)
+        reply_filter.check_enough(len(members))
+        self._drop_odd_shapes(members, reply_filter)
+        self._drop_overlong(members, reply_filter)
         return members
 
-    def _drop_odd_shapes(self, members: dict[int, ParsedReply], sorter: ReplyFilter) -> None:
-        """Go on without those whose arrays have another shape than most others'."""
+    def _drop_odd_shapes(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+        """Drop clients whose arrays have another shape than those of most clients."""
         shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
-            for exchange in self.rule.exchanges
+            for exchange in self.strategy.exchanges
             if exchange.returned
         }
-        for name in set(self.rule.REPRESENTATIONS) & set(self.rule.measurements):
+        for name in set(self.strategy.REPRESENTATIONS) & set(self.strategy.measurements):
             shape_of[name] = lambda arrays: arrays["h"].shape
         for name, of in sorted(shape_of.items()):
             shapes = {client: of(member.measured[name]) for client, member in members.items()}
             (usual, _), *_ = Counter(sorted(shapes.values())).most_common()
             for client, shape in shapes.items():
                 if shape != usual:
-                    sorter.drop(client, f"its {name!r} has the shape {shape}, most others' {usual}")
+                    reply_filter.drop(
+                        client, f"its {name!r} has the shape {shape}, most others' {usual}"
+                    )
                     del members[client]
-            sorter.check_enough(len(members))
+            reply_filter.check_enough(len(members))
 
-    def _drop_overlong(self, members: dict[int, ParsedReply], sorter: ReplyFilter) -> None:
-        """Go on without those who sent beside the model what would be all that is left of a sum."""
+    def _drop_overlong(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+        """Drop clients whose arrays beside the model are so long that a sum loses all others."""
         for name in sorted(next(iter(members.values())).measured):
             lengths = {client: length(m.measured[name]) for client, m in members.items()}
-            for client, found in sorted(lengths.items()):
+            for client, own_length in sorted(lengths.items()):
                 others = [lengths[other] for other in lengths if other != client] or [0.0]
                 try:
                     self._check_length(
-                        client, repr(name), found, median_low(others), "the others' median"
+                        client, repr(name), own_length, median_low(others), "the others' median"
                     )
                 except NotFinite as problem:
-                    sorter.drop(client, str(problem))
-                    sorter.diverged.add(client)
+                    reply_filter.drop(client, str(problem))
+                    reply_filter.diverged.add(client)
                     del members[client]
-            sorter.check_enough(len(members))
+            reply_filter.check_enough(len(members))
 
-    def _check_length(self, client: int, what: str, found: float, usual: float, of: str) -> None:
-        """Refuse a vector ``DROWNING`` times as long as usual, and as 1; note a striking one."""
-        times = found / max(usual, 1.0)
-        said = f"{what} is {found:.3g} long, {of} {usual:.3g}"
-        if times > DROWNING:
+    def _check_length(self, client: int, what: str, value: float, usual: float, of: str) -> None:
+        """Raise ``NotFinite`` for a vector ``DROWNING`` times the usual length (at least 1)."""
+        ratio = value / max(usual, 1.0)
+        text = f"{what} is {value:.3g} long, {of} {usual:.3g}"
+        if ratio > DROWNING:
             raise NotFinite(
-                f"its {said}: in a sum with it nothing would be left of the others. Lower "
+                f"its {text}: in single precision a sum with it loses all others. Lower "
                 "train.lr, or leave the client out"
             )
-        if times > STRIKING:
-            self.striking.append(f"client {client}'s {said}")
+        if ratio > STRIKING:
+            self.striking.append(f"client {client}'s {text}")
 
     def cohort(
         self,
@@ -279,13 +288,13 @@ class ReplyParser:
         population: int,
         max_weight: float,
     ) -> Cohort:
-        """The members as a cohort, in the order of their ids."""
+        """Return the replies as a cohort, in the order of client ids."""
         ordered = [members[i] for i in sorted(members)]
         metrics = stack_common_metrics([member.metrics for member in ordered])
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(members)),
-            num_examples=metrics[self.rule.weighted_by_key],
+            num_examples=metrics[self.strategy.weighted_by_key],
             received=self.received,
             returned=tuple(member.arrays for member in ordered),
             metrics=metrics,
@@ -299,18 +308,21 @@ class ReplyParser:
         )
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
-        key, known = self.rule.weighted_by_key, self.sizes.get(client)
+        key, known = self.strategy.weighted_by_key, self.sizes.get(client)
         if known is not None and metrics[key] != known:
             raise InvalidReply(
                 f"{key} = {metrics[key]}, but it had {known} training examples when the run "
-                "began. If its data are others now, bring them back, or start another run"
+                "began. Restore its data, or start a new run"
             )
 
     def _model_in(self, content: RecordDict) -> ArrayRecord:
-        records, key = content.array_records, self.rule.arrayrecord_key
+        records, key = content.array_records, self.strategy.arrayrecord_key
         if key in records:
             return records[key]
-        beside = {*self.rule.measurements, *(exchange.name for exchange in self.rule.exchanges)}
+        beside = {
+            *self.strategy.measurements,
+            *(exchange.name for exchange in self.strategy.exchanges),
+        }
         others = [record for name, record in records.items() if name not in beside]
         if len(others) == 1:
             return others[0]
@@ -320,29 +332,29 @@ class ReplyParser:
         if name not in records:
             remedy = (
                 "must measure what the message's config names under 'measure'"
-                if name in self.rule.measurements
+                if name in self.strategy.measurements
                 else "has to report it"
             )
             raise InvalidReply(
-                f"it sent no {kind} {name!r}, which {type(self.rule).__name__} needs. "
+                f"it sent no {kind} {name!r}, which {type(self.strategy).__name__} needs. "
                 f"The client {remedy}"
             )
 
     def _vectors(self, name: str, content: RecordDict) -> Arrays:
-        """What a client measured that is no number."""
+        """Return a measurement that consists of arrays."""
         self._check_there(name, "ArrayRecord", content.array_records)
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
-            if name in self.rule.REPRESENTATIONS:
+            if name in self.strategy.REPRESENTATIONS:
                 arrays = check_representation(arrays)
             else:
                 arrays = check_arrays(arrays, self.trained)
-            if name in self.rule.NON_NEGATIVE:
+            if name in self.strategy.NON_NEGATIVE:
                 check_non_negative(arrays)
         return arrays
 
     def _returned(self, exchange: Exchange, content: RecordDict, metrics: MetricRecord) -> Arrays:
-        """What a client returned to an exchange."""
+        """Return a client's arrays for an exchange."""
         if exchange.name not in content.array_records:
             raise InvalidReply(
                 f"it sent no ArrayRecord {exchange.name!r}, which {type(exchange).__name__} "
@@ -350,23 +362,23 @@ class ReplyParser:
             )
         with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
-            examples = float(metrics[self.rule.weighted_by_key])  # type: ignore[arg-type]
+            examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
             return exchange.check(arrays, self.trained, examples)
 
 
 def check_test(metrics: MetricRecord, examples_key: str, most: float) -> None:
-    """Refuse a client's test of the model that cannot be: ``most`` examples are at hand."""
+    """Raise ``InvalidReply`` for impossible test metrics; ``most`` is the most test examples."""
     for key in ("accuracy", "eval_loss"):
         if key not in metrics:
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
     if float(metrics[examples_key]) > most:  # type: ignore[arg-type]
-        raise InvalidReply(f"{metrics[examples_key]} test examples: there are {most} of its domain")
+        raise InvalidReply(f"{metrics[examples_key]} test examples, but its domain has {most}")
     for key, value in metrics.items():
         check_metric(key, value)
 
 
 def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
-    """Those metrics that all records have, shape (K,) each."""
+    """Return the metrics that all records have, shape (K,) each."""
     keys = [key for key in records[0] if all(key in record for record in records)]
     return {key: np.array([record[key] for record in records], float) for key in keys}
 
@@ -377,7 +389,7 @@ def aggregate_metrics(
     function: Callable[[list[RecordDict], str], MetricRecord],
     contents: list[RecordDict],
 ) -> MetricRecord:
-    """Clients' metrics averaged by their examples, ids left out; or by the user's function."""
+    """Return the clients' metrics, without ids, averaged by examples or by the user's function."""
     if function is not flower.strategy_utils.aggregate_metricrecords:
         return function(contents, examples_key)
     sizes = metrics[examples_key]
@@ -388,7 +400,7 @@ def aggregate_metrics(
 
 
 def shorten_error(reason: str) -> str:
-    """What an error reply says at its heart, without the traceback around it.
+    """Return the message of an error reply, without the traceback around it.
 
     >>> shorten_error("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
     'boom'
@@ -411,9 +423,9 @@ def _client_id(metrics: MetricRecord, default: int) -> int:
 
 @contextmanager
 def _naming_record(name: str) -> Iterator[None]:
-    """Say which of a reply's records is invalid."""
+    """Put the record's name before the message of an `InvalidReply`."""
     try:
         yield
     except InvalidReply as problem:
-        problem.args = (f"its {name!r}: {problem}",)  # it stays NotFinite, if it is that
+        problem.args = (f"its {name!r}: {problem}",)  # keeps the class NotFinite
         raise

@@ -1,4 +1,4 @@
-"""What a rule carries from round to round, as plain arrays that any file can hold.
+"""State of a strategy as named arrays, for checkpoints.
 
 >>> flat = flatten_state({"p": {0: 0.25, 7: 0.75}, "beta": None})
 >>> {name: array.tolist() for name, array in flat.items()}
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays
 
-# A path's parts are joined by "/"; "#" marks a whole number as key. A last sign says
-# what the array stands for: "!" a number, "?" None, "{" an empty dict, none an array.
+# "/" joins the parts of a path; "#" marks a key that is a whole number. The last character is
+# the kind of value: "!" a number, "?" None, "{" an empty dict, any other an array.
 _ESCAPES = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "%/#!?{"})
 _VALUES: dict[str, Callable[[NDArray[Any]], Any]] = {
     "": lambda array: array,
@@ -30,45 +30,45 @@ _VALUES: dict[str, Callable[[NDArray[Any]], Any]] = {
 
 
 class StatefulPart(NamedTuple):
-    """An object with attributes that are carried from round to round."""
+    """An object with attributes that are kept from round to round."""
 
     kind: str
     name: str
-    place: Any
+    owner: Any
     attributes: tuple[str, ...]
 
 
-def collect_state(carriers: Sequence[StatefulPart]) -> Arrays:
-    """What they carry, as named arrays."""
+def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
+    """Return the attributes of all parts as named arrays."""
     state: dict[str, dict[str, Any]] = {}
-    for kind, name, place, attributes in carriers:
-        state.setdefault(kind, {})[name] = {a: getattr(place, a) for a in attributes}
+    for kind, name, owner, attributes in parts:
+        state.setdefault(kind, {})[name] = {a: getattr(owner, a) for a in attributes}
     return flatten_state(state)
 
 
-def restore_state(carriers: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
+def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
     """Set the attributes that `collect_state` read.
 
     ``ValueError``, before anything is changed, if ``state`` has other attributes.
     """
     saved = unflatten_state(state)
-    for kind, name, place, attributes in carriers:
+    for kind, name, owner, attributes in parts:
         values = saved.get(kind, {}).get(name, {})
         if set(values) != set(attributes):
             raise ValueError(
-                f"{type(place).__name__} keeps {sorted(attributes)} from round to round, but the "
-                f"saved state holds {sorted(values)}. It is another strategy's, or another "
-                "version's."
+                f"{type(owner).__name__} keeps {sorted(attributes)} from round to round, but the "
+                f"saved state has {sorted(values)}. Resume with the strategy and the version of "
+                "fairflower that saved it."
             )
-    for kind, name, place, _ in carriers:
+    for kind, name, owner, _ in parts:
         for attribute, value in saved.get(kind, {}).get(name, {}).items():
-            setattr(place, attribute, value)
+            setattr(owner, attribute, value)
 
 
 def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
-    """Nested dicts (keys: text or whole numbers) of numbers, None and arrays, as arrays.
+    """Return nested dicts of numbers, None and arrays as named arrays.
 
-    ``TypeError`` names anything else by its path.
+    Keys are text or whole numbers. ``TypeError`` names the path of any other value.
     """
     flat: Arrays = {}
     for key, value in state.items():
@@ -89,15 +89,15 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
 
 
 def unflatten_state(flat: Mapping[str, NDArray[Any]]) -> dict[Any, Any]:
-    """Undo ``flatten_state``: the same keys, numbers and arrays, in the same order."""
+    """Return the nested dicts that `flatten_state` got, in the same order."""
     state: dict[Any, Any] = {}
     for path, array in flat.items():
         *parents, leaf = path.split("/")
         sign = leaf[-1:] if leaf[-1:] in _VALUES else ""
-        place = state
+        owner = state
         for parent in parents:
-            place = place.setdefault(_key(parent), {})
-        place[_key(leaf.removesuffix(sign))] = _VALUES[sign](array)
+            owner = owner.setdefault(_key(parent), {})
+        owner[_key(leaf.removesuffix(sign))] = _VALUES[sign](array)
     return state
 
 

@@ -1,4 +1,4 @@
-"""FairStrategy: Flower's FedAvg whose merge is a cohort in, a model out."""
+"""FairStrategy: Flower's FedAvg with validated replies and a merge of one cohort."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, require
 
-#: Looks at a cohort that was merged, and adds to the round's diagnostics.
+#: Called with each merged cohort; the result is added to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
 
 
 class Options(TypedDict, total=False):
-    """What every strategy accepts beside its paper's own arguments.
+    """Arguments that every strategy accepts besides its paper's.
 
     The first ten are those of ``flwr.serverapp.strategy.FedAvg``, unchanged.
     """
@@ -50,48 +50,48 @@ class Options(TypedDict, total=False):
     configrecord_key: str
     train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
     evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
-    #: Names of the arrays that are not trained. By default integer arrays and names ending in
+    #: Names of arrays that are not trained. By default integer arrays and names ending in
     #: ``running_mean``, ``running_var``, ``num_batches_tracked``.
     buffers: Collection[str] | None
-    #: Fewest usable replies a round may have; fewer raise ``RoundFailed``. By default half of
-    #: the clients that were asked, rounded up.
+    #: Fewest usable replies of a round; with fewer ``RoundFailed`` is raised. By default half of
+    #: the sampled clients, rounded up.
     min_clients: int | None
-    #: What travels beside the model for the clients' method of training.
+    #: Shared state that the clients' training method needs beside the model.
     exchanges: Sequence[Exchange]
-    #: Each looks at every merged cohort and adds to ``diagnostics``. One with ``STATE`` is
-    #: carried from round to round like the rule.
+    #: Called with every merged cohort; their results are added to ``diagnostics``. The ``STATE``
+    #: of an observer goes into checkpoints.
     observers: Sequence[Observer]
-    #: Largest weight of a client, at least 1/K; the excess goes to the others in proportion.
-    #: By default any.
+    #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
+    #: their weights. 1, the default, means no cap.
     max_client_weight: float
-    #: Length, and multiple of the round's median length, to which longer updates are scaled
-    #: down before they are merged; by the median also what clients return to exchanges. By
-    #: default any.
+    #: Largest length of an update, absolute and as a multiple of the round's median length;
+    #: longer updates are scaled down. The median also bounds clients' arrays for exchanges.
+    #: None, the default, means no limit.
     clip_update_norm: float | None
     clip_update_median: float | None
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
-    """Base of all aggregation rules of fairflower.
+    """Base of fairflower's strategies.
 
-    A subclass says how to merge a cohort: by weights (``weigh``) or altogether (``merge``);
-    `StrategyHooks` has all that it may define. Messages, checks and ordering are done here.
+    A subclass defines the clients' weights (``weigh``) or the merged model (``merge``);
+    `StrategyHooks` lists all hooks. This class sends messages, validates and orders replies.
 
     Parameters
     ----------
     **options
-        Any of `Options`.
+        Arguments of `Options`.
 
     Attributes
     ----------
     client_ids : tuple of int
         The clients of the last cohort, in the order of ``diagnostics``.
     client_metrics : dict of str -> ndarray of shape (K,)
-        The scalar metrics that all of them sent.
+        The scalar metrics that all clients of the cohort sent.
     dropped : dict of int -> str
-        Clients that were asked in the last round and not merged, with the reason.
+        Reason by client id, of clients that were sampled in the last round but not merged.
     merged_rounds : dict of int -> int
-        The last round that each client was merged in, by its id.
+        Last round in which each client was merged, by client id.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -122,22 +122,22 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self.seed = 0
-        self._enrolment = EnrolledClients()
+        self._enrolled = EnrolledClients()
         self._population = 0
-        self._striking: list[str] = []  # what was far longer than usual, in the last such round
+        self._striking: list[str] = []  # very long vectors of the last round that had any
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
         self._asked_to_test: list[Message] = []
 
     def state_dict(self) -> Arrays:
-        """What is carried from round to round, as named arrays for a checkpoint."""
-        return collect_state(self._carriers())
+        """Return the state that is kept from round to round, as named arrays."""
+        return collect_state(self._stateful_parts())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from where ``state_dict`` was called; ``ValueError`` if it is not of this rule."""
-        restore_state(self._carriers(), state)
+        """Restore the state of ``state_dict``; ``ValueError`` if it is another strategy's."""
+        restore_state(self._stateful_parts(), state)
 
-    def _carriers(self) -> list[StatefulPart]:
+    def _stateful_parts(self) -> list[StatefulPart]:
         observers: list[Any] = [o for o in self.observers if hasattr(o, "STATE")]
         return [
             StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
@@ -145,20 +145,24 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
         ]
 
-    # --- what Flower calls -----------------------------------------------------------
+    # --- called by Flower ------------------------------------------------------------
 
     def enroll(
         self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
     ) -> None:
-        """Sample by client id from now on, so that the choice depends on ``seed`` alone.
+        """Sample clients by id from now on, reproducibly; Flower's node ids differ between runs.
 
-        Flower's node ids differ from run to run; without this, so do its samples. ``nodes`` has
-        the node of every client of the federation, by its id; ``seed`` is also that of what
-        exchanges draw. Where a client's training examples are known, by its id in ``sizes``, a
-        reply that claims others is left out.
+        Parameters
+        ----------
+        nodes : mapping of int -> int
+            Node id of every client of the federation, by client id.
+        seed : int
+            Seed of the samples, and of the exchanges' random draws.
+        sizes : mapping of int -> int, optional
+            Training examples by client id. A reply with another number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._enrolment = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
+        self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
         self.seed = seed
         for exchange in self.exchanges:
             exchange.seed = seed
@@ -166,52 +170,52 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for this round's clients (see Flower's ``FedAvg``).
+        """Return train messages for this round's clients (see Flower's ``FedAvg``).
 
-        ``ValueError`` if a wrapper of Flower's clips updates, and would clip what is none; or if
-        the rule refuses the config (`read_config`).
+        ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that are no
+        parameters, or the strategy does not support the config (`read_config`).
         """
         check_dp_compatible(self, arrays)
         self.read_config(config)
         if self.measurements:
             config["measure"] = ",".join(self.measurements)
-        if self._enrolment.nodes is None:
+        if self._enrolled.nodes is None:
             messages = list(super().configure_train(server_round, arrays, config, grid))
             self._population = len(list(grid.get_node_ids()))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             seed = [self.seed, server_round]
-            nodes = self._enrolment.sample(seed, self.fraction_train, self.min_train_nodes)
+            nodes = self._enrolled.sample(seed, self.fraction_train, self.min_train_nodes)
             messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
-            self._population = len(self._enrolment.nodes)
+            self._population = len(self._enrolled.nodes)
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 for message in messages:
                     message.content[exchange.name] = record_of(shared)
         for message in messages:
-            client = self._enrolment.client_of(message)
-            told = {**self._last_merged(client), **self.tell(client)}
+            client = self._enrolled.client_of(message)
+            values = {**self._last_merged(client), **self.tell(client)}
             for exchange in self.exchanges:
-                told |= exchange.tell(client)
-            add_client_config(message, self.configrecord_key, told)
+                values |= exchange.tell(client)
+            add_client_config(message, self.configrecord_key, values)
         self._sent, self._asked = arrays, messages
         return messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for this round's evaluation (see Flower's ``FedAvg``)."""
-        if self._enrolment.nodes is None or self.fraction_evaluate == 0.0:
+        """Return evaluate messages for this round's clients (see Flower's ``FedAvg``)."""
+        if self._enrolled.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             seed = [self.seed, server_round]
-            nodes = self._enrolment.sample(seed, self.fraction_evaluate, self.min_evaluate_nodes)
+            nodes = self._enrolled.sample(seed, self.fraction_evaluate, self.min_evaluate_nodes)
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
-            last = self._last_merged(self._enrolment.client_of(message))
+            last = self._last_merged(self._enrolled.client_of(message))
             add_client_config(message, self.configrecord_key, last)
         self._asked_to_test = messages
         return messages
@@ -219,33 +223,32 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the usable replies into the next global model.
+        """Return the next global model and the clients' mean metrics.
 
-        ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for their
-        weights to stay within ``max_client_weight``; or if the merged model holds NaN or infinite
-        values.
+        ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for weights of
+        at most ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")
         if not self._asked:
             return None, None
-        sorter = self._sorter(server_round, self._asked)
-        examiner = ReplyParser(self, decode_record(self._sent), self._enrolment.sizes)
-        members = examiner.members(replies, sorter)
-        if examiner.striking:
-            self._striking = [f"round {server_round}: {text}" for text in examiner.striking]
-        cohort = examiner.cohort(members, server_round, self._population, self.max_client_weight)
+        reply_filter = self._reply_filter(server_round, self._asked)
+        parser = ReplyParser(self, decode_record(self._sent), self._enrolled.sizes)
+        members = parser.members(replies, reply_filter)
+        if parser.striking:
+            self._striking = [f"round {server_round}: {text}" for text in parser.striking]
+        cohort = parser.cohort(members, server_round, self._population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
-        sorter.check_cap(len(cohort), self.max_client_weight)
+        reply_filter.check_cap(len(cohort), self.max_client_weight)
         bounds = self.clip_update_norm, self.clip_update_median
         cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
         if factors is not None:
             self.diagnostics["clipped"] = factors
         merged = self.merge(cohort)
         cohort = replace(cohort, clusters=self.clusters)
-        if "weights" in self.diagnostics:  # as `Cohort.average` has applied them
+        if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
             self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
         for exchange in self.exchanges:
             exchange.collect(cohort)
@@ -262,11 +265,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Mean of the clients' test metrics by ``weighted_by_key``; None if none is usable.
+        """Return the mean of the clients' test metrics by ``weighted_by_key``.
 
-        Replies with errors, NaN, infinite values or impossible sizes are left out, like
-        those of training, and named in ``dropped``. Metrics that not all others sent
-        are left out of the mean.
+        Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
+        ``dropped``; None if no reply is left. Only metrics that all clients sent are averaged.
         """
         if not self._asked_to_test:
             return None
@@ -278,7 +280,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 check_finite(key, value)
             return content, metrics
 
-        answers = self._sorter(server_round, self._asked_to_test).usable(replies, check)
+        answers = self._reply_filter(server_round, self._asked_to_test).usable(replies, check)
         if not answers:
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
@@ -288,47 +290,48 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def evaluations(
         self, server_round: int, replies: Iterable[Message], most_tested: Mapping[int, int]
     ) -> dict[int, MetricRecord]:
-        """The clients' own test results, by client id; every accuracy among them is 0 to 1.
+        """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``most_tested`` is the most test examples that each can have, by its id, where it is known.
-        ``RoundFailed`` if fewer than ``min_clients`` of those asked sent one.
+        ``most_tested`` has the most test examples of a client, by client id, if known.
+        ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
         """
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             check_test(metrics, self.weighted_by_key, most_tested.get(client, math.inf))
             return metrics
 
-        sorter = self._sorter(server_round, self._asked_to_test)
-        answers = sorter.usable(replies, check)
-        sorter.check_enough(len(answers))
+        reply_filter = self._reply_filter(server_round, self._asked_to_test)
+        answers = reply_filter.usable(replies, check)
+        reply_filter.check_enough(len(answers))
         return answers
 
-    # --- and how ---------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
-        """What tells a client that a later update of its was left out, so that it forgets it.
+        """Return the client's last merged round: it then discards the state of later rounds.
 
-        Before enrolment, a client that is not known yet may have been before a restart.
+        Without enrolled clients the round of an unknown client is not sent: a restarted server
+        may have merged it before.
         """
-        default = None if self._enrolment.nodes is None else 0
+        default = None if self._enrolled.nodes is None else 0
         last = self.merged_rounds.get(client, default)
         return {} if last is None else {"merged-round": last}
 
-    def _sorter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
-        sorter = ReplyFilter(
+    def _reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+        reply_filter = ReplyFilter(
             server_round,
             asked,
-            self._enrolment,
+            self._enrolled,
             self.weighted_by_key,
             self.min_clients,
             striking=self._striking,
         )
-        self.dropped = sorter.dropped
-        return sorter
+        self.dropped = reply_filter.dropped
+        return reply_filter
 
 
 def _check_merged(cohort: Cohort, merged: Arrays) -> None:
-    """Refuse a model that finite updates have led out of the numbers."""
+    """Raise ``Diverged`` if the merged model has NaN or infinite values."""
     lost = next((name for name, array in merged.items() if not is_finite(array)), None)
     if lost is not None:
         squares = cohort.squared_norms()

@@ -622,8 +622,14 @@ class Answering(InlineGrid):
         (None, r"no answer in 0.3 s"),
         (RecordDict(), r"does not say which client"),
         (RecordDict({"config": ConfigRecord()}), r"does not say which client"),
-        (RecordDict({"config": ConfigRecord({"site": "[]"})}), r"describes its data"),
-        (RecordDict({"config": ConfigRecord({"site": "[" * 10**5})}), r"describes its data"),
+        (
+            RecordDict({"config": ConfigRecord({"site": "[]"})}),
+            r"description of its data cannot be read",
+        ),
+        (
+            RecordDict({"config": ConfigRecord({"site": "[" * 10**5})}),
+            r"description of its data cannot be read",
+        ),
         (RecordDict({"config": ConfigRecord({"partition-id": -1})}), r"partition-id = -1 is no"),
         (RecordDict({"config": ConfigRecord({"partition-id": 10**5000})}), r"partition-id is no"),
         (
