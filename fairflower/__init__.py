@@ -6,7 +6,7 @@
     results = ff.compare(strategies=["fedavg", "fedheal"], seeds=range(3))
     results = ff.read("runs/*")
 
-Importing it takes no time: what the functions need is imported when they are first asked for.
+Importing fairflower is fast: the functions' modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Result", "Results", "StopRun", "__version__", "compare", "read", "ru
 
 try:
     __version__ = metadata.version("fairflower")
-except metadata.PackageNotFoundError:  # run from a Flower app bundle, not installed
+except metadata.PackageNotFoundError:  # in a Flower app bundle, not installed
     __version__ = "unknown"
 
 

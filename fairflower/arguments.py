@@ -1,7 +1,7 @@
-"""What the arguments of a method allow, declared once: at its constructor.
+"""Arguments of a method and their allowed values, declared at its constructor.
 
 >>> class Method(Configurable):
-...     '''What methods stand on.'''
+...     '''Base of methods.'''
 >>> class Mine(Method):
 ...     def __init__(
 ...         self,
@@ -35,7 +35,7 @@ from fairflower.errors import ConfigError, quoted
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an argument takes: finite ones, unless ``high`` is infinity itself."""
+    """Allowed numbers: from ``low`` or above ``above`` to ``high``; finite unless high is inf."""
 
     low: float = -math.inf
     high: float | None = None
@@ -43,7 +43,7 @@ class Range:
 
     @property
     def closed(self) -> bool:
-        """Whether it has a lowest and a highest number."""
+        """Whether the range has a finite lowest and highest number."""
         return math.isfinite(self.low) and self.high is not None and math.isfinite(self.high)
 
     def __contains__(self, value: Any) -> bool:
@@ -59,16 +59,16 @@ class Range:
         return f"a number from {self.low}" if self.low > -math.inf else "a finite number"
 
 
-#: As far as doubles go, which whole numbers do not end at.
+#: Range of finite doubles; whole numbers may be larger.
 _FINITE = Range(-sys.float_info.max, sys.float_info.max)
 
 
 @dataclass(frozen=True)
 class Search:
-    """The numbers among which `fairflower tune` looks for the best; ``log``: on that scale.
+    """Numbers that `fairflower tune` tries; ``log`` spaces them on a log scale.
 
-    Declared beside a `Range`, ``Annotated[float, Range(0), Search(0.01, 10, log=True)]``, where
-    that is not itself a range to search: one that has a lowest and a highest number is.
+    Declared beside a `Range` without a lowest or highest number,
+    ``Annotated[float, Range(0), Search(0.01, 10, log=True)]``; a closed range is tried itself.
     """
 
     low: float
@@ -76,7 +76,7 @@ class Search:
     log: bool = False
 
     def at(self, place: float, whole: bool = False) -> float:
-        """The number at a place between 0 and 1, to three digits; ``whole`` ones alike often.
+        """Return the number at ``place`` (0 to 1) of the interval, rounded to three digits.
 
         >>> Search(0.01, 10, log=True).at(1 / 3), Search(1, 3).at(0.9, whole=True)
         (0.1, 3)
@@ -84,10 +84,10 @@ class Search:
         if whole:
             return min(int(self.low + place * (self.high - self.low + 1)), int(self.high))
         if self.log:
-            found = self.low * (self.high / self.low) ** place
+            value = self.low * (self.high / self.low) ** place
         else:
-            found = self.low + place * (self.high - self.low)
-        return min(max(float(f"{found:.3g}"), self.low), self.high)
+            value = self.low + place * (self.high - self.low)
+        return min(max(float(f"{value:.3g}"), self.low), self.high)
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}{', log scale' if self.log else ''}"
@@ -95,20 +95,20 @@ class Search:
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """An argument of a constructor, with what its annotation allows."""
+    """An argument of a constructor: its default, and the values that its annotation allows."""
 
     default: Any
-    number: bool = False  # whether it takes numbers
-    whole: bool = False  # ... and whole ones alone
-    range: Range | None = None  # ... and these alone
-    search: Search | None = None  # ... of which these are worth a try
-    words: tuple[str, ...] = ()  # those that it takes
-    text: bool = False  # whether it takes any word
-    optional: bool = False  # whether it takes None
+    number: bool = False  # whether numbers are allowed
+    whole: bool = False  # whether only whole numbers are allowed
+    range: Range | None = None  # allowed numbers; None allows all
+    search: Search | None = None  # numbers that `fairflower tune` tries
+    words: tuple[str, ...] = ()  # allowed words
+    text: bool = False  # whether any word is allowed
+    optional: bool = False  # whether None is allowed
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> ArgumentSpec:
-        """Read an annotation: numbers, words and None; of anything else nothing is known."""
+        """Read an annotation of numbers, words and None; other types are not checked."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         number = int in members or float in members
@@ -130,17 +130,17 @@ class ArgumentSpec:
 
     @property
     def bounded(self) -> bool:
-        """Whether the annotation says more than a type."""
+        """Whether the annotation has a range or words."""
         return self.range is not None or bool(self.words)
 
     def check(self, key: str, value: Any) -> None:
-        """Refuse a value that is not allowed: ``ConfigError`` names it, its key and what is."""
-        if (allowed := self._missed(value)) is not None:
+        """Raise ``ConfigError`` for a value that is not allowed, with the allowed values."""
+        if (allowed := self._allowed_instead(value)) is not None:
             none = ", or None" if self.optional else ""
             raise ConfigError(f"{key} = {quoted(value)}: expected {allowed}{none}.")
 
-    def _missed(self, value: Any) -> str | None:
-        """What is allowed instead; None if the value is."""
+    def _allowed_instead(self, value: Any) -> str | None:
+        """Return the allowed values in words; None if the value is allowed."""
         if not (self.number or self.words or self.text) or (value is None and self.optional):
             return None
         words, range_ = " or ".join(self.words), "a number" if self.range is None else self.range
@@ -162,10 +162,10 @@ class ArgumentSpec:
 
 
 class Configurable:
-    """A class whose constructor says what its keyword arguments allow, and is held to it.
+    """A class whose constructor checks its keyword arguments against their annotations.
 
-    A class that names it among its bases is a base of methods: what its constructor and those
-    above take is no method's own.
+    A direct subclass is a base of methods: arguments of its constructor are common to all methods
+    and do not count as a method's arguments.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -175,19 +175,19 @@ class Configurable:
 
     @classmethod
     def argument_specs(cls) -> dict[str, ArgumentSpec]:
-        """The method's own arguments, with what they allow."""
+        """Return the method's arguments with their allowed values."""
         return constructor_specs(cls)
 
     @classmethod
     def arguments(cls) -> dict[str, Any]:
-        """The method's own arguments with their defaults: the paper's hyper-parameters."""
+        """Return the method's arguments (the paper's hyper-parameters) with their defaults."""
         return {name: argument.default for name, argument in cls.argument_specs().items()}
 
     @classmethod
     def made_with(cls, arguments: Mapping[str, Any]) -> Self:
-        """Make one with those of the arguments that its constructor takes."""
-        own = constructor_specs(cls)
-        return cls(**{name: value for name, value in arguments.items() if name in own})
+        """Return an instance, made with those arguments that the constructor has."""
+        specs = constructor_specs(cls)
+        return cls(**{name: value for name, value in arguments.items() if name in specs})
 
 
 def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
@@ -200,37 +200,35 @@ def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
 
 
 def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
-    """The keyword-only arguments of a class's constructor and of those that it passes on to."""
+    """Return the keyword-only arguments of a constructor and of those that it passes them to."""
     return dict(_constructor_specs(kind))
 
 
 @functools.cache
 def _constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
-    found: dict[str, ArgumentSpec] = {}
-    for one in kind.__mro__:
-        if Configurable in one.__bases__:
+    specs: dict[str, ArgumentSpec] = {}
+    for base in kind.__mro__:
+        if Configurable in base.__bases__:
             break
-        if init := vars(one).get("__init__"):
-            found = found | {
-                name: a for name, a in _keyword_specs(init).items() if name not in found
-            }
-            passed = inspect.signature(init).parameters.values()
-            if not any(p.kind is p.VAR_KEYWORD for p in passed):
+        if init := vars(base).get("__init__"):
+            specs = specs | {n: s for n, s in _keyword_specs(init).items() if n not in specs}
+            parameters = inspect.signature(init).parameters.values()
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
-    return found
+    return specs
 
 
 @functools.cache
 def _keyword_specs(init: Callable[..., None]) -> dict[str, ArgumentSpec]:
-    own = [p for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    raw = SimpleNamespace(__annotations__={p.name: p.annotation for p in own})
+    keywords = [p for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    raw = SimpleNamespace(__annotations__={p.name: p.annotation for p in keywords})
     names = getattr(inspect.unwrap(init), "__globals__", {})
     hints = get_type_hints(raw, names, include_extras=True)
-    return {p.name: ArgumentSpec.of(p.default, hints[p.name]) for p in own}
+    return {p.name: ArgumentSpec.of(p.default, hints[p.name]) for p in keywords}
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, behind a check of what it is given."""
+    """Return the constructor with a check of its keyword arguments."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:

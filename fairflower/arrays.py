@@ -1,4 +1,4 @@
-"""Flower's arrays as NumPy arrays, without copying and without unpickling anything."""
+"""Converts Flower's arrays from and to NumPy, without copying and without unpickling."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _MAGIC = len(np.lib.format.magic(1, 0))
 
 
 def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """Read-only views of a record's arrays, by name.
+    """Return read-only views of a record's arrays, by name.
 
-    ``ValueError`` names one whose bytes are not those of a plain NumPy array.
+    ``ValueError`` names an array whose bytes are not a plain NumPy array.
     """
     arrays = {}
     for name, array in record.items():
         try:
             arrays[name] = view(array)
-        except Exception as error:  # NumPy reads headers as Python, with all of its errors
+        except Exception as error:  # NumPy evaluates headers as Python, which may raise anything
             raise ValueError(f"array {name!r} is not a plain NumPy array ({error})") from error
     return arrays
 
 
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Undo ``arrays_of``; whatever their layout in memory, arrays travel row by row.
+    """Return arrays as a Flower record, in C order.
 
-    The bytes are those of Flower's ``Array(array)``, which copies them three times more.
+    The bytes are those of Flower's ``Array(array)``, with three copies fewer.
     """
     return ArrayRecord({name: _flower_array(np.asarray(a)) for name, a in arrays.items()})
 
 
 def _flower_array(array: NDArray[Any]) -> Array:
     if array.dtype.hasobject:
-        raise ValueError("An array holds Python objects.")
+        raise ValueError("An array of Python objects cannot be sent.")
     data = b"".join((_head(array.dtype, array.shape), np.asarray(array, order="C").data))
     return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
 
 
 @lru_cache(maxsize=4096)
 def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What `numpy.save` writes before the values."""
+    """Return the header that `numpy.save` writes."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": descr, "fortran_order": False, "shape": shape}
@@ -54,7 +54,7 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """The values of a Flower array, sharing its bytes."""
+    """Return the values of a Flower array, without copying."""
     data = array_bytes(array)
     length_size = 2 if data[6] == 1 else 4  # of the header's length, by format version
     length = int.from_bytes(data[_MAGIC : _MAGIC + length_size], "little")
@@ -64,9 +64,9 @@ def view(array: Array) -> NDArray[Any]:
 
 
 class SharedArray(Array):
-    """A Flower array whose bytes lie in memory shared between processes.
+    """A Flower array whose bytes are in memory shared between processes.
 
-    `view` reads them there. Who asks for its ``data``, as Flower itself does, gets a copy.
+    `view` reads them without copying; the attribute ``data``, which Flower reads, is a copy.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], stype: str, buffer: memoryview) -> None:
@@ -82,12 +82,12 @@ class SharedArray(Array):
         self.__dict__["buffer"] = memoryview(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it, and copy it, as an array that has its bytes."""
+        """Pickle and copy as a plain Flower array."""
         return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
 def array_bytes(array: Array) -> bytes | memoryview:
-    """The bytes of a Flower array, where they lie."""
+    """Return the bytes of a Flower array without copying."""
     return array.__dict__["buffer"] if isinstance(array, SharedArray) else array.data
 
 
@@ -96,10 +96,10 @@ class _Header(NamedTuple):
     order: Any
     dtype: np.dtype[Any]
     num_values: int
-    num_bytes: int  # of the header itself
+    num_bytes: int  # length of the header
 
 
-@lru_cache(maxsize=4096)  # a model's headers come back with every client and every round
+@lru_cache(maxsize=4096)  # a model's headers are the same for all clients and rounds
 def _header(data: bytes) -> _Header:
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)

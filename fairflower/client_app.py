@@ -1,12 +1,11 @@
-"""The ClientApp: a node's data and trainer, answering train, evaluate and query.
+"""The ClientApp, which answers train, evaluate and query messages.
 
-A client keeps no run config of its own. Every message carries the whole of it,
-so one federation can serve run after run. A node's config says what its client has:
+Every message carries the whole run config, so a federation can serve one run after another. The
+node config says which data the client has:
 
-- ``partition-id=3 num-partitions=20``: the fourth share of the run's data set, which the
-  node divides like everybody else; ``data-dir="/data/digits"`` says where it is.
-- ``domain="svhn" data-dir="/data/svhn"``: data of its own, which nobody else has. The
-  server numbers such clients.
+- ``partition-id=3 num-partitions=20``: the fourth share of the run's data set, which every node
+  divides in the same way; ``data-dir="/data/digits"`` is the folder of the data set.
+- ``domain="svhn" data-dir="/data/svhn"``: a site with its own data. The server numbers sites.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from fairflower.training.trainer import Trainer
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
-    """Build the node's trainer for a message that carries ``config``.
+    """Return the node's trainer for a message with this config.
 
-    ``ValueError`` if the node's config does not say which client it is.
+    ``ValueError`` if the node config does not say which client it is.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)
@@ -62,7 +61,7 @@ app = make_client_app(trainer_of)
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say which client this node is and, if the message carries a run config, what it has."""
+    """Answer which client this node is and, if the message has a run config, which data it has."""
     config = message.content.config_records.get("config", ConfigRecord())
     node = context.node_config
     answer = ConfigRecord()
@@ -85,20 +84,19 @@ def query(message: Message, context: Context) -> Message:
 def _place(
     context: Context, config: Mapping[str, Any], run: RunConfig
 ) -> tuple[int, Federation, ClientData]:
-    """The node's client id, the federation as it is to see it, and the client's data."""
+    """Return the node's client id, its federation, and the client's data."""
     if "domain" not in context.node_config:
         client_id = _partition_id(context)
         federation = prepare(_data_config(context, run))
         return client_id, federation, _data(federation, client_id)
     if "federation" not in config or "client-id" not in config:
         raise ValueError(
-            f"Node {context.node_id} is a site with data of its own (its node config names a "
-            "domain), but the server did not ask the sites what they have. Set "
-            'evaluate.by = "clients".'
+            f"Node {context.node_id} is a site with its own data (its node config has a domain), "
+            'but the server did not ask sites for their data. Set evaluate.by = "clients".'
         )
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
-    client_id, whole = int(config["client-id"]), _federation(str(config["federation"]))
-    return client_id, whole, _data(whole, client_id, site)
+    client_id, federation = int(config["client-id"]), _federation(str(config["federation"]))
+    return client_id, federation, _data(federation, client_id, site)
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:
@@ -106,7 +104,7 @@ def _settings(config: Mapping[str, Any]) -> RunConfig:
 
 
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
-    """The run's data, at the place that the node names."""
+    """Return the run's data settings, with the node's ``data-dir``."""
     if "data-dir" in context.node_config:
         return dataclasses.replace(run.data, dir=str(context.node_config["data-dir"]))
     return run.data
@@ -116,15 +114,14 @@ def _partition_id(context: Context) -> int:
     if "partition-id" not in context.node_config:
         raise ValueError(
             f"Node {context.node_id} has no partition-id. Start its SuperNode with "
-            '--node-config "partition-id=<client> num-partitions=<clients>". A site with data '
-            'of its own (domain="...") needs a run with evaluate.by = "clients".'
+            '--node-config "partition-id=<client> num-partitions=<clients>". A site with its own '
+            'data (domain="...") needs a run with evaluate.by = "clients".'
         )
     return int(context.node_config["partition-id"])
 
 
-# A worker serves many clients in turn: what they share is made once. A trainer
-# overwrites every array of the model that travels with the received ones, and no array
-# that does not is ever trained, so sharing it is safe.
+# A worker serves many clients in turn, which share the run config and the model. Sharing the model
+# is safe: a trainer overwrites all arrays that are communicated, and the others are never trained.
 @lru_cache(maxsize=4)
 def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_message(dict(items))
@@ -139,22 +136,22 @@ def _federation(text: str) -> Federation:
 
 
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
-    """A client's share of the federation's data, or those of its own site, as it is to see them."""
+    """Return a client's share of the federation's data, or the data of its site."""
     return _reader(site or federation)(federation, client_id, site)
 
 
 @lru_cache(maxsize=4)
-def _reader(own: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
-    """What reads a client's data, and keeps those of more clients where all are small."""
-    largest = max(client.num_examples for client in own.clients)
-    return _read_small if largest * math.prod(own.shape) <= _SMALL else _read
+def _reader(source: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
+    """Return the function that reads a client's data; it caches more clients if all are small."""
+    largest = max(client.num_examples for client in source.clients)
+    return _read_small if largest * math.prod(source.shape) <= _SMALL else _read
 
 
 @lru_cache(maxsize=64)
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
-    own, number = (federation, client_id) if site is None else (site, 0)
-    names = ("train", "test", "validation") if own.validation_sizes else ("train", "test")
-    splits = own.splits(number, *names)
+    source, number = (federation, client_id) if site is None else (site, 0)
+    names = ("train", "test", "validation") if source.validation_sizes else ("train", "test")
+    splits = source.splits(number, *names)
     if site is not None:
         splits = [as_in(federation, site, split) for split in splits]
     train, test, *validation = splits
@@ -169,6 +166,6 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
     )
 
 
-#: Values in the examples of clients of which a worker keeps as many as there may be.
+#: Values in a client's examples up to which a worker caches the data of all clients.
 _SMALL = 32 * 1024
 _read_small = lru_cache(maxsize=4096)(_read.__wrapped__)

@@ -1,4 +1,4 @@
-"""What a user is told and can mend, as opposed to defects of fairflower. Imports none of it."""
+"""Errors that users can fix, and texts for them. Imports no other module of fairflower."""
 
 import errno
 import logging
@@ -13,35 +13,35 @@ logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class UserError(Exception):
-    """Something that the user can mend; the message names it and the remedy."""
+    """An error that the user can fix; the message says what is wrong and what to do."""
 
 
 class ConfigError(UserError, ValueError):
-    """A run config that cannot be run; the message names the key and the remedy."""
+    """An invalid run config; the message names the key and what to do."""
 
 
 class DataError(UserError, ValueError):
-    """Data that cannot be used; the message names the place and the remedy."""
+    """Invalid data; the message names the path and what to do."""
 
 
 class NotInstalled(UserError, ImportError):
-    """A library that an extra brings and that is not there; the message says what to install."""
+    """A missing library of an extra; the message says what to install."""
 
 
 class RoundFailed(UserError, RuntimeError):
-    """Too few usable replies to go on; the message names who is missing and why."""
+    """Too few usable replies in a round; the message lists the missing clients and reasons."""
 
 
 class Diverged(RoundFailed):
-    """Training that has left the numbers: a loss, an update or the model is NaN or infinite."""
+    """A loss, an update or the model is NaN or infinite."""
 
 
 class StrategyError(UserError, RuntimeError):
-    """A strategy that raised something in its own code; the message says what, and where."""
+    """An exception in a strategy's code; the message has its type, text and place."""
 
 
 class EngineError(UserError, RuntimeError):
-    """What clients run on cannot go on; the message says why, and the remedy."""
+    """An engine cannot go on; the message says why and what to do."""
 
 
 class RunFolderError(UserError, ValueError):
@@ -49,7 +49,7 @@ class RunFolderError(UserError, ValueError):
 
 
 class WriteError(UserError, RuntimeError):
-    """A run that could not be written; the message names the place, why, and how to go on."""
+    """A run folder cannot be written; the message has the path, the reason and what to do."""
 
 
 class TrialError(UserError, RuntimeError):
@@ -61,14 +61,14 @@ class RunInterrupted(Exception):
 
 
 class StopRun(Exception):
-    """What a callback raises to end its run after the round that it was told of."""
+    """Raised by a callback to end the run after the current round."""
 
 
 class Pruned(Exception):
-    """What a callback raises to end its run for good, as clearly behind; says behind what."""
+    """Raised by a callback to end a run that is clearly worse; the message says than what."""
 
 
-#: What is imported of each extra of pyproject.toml.
+#: Extra of pyproject.toml -> its libraries, by import name.
 EXTRAS = {
     "solvers": ("cvxpy", "scipy", "sklearn"),
     "sim": (
@@ -80,28 +80,28 @@ EXTRAS = {
 
 
 def quoted(value: object, most: int = 120) -> str:
-    """A value as an error shows it: its ``repr``, shortened if that is long or cannot be made.
+    """Return the ``repr`` of a value for an error, shortened if it is long.
 
     >>> quoted(0.1), quoted("x" * 200, most=9), quoted(16**5000)
     ('0.1', "'xxx...xx'", 'a whole number of 20001 bits')
     """
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # more digits, or lists in lists, than Python writes
+    except (ValueError, RecursionError):  # too many digits, or nested too deep, for repr
         if isinstance(value, int):
             return f"a whole number of {value.bit_length()} bits"
-        return f"a {type(value).__name__} in which others lie too deep"
+        return f"a {type(value).__name__} nested too deep"
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[: half + 1]}...{text[-half:]}"
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can write it, and it has no null byte: files and messages hold no other."""
+    """Return whether UTF-8 can encode a text, and it has no null byte."""
     return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def require(extra: str, what: str) -> None:
-    """Raise ``NotInstalled`` if a library is missing without which there is no ``what``."""
+    """Raise ``NotInstalled`` if a library of the extra is missing, which ``what`` needs."""
     missing = [library for library in EXTRAS[extra] if not installed(library)]
     if missing:
         names = ", ".join(missing[:3]) + (" and more" if missing[3:] else "")
@@ -109,21 +109,21 @@ def require(extra: str, what: str) -> None:
 
 
 def installed(library: str) -> bool:
-    """Whether a library can be imported; without importing it."""
-    found = find_spec(library)
-    # Without an origin it is a folder of that name in the working directory.
-    return found is not None and found.origin is not None
+    """Return whether a library can be imported, without importing it."""
+    spec = find_spec(library)
+    # A folder of that name in the working directory has a spec without origin.
+    return spec is not None and spec.origin is not None
 
 
-#: OSError: a folder that cannot be written, a full disk; its text names the path.
+#: Errors that users can fix. OSError: an unwritable folder or a full disk; it has the path.
 USER_ERRORS = (UserError, OSError)
 
 
 _PATH = "Check this path."
-_RIGHTS = "Change who may, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
+_RIGHTS = "Change permissions, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
 _ROOM = "Free some space, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
 _REMEDIES = {
-    errno.EEXIST: "Nothing is written over: choose another name, or move it away.",
+    errno.EEXIST: "Files are never overwritten: choose another name, or move the file.",
     errno.ENOENT: _PATH,
     errno.ENOTDIR: _PATH,
     errno.EACCES: _RIGHTS,
@@ -135,7 +135,7 @@ _REMEDIES = {
 
 
 def error_text(error: BaseException) -> str:
-    """An error in words; of the system's the path, the reason and the remedy, if one is known."""
+    """Return an error as text; for a system error its path, reason and, if known, what to do."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f"{error.filename}: " if error.filename else ""

@@ -1,8 +1,7 @@
-"""Named arrays and facts about them in one file that is there whole, or not at all.
+"""Files of named arrays and JSON facts that are written atomically and have a checksum.
 
-A safetensors file with JSON and a checksum in its header. It is written under another
-name, brought to the disk and then renamed, so a process (or machine) that dies at any
-moment leaves the file as it was before.
+The format is safetensors, with the facts and the checksum in the header. A file is written under
+a temporary name, flushed to disk and renamed, so a crash at any moment leaves the previous file.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedFile(ValueError):
-    """A file that cannot be trusted; the message names it and says why."""
+    """A damaged file; the message has its path and the reason."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
-    """Write a file, in place of an earlier one, in a folder that is made if need be.
+    """Write arrays and facts to a file atomically; its folder is created if missing.
 
-    The arrays, whose order is kept, have any type that safetensors knows; the facts are
-    whatever JSON can hold.
+    Arrays keep their order and may have any type of safetensors; facts may be any JSON.
     """
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     listing = [[name, array.dtype.str, array.shape] for name, array in dense.items()]
@@ -44,17 +42,17 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[
     with replacing(path) as temporary:
         try:
             save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
-        except SafetensorError as error:  # which hides what the system said in its text
+        except SafetensorError as error:  # the system error is only in its text
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays, writable and in their order, and the facts.
+    """Return the arrays, writable and in their order, and the facts.
 
-    ``DamagedFile`` if this is not, to the last bit, what was written; ``FileNotFoundError`` if
-    there is no such file.
+    ``DamagedFile`` if the file is unreadable or fails its checksum; ``FileNotFoundError`` if it
+    does not exist.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -62,14 +60,14 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
         arrays = {name: file.get_tensor(name) for name, _, _ in content["arrays"]}
     listing = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     if listing != content["arrays"] or header.get("sha256") != _digest(header["sealed"], arrays):
-        raise DamagedFile(f"{path} is not what was written: its checksum is another.")
+        raise DamagedFile(f"{path} is damaged: its checksum does not match.")
     return {name: np.require(a, requirements="W") for name, a in arrays.items()}, content["facts"]
 
 
 def sealed_facts(path: Path) -> dict[str, Any]:
-    """The facts alone; that they are what was written is not checked, as the arrays are not read.
+    """Return the facts without reading the arrays, so without verifying the checksum.
 
-    ``DamagedFile`` if there is no such file, or another one.
+    ``DamagedFile`` if the file is missing or unreadable.
     """
     with _opened(path) as (_, _, content):
         return dict(content["facts"])
@@ -77,7 +75,7 @@ def sealed_facts(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
-    """The file, its header and what is sealed there; ``DamagedFile`` where reading them fails."""
+    """Yield the file, its header and the JSON in it; ``DamagedFile`` if it cannot be read."""
     try:
         check_regular(path, path.stat().st_mode)
         with safe_open(path, framework="numpy") as file:
@@ -89,7 +87,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of ``path`` at once, or never.
+    """Yield a temporary file that replaces ``path`` atomically on exit without an exception.
 
     ``OSError`` if that is a folder, or a device or named pipe, which a user may name as an output:
     it would be gone.
@@ -101,14 +99,14 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
-    except BaseException:  # a disk is not to be filled by what is of no use
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, from the system's memory to the disk."""
+    """Flush a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

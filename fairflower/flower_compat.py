@@ -1,7 +1,4 @@
-"""The few places where fairflower touches Flower's less public or ageing parts.
-
-Tested on the oldest and the newest Flower that pyproject.toml admits.
-"""
+"""Access to Flower's private and deprecated parts, for all Flower versions of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from flwr.server.client_proxy import ClientProxy
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
-#: Seconds that Flower's process waits for a run that it asked to stop: a test may take that long.
+#: Seconds that Flower's process waits for a run to stop: a test of the model may take as long.
 PATIENCE = 60.0
 
 
 def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
-    """Let this process construct ``Message`` objects outside a Flower run.
+    """Allow this process to construct ``Message`` objects outside a Flower run.
 
-    Newer Flower takes the sender of a message from the process's task identity,
-    which only its own runtimes set.
+    Newer Flower reads the sender of a message from the process's task identity, which only
+    Flower's runtimes set.
     """
     try:
         from flwr.supercore.task_identity import TaskIdentity
@@ -51,10 +48,10 @@ def ensure_task_identity() -> None:
 
 @contextmanager
 def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` when Flower ends this process, as after ``flwr stop``, and have it wait.
+    """Set ``stop`` when Flower ends this process (``flwr stop``), and delay its exit.
 
-    Flower's simulation runs a ServerApp in a thread that it tells nothing, and ends the process
-    five seconds later; in a deployment ``SystemExit`` is raised where the ServerApp is.
+    Flower's simulation runs a ServerApp in a thread, which it does not notify, and exits five
+    seconds later; in a deployment Flower raises ``SystemExit`` in the ServerApp.
     """
     done = threading.Event()
     here = threading.current_thread()
@@ -77,15 +74,16 @@ def _call_before_exit(handler: Callable[[], None]) -> None:
             add = importlib.import_module(place).add_exit_handler
             try:
                 add(handler, run_before_force_exit=True)
-            except TypeError:  # older Flower gives all handlers together five seconds
+            except TypeError:  # older Flower: all handlers together have five seconds
                 add(handler)
             return
 
 
 def proxy_node_id(proxy: ClientProxy) -> int:
-    """The node id of a classic server's client; ``start_server``'s have none, and are given one.
+    """Return the node id of a classic client proxy.
 
-    It is made from the name of the connection, of which there is a new one for every connection.
+    ``start_server``'s proxies have no id: theirs is a hash of the connection's name, so every
+    connection has another id.
     """
     if not hasattr(proxy, "node_id"):
         digest = hashlib.sha256(proxy.cid.encode()).digest()
@@ -94,26 +92,26 @@ def proxy_node_id(proxy: ClientProxy) -> int:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Give a message the id that a SuperLink would give it."""
+    """Set a message's id, as a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
-    """A record of its own with the same values, and ``more``.
+    """Return a copy of a record with additional values.
 
-    Flower's constructors would check every value again, which takes as long as training
-    on a few images.
+    Flower's constructors check every value again, which takes as long as training on a few
+    images.
     """
-    own = copy.copy(record)
-    own.__dict__["_data"] = dict(record.__dict__["_data"])
-    own.update(more or {})
-    return own
+    copied_record = copy.copy(record)
+    copied_record.__dict__["_data"] = dict(record.__dict__["_data"])
+    copied_record.update(more or {})
+    return copied_record
 
 
 def privacy_wrapper() -> str:
-    """Name of Flower's differential-privacy wrapper that is at work now; "" if there is none.
+    """Return the class name of the Flower differential-privacy wrapper that calls, or "".
 
-    A strategy is not told that it is wrapped; who is calling tells.
+    Found on the call stack, as a wrapped strategy has no reference to its wrapper.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

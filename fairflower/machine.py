@@ -1,4 +1,4 @@
-"""What a run's bits depend on beside its config and seed: processor, kernels, libraries."""
+"""Processor, kernels and library versions, on which a run's bits depend besides its config."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ VERSIONS_OF = ("fairflower", "flwr", "flwr-datasets", "torch", "torchvision", "r
 #: Instruction sets by which PyTorch, oneDNN and MKL choose their kernels.
 INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 
-#: Any of them computes with bfloat16.
+#: Processor flags of units that compute with bfloat16.
 BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that a run's numbers depend on."""
+    installed = {"python": platform.python_version()}
     for package in VERSIONS_OF:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """The machine: system, cores, and what decides how its sums are rounded.
+    """Return the machine's system, cores, and all on which the rounding of sums depends.
 
-    The processor has its family and model, as the name alone may stand for several
-    generations. PyTorch's own kernels use the instruction set ``kernels``; by ``instructions``
-    other libraries choose theirs. A GPU is named unless ``device`` is ``"cpu"``.
+    The processor's name includes family and model, as several generations share a name.
+    ``kernels`` is the instruction set of PyTorch's kernels; other libraries choose theirs by
+    ``instructions``. ``gpu`` is missing if ``device`` is ``"cpu"``.
     """
-    import torch  # late: reports need none of it
+    import torch  # late: reports do not need torch
 
     name, instructions = processor(_CPUINFO.read_text() if _CPUINFO.exists() else _sysctl())
-    found = {
+    facts = {
         "system": platform.platform(terse=True),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
@@ -55,19 +55,19 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "instructions": " ".join(instructions),
     }
     if device != "cpu" and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name(device if device != "auto" else None)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device if device != "auto" else None)
+    return facts
 
 
 def processor(cpuinfo: str) -> tuple[str, list[str]]:
-    r"""The name of ``/proc/cpuinfo``'s first processor, and those of `INSTRUCTION_SETS` it has.
+    r"""Return the name of the first processor in ``/proc/cpuinfo``, and its `INSTRUCTION_SETS`.
 
     >>> processor("model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t: 1\nflags\t: avx avx2")
     ('AMD EPYC family 25 model 1', ['avx2'])
     """
     first = cpuinfo.strip().split("\n\n")[0]
     facts = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*?)[ \t]*$", first, re.MULTILINE))
-    # An Arm processor has no name, only numbers.
+    # Arm processors have numbers but no name.
     keys = ("cpu family", "model", "CPU implementer", "CPU part")
     numbers = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in keys if key in facts]
     flags = set((facts.get("flags") or facts.get("Features", "")).split())
@@ -78,7 +78,7 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def has_bf16(cpuinfo: str) -> bool:
-    r"""Look in ``/proc/cpuinfo`` for units that compute with bfloat16.
+    r"""Return whether ``/proc/cpuinfo`` lists units that compute with bfloat16.
 
     >>> has_bf16("flags\t: avx2 avx512_bf16"), has_bf16("Features\t: asimd"), has_bf16("")
     (True, False, False)
@@ -88,29 +88,29 @@ def has_bf16(cpuinfo: str) -> bool:
 
 
 def about_precision(precision: str, device: torch.device) -> str:
-    """What the user of a ``train.precision`` has to know; nothing about float32."""
+    """Return a note about ``train.precision``, "" for float32."""
     if precision == "float32":
         return ""
     note = (
-        f"train.precision = {precision!r}: only local steps are taken in 16 bits; tests, "
-        "measurements, weights and all that is sent are float32."
+        f"train.precision = {precision!r}: only local steps use 16 bits; tests, measurements, "
+        "weights and messages are float32."
     )
     if device.type == "cuda":
-        import torch  # late: reports need none of it
+        import torch  # late: reports do not need torch
 
         units = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         units = has_bf16(_CPUINFO.read_text() if _CPUINFO.exists() else "")
     if not units:
         note += (
-            " This machine has no units for bfloat16 that are known here: clients on it are "
-            "faster with 'float32'."
+            " This machine has no known units for bfloat16: clients on it are faster with "
+            "'float32'."
         )
     return note
 
 
 def _sysctl() -> str:
-    """Ask macOS for its processor's name, and write it as ``/proc/cpuinfo`` would."""
+    """Return macOS's processor name in the format of ``/proc/cpuinfo``."""
     try:
         answer = subprocess.run(
             ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True
@@ -121,10 +121,10 @@ def _sysctl() -> str:
 
 
 def release_memory() -> None:
-    """Give pages that are free to the system, which glibc keeps in case they are wanted again.
+    """Return free memory pages from glibc to the system.
 
-    Between a round's messages and arrays of all sizes it finds less and less room for the next
-    round's, so that what it holds grows though nothing is kept. Does nothing without glibc.
+    glibc keeps freed pages, whose gaps fragment from round to round, so that the process would
+    grow. Without glibc nothing is done.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

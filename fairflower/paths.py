@@ -1,4 +1,4 @@
-"""Where fairflower keeps its files."""
+"""Folders of fairflower's files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fairflower.errors import ConfigError
 
 
 def home() -> Path:
-    """``$FAIRFLOWER_HOME``, by default ``~/.fairflower``: runs, prepared data, clients' state."""
+    """Return ``$FAIRFLOWER_HOME``, by default ``~/.fairflower``."""
     return Path(os.environ.get("FAIRFLOWER_HOME") or "~/.fairflower").expanduser().absolute()
 
 
 def file_name(text: str) -> str:
-    """A name as part of a file's.
+    """Return a name with characters that file names allow.
 
     >>> file_name("moon:mu=1+my_package.rules:MinLoss")
     'moon-mu=1+my_package.rules-MinLoss'
@@ -27,27 +27,27 @@ def file_name(text: str) -> str:
 
 
 def client_states() -> Path:
-    """The folder of what clients keep from round to round: ``<run id>/<client id>/``."""
+    """Return the folder of clients' state between rounds, ``<run id>/<client id>/``."""
     return home() / "state"
 
 
 def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
-    """The chosen folder, or a new one of a kind; two processes of one second do not share it."""
+    """Return the chosen folder, or a folder named by time and process below ``kind``."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return Path(chosen or home() / kind / name).expanduser().absolute()
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The path itself if it is a run folder or a file, else the run folders below it.
+    """Return the path if it is a run folder or a file, else all run folders below it.
 
-    ``ConfigError`` where there are none.
+    ``ConfigError`` if there is none.
     """
     if (path / "run.json").exists() or not path.is_dir():
         return [path]
-    found = sorted(found.parent for found in path.rglob("run.json"))
-    if not found:
-        raise ConfigError(f"{path} is no run folder and holds none: no run.json in it.")
-    return found
+    folders = sorted(facts.parent for facts in path.rglob("run.json"))
+    if not folders:
+        raise ConfigError(f"{path} is no run folder and has none: there is no run.json in it.")
+    return folders
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:

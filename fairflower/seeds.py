@@ -1,4 +1,4 @@
-"""One seed for every random choice, derived from what the choice is about."""
+"""Seeds derived from the purpose of each random choice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Hash what a random choice is about into a seed, 0 <= seed < 2**63.
+    """Return a seed, 0 <= seed < 2**63, hashed from the parts that identify a random choice.
 
-    The same parts give the same seed in every process and on every machine, and
-    related parts (client 3 and 4, round 1 and 2) give unrelated streams.
+    The same parts give the same seed in every process and on every machine; other parts, such
+    as the next client or round, give an independent stream.
 
     >>> derive_seed(0, 3, 1, "batches") == derive_seed(0, 3, 1, "batches")
     True

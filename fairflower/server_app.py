@@ -19,10 +19,10 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says."""
+    """Make the run of the run config; with ``resume``, continue the run in that folder."""
     config = RunConfig.from_flat(context.run_config)
     if config.resume:
-        # Flower sends every key; those that are not as in pyproject.toml were given.
+        # Flower sends all keys: those that differ from pyproject.toml were given by the user.
         flat, defaults = config.to_flat(), keys()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = resumed_config(Path(config.resume), given)

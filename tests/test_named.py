@@ -384,8 +384,11 @@ def test_a_broken_package_harms_only_who_names_it(
     assert RunConfig.from_flat({"strategy.name": "mended"}).label == "mended"
     assert RunConfig.from_flat({"strategy.name": "fedheal"}).label == "fedheal"
     for name, message in (
-        ("worse", "'worse' of one 1.2 cannot be imported: .*'no_such_library'. Mend or reinstall"),
-        ("gone", "'gone' of one 1.2 cannot be imported: .*'lost'. Mend or reinstall one"),
+        (
+            "worse",
+            "'worse' of one 1.2 cannot be imported: .*'no_such_library'. Repair or reinstall",
+        ),
+        ("gone", "'gone' of one 1.2 cannot be imported: .*'lost'. Repair or reinstall one"),
         ("moved", "'moved' of one 1.2: mine has no 'Mines'. Did you mean Mine"),
     ):
         with pytest.raises(ConfigError, match=message):

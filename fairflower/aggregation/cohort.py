@@ -50,7 +50,7 @@ class Block:
         return np.promote_types(self.received.dtype, np.float32)
 
     def update(self, k: int, out: Floats | None = None) -> Floats:
-        """Return Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` or a new array."""
+        """Return Delta_k = theta_k - theta of client ``k``, shape (b,), in ``out`` if given."""
         return np.subtract(self.returned[k], self.received, out=out, dtype=self.precision)
 
 

@@ -1,9 +1,8 @@
-"""Shared state that travels beside the model: control variates, prototypes, ...
+"""Exchanges: state that server and clients share beside the model, such as control variates.
 
-A method of local training may need more of the server than a model. An `Exchange` is
-that need: what every train message carries, what comes back, and how it is merged.
-Any strategy carries any exchange (``FedHEAL(exchanges=[ControlVariates()])``), so no
-strategy knows a method of local training and no method knows a strategy.
+An `Exchange` defines the arrays in train messages, the arrays that clients return, and how the
+server merges them. Each works with every strategy, ``FedHEAL(exchanges=[ControlVariates()])``, so
+strategies and training methods do not depend on each other.
 """
 
 from __future__ import annotations

@@ -16,38 +16,36 @@ Array = NDArray[np.float64]
 
 
 class SemanticAnchors(Exchange):
-    """One unit vector a_c per class, told apart by the global classifier, far from each other.
+    """Unit vectors a_c, one per class, that the global classifier separates.
 
-    A = nor(Theta(R)) with a two-layer perceptron Theta and vectors R, both learned from
-    round to round on (their Eqs. 3 to 5), the merged head W, b being frozen::
+    A = nor(Theta(R)) with a two-layer perceptron Theta and vectors R. Every round continues to
+    train both (their Eqs. 3 to 5), with the merged head W, b frozen::
 
         L_ACE = mean_c -log softmax(W a_c + b)_c
         L_SEP = mean_c log( 1/(C-1) sum_{j != c} exp(<a_c, a_j> / tau) )
         L_LSA = L_ACE + alpha L_SEP
 
-    Anchors are sent from round 2 on, as there is no trained head before. It is a
-    problem of a few thousand numbers, so it is solved here in numpy, its gradient
-    written out: the server needs no torch.
+    Anchors are sent from round 2, after the head was first trained. The problem has a few
+    thousand numbers and is solved in NumPy, so the server needs no torch.
 
-    Inferred: anchors have length one while they are learned (Eq. 6 wants unit vectors,
-    the algorithm does not say when); the temperature stands inside the exponential (as
-    printed in Eq. 4 it would change nothing but a constant); the hidden width and the
-    step size, neither of which the paper gives.
+    Inferred: anchors have length 1 during training (Eq. 6 needs unit vectors, the algorithm does
+    not say when); the temperature is inside the exponential (in Eq. 4 as printed it would only
+    add a constant); the hidden width and the step size, which the paper does not give.
 
     Parameters
     ----------
     alpha : float
-        Default 0.02 (FedEquilibria, Table 5; the original takes 0.02 or 0.4).
+        Weight of the separation loss. Default 0.02 (FedEquilibria, Table 5; FedLSA: 0.02 or 0.4).
     tau : float
-        Default 0.1 (the same; the original takes 0.1 or 0.2).
+        Temperature. Default 0.1 (FedEquilibria, Table 5; FedLSA: 0.1 or 0.2).
     epochs : int
-        Gradient steps per round; default 500 (the original).
+        Gradient steps per round. Default 500 (FedLSA).
     lr : float
-        Of plain gradient descent; default 1.
+        Learning rate of gradient descent. Default 1 (this project's choice).
     hidden : int
-        Width of Theta's hidden layer.
+        Width of Theta's hidden layer. Default 64 (this project's choice).
     head : str
-        Name of the model's last linear layer.
+        Name of the model's last linear layer. Default "head".
     """
 
     name = "anchors"
@@ -79,11 +77,11 @@ class SemanticAnchors(Exchange):
             bias = merged[f"{self.head}.bias"].astype(np.float64)
         except KeyError as missing:
             raise ValueError(
-                f"The model has no array {missing}, which anchors are learned from. Name its last "
-                "linear layer: SemanticAnchors(head=...)."
+                f"The model has no array {missing}, and anchors need the last linear layer. Give "
+                "its name: SemanticAnchors(head=...)."
             ) from None
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
-        with one_thread():  # sums must not depend on the cores
+        with one_thread():  # bits must not depend on the number of cores
             for _ in range(self.epochs):
                 _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
                 learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
@@ -93,7 +91,7 @@ class SemanticAnchors(Exchange):
 
 
 def initial(shape: tuple[int, ...], hidden: int, seed: int) -> dict[str, Array]:
-    """R [C, d] and Theta's layers, [d, h] and [h, d], each row of about unit length."""
+    """Return R [C, d] and Theta's layers, [d, h] and [h, d], with rows of about unit length."""
     classes, d = shape
     random = np.random.default_rng([seed, classes, d])
     return {
@@ -106,14 +104,14 @@ def initial(shape: tuple[int, ...], hidden: int, seed: int) -> dict[str, Array]:
 
 
 def unit_anchors(parameters: dict[str, Array]) -> Array:
-    """A = nor(Theta(R)), [C, d]."""
+    """Return the anchors A = nor(Theta(R)), [C, d]."""
     return _forward(parameters)["A"]
 
 
 def anchor_loss(
     parameters: dict[str, Array], weight: Array, bias: Array, alpha: float, tau: float
 ) -> tuple[float, dict[str, Array]]:
-    """L_LSA, and its gradient by each of ``parameters``."""
+    """Return L_LSA and its gradient with respect to each of ``parameters``."""
     middle = _forward(parameters)
     A = middle["A"]
     classes = len(A)

@@ -13,10 +13,10 @@ from fairflower.aggregation.records import InvalidReply
 
 
 class AveragedBatches(Exchange):
-    """The means of some batches of every client's images and labels, sent to all clients.
+    """Means of batches of every client's images and labels, sent to all clients.
 
-    Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes], the server sends
-    those of all clients that were ever in a cohort, each its last, by client id.
+    Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the last
+    arrays of every client that was in a cohort, concatenated by client id.
     """
 
     name = "averages"
@@ -45,16 +45,18 @@ class AveragedBatches(Exchange):
                 "[M, C, H, W] and [M, classes]"
             )
         if len(images) > num_examples:
-            raise InvalidReply(f"{len(images)} averages of {num_examples:.0f} images")
+            raise InvalidReply(
+                f"it sent {len(images)} averages, more than its {num_examples:.0f} images"
+            )
         for kept, got in ((self.images, images), (self.labels, labels)):
             shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
             if got.shape[1:] != shape:
                 raise InvalidReply(f"an average has shape {got.shape[1:]}, the others' {shape}")
         for name, array in arrays.items():
             if array.dtype != np.float32 or not np.isfinite(array).all():
-                raise InvalidReply(f"{name!r} holds something else than finite 32-bit numbers")
+                raise InvalidReply(f"{name!r} holds values that are not finite 32-bit numbers")
         if (labels < 0).any() or not np.allclose(labels.sum(1), 1, atol=1e-4):
-            raise InvalidReply("'labels' holds something else than shares that add up to 1")
+            raise InvalidReply("'labels' holds rows that are not shares with sum 1")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:

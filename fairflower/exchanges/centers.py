@@ -1,4 +1,4 @@
-"""FedGCR's cluster centres (Cheng et al., AAAI 2024)."""
+"""FedGCR's cluster centers (Cheng et al., AAAI 2024)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 
 
 class ClusterCenters(ClusteringMixin, Exchange):
-    """The mean representation H_t of every cluster of clients, and whose cluster is which.
+    """Mean representation H_t of each cluster of clients, and each client's cluster.
 
-    All clients get ``H`` [T', d], and each the row of its own cluster (Algorithm 1:
-    ``LocalUpdate(theta, H, T[k])``) as ``cluster`` in its config. One that was never in a
-    cohort has no cluster yet and is told none; one that sat rounds out has its last.
+    All clients get ``H`` [T', d], and in the config the row of their cluster, ``cluster``
+    (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that was never in a cohort gets no
+    ``cluster``; an absent client keeps its last.
 
-    The clusters are the strategy's where it finds any (``FedGCR``). Else they are found
-    here in the same way, so that every strategy goes with clients that customise to
-    their group: the paper's FedGC without FedGR averages as FedAvg does, and still has H.
+    If the strategy clusters (``FedGCR``), its clusters are used. Otherwise clients are clustered
+    here in the same way, so FedGC works with every strategy: in the paper, FedGC without FedGR
+    averages like FedAvg.
 
     Parameters
     ----------
     num_clusters, clustering, variant
-        As ``FedGCR``'s, for where the strategy finds no clusters; without a T', that is
-        refused for all variants but ``"adapted"`` in any case.
+        As of ``FedGCR``, for strategies that do not cluster. All variants but ``"adapted"``
+        need ``num_clusters``.
     """
 
     name = "centres"

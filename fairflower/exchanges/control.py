@@ -12,11 +12,11 @@ from fairflower.aggregation.exchange import Exchange
 
 
 class ControlVariates(Exchange):
-    """SCAFFOLD's c: the mean of all clients' control variates.
+    """SCAFFOLD's c: the mean of all clients' control variates c_k.
 
-    Clients return the change of their own, and c <- c + (1/N) sum_{k in cohort}
-    (c_k+ - c_k), N counting all clients: their Eq. 5, whatever the weights of the
-    models are. The server's step size is 1.
+    Clients return the changes c_k+ - c_k, and c <- c + (1/N) sum_{k in cohort} (c_k+ - c_k) with
+    N the number of all clients: their Eq. 5, for any weights of the models. The server's step
+    size is 1.
     """
 
     name = "control"

@@ -13,18 +13,17 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, is_real
 
-#: Of a class at one client; sums of larger counts would overflow.
+#: Largest count of a class at a client; sums of larger counts would overflow.
 MOST_IMAGES = 2**40
 
 
 class Prototypes(Exchange):
-    """The mean feature vector of every class over all clients' images.
+    """Mean feature vector of every class over all clients' images.
 
-    Clients return the means over their own images, [C, d], and how many those were,
-    [C]. The server's are weighted by these counts (FedProto's Eq. 6; its released code
-    weighs clients equally). A class that nobody returned keeps its prototype. The same
-    two arrays are sent: ``mean``, and ``count``, which is zero for a class without
-    prototype.
+    Clients return ``mean`` [C, d] over their images and the numbers of images ``count`` [C]. The
+    server averages by these counts (FedProto's Eq. 6; its released code weighs clients equally)
+    and sends ``mean`` and ``count``. A class without images in a round keeps its prototype; a
+    class without prototype has count 0.
     """
 
     name = "prototypes"
@@ -55,11 +54,13 @@ class Prototypes(Exchange):
             finite = is_real(mean) and np.isfinite(mean.astype(np.float32)).all()
         if not finite:
             wrong = NotFinite if is_real(mean) else InvalidReply
-            raise wrong("'mean' holds something else than finite numbers of 32 bits")
+            raise wrong("'mean' holds values that are not finite 32-bit numbers")
         if count.dtype.kind != "i" or (count < 0).any():
-            raise InvalidReply("'count' holds something else than whole numbers from zero")
+            raise InvalidReply("'count' holds values that are not whole numbers from 0")
         if (count > MOST_IMAGES).any():
-            raise InvalidReply(f"'count' holds {count.max()} images of a class, which nobody has")
+            raise InvalidReply(
+                f"'count' holds {count.max()} images of a class: expected at most 2**40"
+            )
         if count.sum() > num_examples:
             raise InvalidReply(f"'count' holds {count.sum()} images, more than its num-examples")
         return arrays
@@ -68,7 +69,7 @@ class Prototypes(Exchange):
         return arrays["mean"].shape
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        # A client's longest one: however many classes it has, it has one vote.
+        # A client's longest prototype, so that each client counts once in the median.
         lengths = [
             np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
             for r in returned

@@ -9,20 +9,19 @@ from fairflower.aggregation.exchange import Exchange
 
 
 class DynamicRegularizer(Exchange):
-    """FedDyn's h, by which the server corrects every merged model (their Algorithm 1)::
+    """FedDyn's h, with which the server corrects every merged model (their Algorithm 1)::
 
         h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)
         theta <- mean_{k in cohort} theta_k - h / alpha
 
-    N counts all clients. Kept is H = -h / alpha, a sum of model updates, so alpha is
-    the clients' alone. Nothing is sent or returned.
+    N is the number of all clients. The server stores H = -h / alpha, a sum of model updates, so
+    only clients need alpha. No arrays are sent or returned.
 
-    The merge that the strategy made stands for the mean, in the model and in H: with K
-    of N clients, H <- H + (K/N) (merged - theta). For ``uniform`` that is Algorithm 1
-    to the letter. Under other fixed weights w the method comes to rest where
-    sum_k w_k grad L_k = 0, as the authors' code does for sample weights (exactly if all
-    clients take part); with the equation as printed it would rest at the optimum of the
-    plain mean of the losses, whatever the strategy. Buffers are not corrected.
+    The strategy's merged model replaces the mean, in the model and in H: with K of N clients,
+    H <- H + (K/N) (merged - theta). With ``uniform`` this is Algorithm 1. With other fixed weights
+    w the method converges to sum_k w_k grad L_k = 0, as does the authors' code with sample
+    weights (exactly if all clients take part); the printed equation would converge to the optimum
+    of the mean loss with any strategy. Buffers are not corrected.
     """
 
     name = "regulariser"

@@ -1,7 +1,6 @@
-"""What can be named in a run config: one line for each strategy, client, model and data set.
+"""Names of the built-in strategies, clients, models and data sets.
 
-Kept apart from the code that it names, which is imported when it is asked for: so
-``fairflower --help`` needs no torch. `fairflower.registry.named` finds those of other packages.
+Their modules are imported on first use, so that ``fairflower --help`` does not import torch.
 """
 
 from __future__ import annotations
@@ -65,21 +64,21 @@ CLIENTS = MethodRegistry(
     base="fairflower.clients:Trainer",
 )
 
-#: What a strategy can ask clients to measure: `fairflower.training.measurements` says how.
+#: Measurements that a strategy can request, computed by `fairflower.training.measurements`.
 MEASUREMENTS = (
     *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
     *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
     *("fisher", "representation", "received_representation", "local_loss"),
 )
 
-#: What examples are, by how many numbers their shape has: (features,), (vocabulary, length) of
-#: token ids, (channels, height, width).
+#: Length of an example's shape -> kind: (features,), (vocabulary, length) of token ids, or
+#: (channels, height, width).
 KINDS = {1: "features", 2: "tokens", 3: "images"}
 
-#: The model of a run that names none; all other built-in ones are for images.
+#: Default model by kind of examples; all other built-in models are for images.
 MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
 
-#: Names of plain local training, left out of a method's label.
+#: Names of plain local training, which a method's label omits.
 PLAIN_CLIENTS = ("sgd", "fedavg")
 
 MODELS = DescribedRegistry(
@@ -126,15 +125,15 @@ MODELS = DescribedRegistry(
     makers=True,
 )
 
-#: Classes of `fairflower.trackers`, by the names of the library, the module and the extra.
+#: Name of library, module and extra -> class in `fairflower.trackers`.
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
-#: Those that take ``model.weights``.
+#: Models with a setting ``model.weights``.
 PRETRAINED = frozenset(
     {"prompt-vit-tiny", "prompt-vit-b-16", "vpt-vit-tiny", "vpt-vit-b-16", "resnet18"}
 )
 
-#: Of these, those all of whose arrays travel: only who makes the first model reads the weights.
+#: Models whose arrays are all communicated: only the server reads the pretrained weights.
 INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
 
 DATA_SETS = DescribedRegistry(

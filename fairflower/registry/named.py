@@ -1,7 +1,6 @@
-"""Finding strategies, clients, models and data sets by name, wherever they were written.
+"""Registries of strategies, clients, models and data sets by name.
 
-Beside the built-in ones, `fairflower.registry`, there are those of other packages: named by an
-entry point, or by place, ``module:Class``.
+Names are built in (`fairflower.registry`), entry points of other packages, or ``module:Class``.
 """
 
 from __future__ import annotations
@@ -23,12 +22,20 @@ from fairflower.errors import ConfigError
 
 
 class Registry(UserDict[str, Any]):
-    """Classes and functions by name, imported when asked for.
+    """Classes and functions by name, imported on first use.
 
-    Those that are built in, from ``"module:attribute"`` below ``package``, are what it iterates
-    over. It also has what packages offer as entry points of the group ``package``, and any
-    other name that is a place itself: these have to be of the class at ``base``, or functions
-    where ``makers`` may be named.
+    Parameters
+    ----------
+    package : str
+        Package of the built-in entries, and group of other packages' entry points.
+    places : mapping of str -> str
+        Built-in name -> ``"module:attribute"`` below ``package``. Iteration yields these names.
+    kind : str
+        Word for an entry in messages, e.g. "strategy".
+    base : str
+        Place of the class of which all entries are subclasses.
+    makers : bool, default=False
+        Whether functions that return an instance are allowed.
     """
 
     def __init__(
@@ -36,7 +43,6 @@ class Registry(UserDict[str, Any]):
     ) -> None:
         super().__init__(places)
         self.package = package
-        #: What one of them is called in messages.
         self.kind = kind
         self._base = base
         self._makers = makers
@@ -46,9 +52,10 @@ class Registry(UserDict[str, Any]):
         return known or bool(re.fullmatch(r"[\w.]+:[\w.]+", str(name)))
 
     def __getitem__(self, name: str) -> Any:
-        """What is named so; ``ConfigError`` if it is not there, cannot be imported, or is no such.
+        """Return the registered object.
 
-        A name that two packages offer is refused; a built-in one is always the built-in one.
+        ``ConfigError`` if it is missing, cannot be imported, has the wrong type, or two packages
+        have an entry point of this name. A built-in name always means the built-in entry.
         """
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
@@ -58,71 +65,71 @@ class Registry(UserDict[str, Any]):
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(
-                f"Two packages offer a {self.kind} {name!r}: {listed}. Name it by its place "
-                f"instead, as in {claims[0].value}, or uninstall one of them."
+                f"Two packages offer a {self.kind} {name!r}: {listed}. Name it by its place, "
+                f"{claims[0].value}, or uninstall one of the packages."
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
     def names(self) -> list[str]:
-        """What can be named: the built-in ones and those that installed packages offer."""
+        """Return all names: built in, and of installed packages' entry points."""
         return [*self.data, *self.offers()]
 
     def offers(self) -> dict[str, EntryPoint]:
-        """What installed packages offer by name; by place where the name is not theirs alone."""
-        found = _entry_points(self.package)
-        taken = Counter([*self.data, *(offer.name for offer in found)])
-        return {o.name if taken[o.name] == 1 else o.value: o for o in found}
+        """Return other packages' entry points by name, or by place if a name is not unique."""
+        offers = _entry_points(self.package)
+        counts = Counter([*self.data, *(offer.name for offer in offers)])
+        return {o.name if counts[o.name] == 1 else o.value: o for o in offers}
 
     def _checked(self, name: str, offer: EntryPoint) -> Any:
-        """Import what somebody else has written; ``ConfigError`` names it, and what to do."""
+        """Import an entry of another package; ``ConfigError`` says what is wrong and what to do."""
         module, _, attribute = offer.value.partition(":")
         start = f"The {self.kind} {name!r}" + (
             f" of {distribution_of(offer)}" if offer.dist else ""
         )
-        mend = f"Mend or reinstall {offer.dist.name}" if offer.dist else f"Mend {module}"
+        remedy = f"Repair or reinstall {offer.dist.name}" if offer.dist else f"Repair {module}"
         try:
-            there: Any = importlib.import_module(module)
+            imported: Any = importlib.import_module(module)
         except (Exception, SystemExit) as error:
             absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
                 f"{error.name}."
             )
             if absent and not offer.dist:
                 where = "where the server runs" if self.kind == "strategy" else "on every machine"
-                mend = f"Install its package {where}, or start from the folder that has it"
+                remedy = f"Install its package {where}, or start from the folder that has it"
             raise ConfigError(
-                f"{start} cannot be imported: {type(error).__name__}: {error}. {mend}."
+                f"{start} cannot be imported: {type(error).__name__}: {error}. {remedy}."
             ) from error
         base = _attribute(self._base)
         try:
-            found = functools.reduce(getattr, attribute.split("."), there)
+            entry = functools.reduce(getattr, attribute.split("."), imported)
         except AttributeError:
-            fit = [n for n, value in vars(there).items() if _is_kind(value, base)]
-            own = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
-            hint = f" Did you mean {' or '.join(own)}?" if own else f" {mend}."
+            fit = [n for n, value in vars(imported).items() if _is_kind(value, base)]
+            near = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
+            hint = f" Did you mean {' or '.join(near)}?" if near else f" {remedy}."
             raise ConfigError(f"{start}: {module} has no {attribute!r}.{hint}") from None
-        if not _is_kind(found, base) and not (self._makers and inspect.isroutine(found)):
+        if not _is_kind(entry, base) and not (self._makers and inspect.isroutine(entry)):
             raise ConfigError(
                 f"{start} is no {self.kind}: expected a subclass of {self._base.replace(':', '.')}"
-                f"{', or a function that makes one' if self._makers else ''}, got {found!r}."
+                f"{', or a function that makes one' if self._makers else ''}, got {entry!r}."
             )
         try:
-            argument_specs(found)
+            argument_specs(entry)
         except Exception as error:
             raise ConfigError(
-                f"{start}: the annotations of its arguments cannot be read ({error}). They have "
-                "to be names of its module, outside of `if TYPE_CHECKING`."
+                f"{start}: the annotations of its arguments cannot be read ({error}). Import "
+                "their names in its module, outside of `if TYPE_CHECKING`."
             ) from error
-        return found
+        return entry
 
 
 def add_cwd_to_path() -> None:
-    """Let modules in the working directory be found, after all others: they shadow no library."""
+    """Append the working directory to ``sys.path``, so that its modules shadow no library."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def distribution_of(offer: EntryPoint) -> str:
-    """The package that an entry point is of, with its version."""
+    """Return the name and version of an entry point's package."""
     return f"{offer.dist.name} {offer.dist.version}" if offer.dist else ""
 
 
@@ -132,7 +139,7 @@ def _entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _found(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Read what the packages on ``path``, which is `sys.path`, offer in a group: it takes 10 ms."""
+    """Return the entry points of a group; cached by ``path``, `sys.path`, as it takes 10 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda offer: (offer.name, offer.value)))
 
 
@@ -146,10 +153,10 @@ def _is_kind(thing: Any, base: type) -> bool:
 
 
 class MethodRegistry(Registry):
-    """Methods, whose docstrings and constructors say what they are."""
+    """Registry of methods, described by their docstrings and constructors."""
 
     def arguments(self) -> dict[str, list[str]]:
-        """The built-in methods' own arguments, each with the names of those that take it."""
+        """Return the built-in methods' arguments, each with the names of its methods."""
         owners: dict[str, list[str]] = {}
         for name, method in self.items():
             for argument in method.argument_specs():
@@ -158,7 +165,7 @@ class MethodRegistry(Registry):
 
 
 class DescribedRegistry(Registry):
-    """Things that a list shows without importing them: place and line by name."""
+    """Registry with a line of description per entry, so that lists need no import."""
 
     def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:
         super().__init__(package, {name: place for name, (place, _) in entries.items()}, **of)

@@ -78,7 +78,7 @@ def test_a_step_that_is_no_mean_leaves_statistics_to_their_weights():
 @pytest.mark.parametrize("last", [0.0, -0.1, 0.9, np.nan])
 def test_statistics_cannot_follow_a_step_that_is_no_mean(last):
     rest = 0.2 if last else 0.0
-    with pytest.raises(ValueError, match="buffers need weights of their own"):
+    with pytest.raises(ValueError, match="give weights for the buffers"):
         cohort().move(np.array([rest] * (CLIENTS - 1) + [last]))
 
 
