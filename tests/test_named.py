@@ -133,7 +133,7 @@ def test_clients_train_where_the_strategy_is_not_installed(
     settings = QUICK | {"num-server-rounds": 3, "train.lr-schedule": "linear"}
     named = {"strategy.name": "mine:Mine", "strategy.power": 2.0, "output-dir": str(tmp_path)}
     made = RunConfig.from_flat(settings | named)
-    strategy = made.strategy.made_by
+    strategy = made.strategy.factory
     begin, instances = strategy.__init__, []
     monkeypatch.setattr(
         strategy, "__init__", wraps(begin)(lambda *a, **k: (instances.append(1), begin(*a, **k))[1])
