@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('run --resume /no/such/run', '/no/such/run is not a run folder: its run.json: No such file or directory.'),
             ('run --resume {empty}', 'empty is not a run folder: its run.json: No such file or directory.'),
             ('run --resume {run} --strategy fedavg', '--strategy: a run that is resumed keeps its own settings.'),
-            ('run --resume {run} --seed 4', 'seed = 4 was given, but run goes on by its own settings (seed = 0). Only these may change: checkpoint.every, checkpoint.keep, client-gpus, data.dir,'),
+            ('run --resume {run} --seed 4', 'seed = 4 was given, but run is resumed with its own settings (seed = 0). Only these may change: checkpoint.every, checkpoint.keep, client-gpus, data.dir,'),
             ('run --resume {run} --rounds 0', 'num-server-rounds = 0: run has 4 rounds already.'),
             ('run --rounds three', "Invalid value for '--rounds': 'three' is not a valid integer."),
             ('run --rounds', "Option '--rounds' requires an argument."),

@@ -1,4 +1,4 @@
-"""Who is told of a run's rounds: a tracker, and the user's callback."""
+"""Callbacks after each round: a tracker, and the user's function."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from fairflower.server.figures import Figures
 from fairflower.server.folder import RunFolder
 from fairflower.trackers import Tracker, tracker_class
 
-#: Gets a round's number and figures; what it returns is True if the run is to stop there.
+#: Called with a round's number and metrics; True stops the run after the round.
 OnRound = Callable[[int, Figures], object]
 
 
 class CallbackList:
-    """Tells the tracker that ``track`` names, and ``on_round``, of a run's rounds.
+    """Calls the tracker of the setting ``track``, and ``on_round``, after each round.
 
-    A tracker that fails in mid-run is left out with a warning; what ``on_round`` raises ends
-    the run.
+    If the tracker fails, it is dropped with a warning; an exception of ``on_round`` ends the run.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig, on_round: OnRound | None) -> None:
@@ -28,7 +27,7 @@ class CallbackList:
         self._tracker: Tracker | None = None
 
     def begin(self, after: int) -> None:
-        """Begin to track, ``after`` -1, or go on after a round in the same run of the tracker."""
+        """Start tracking; ``after`` is the last round of a resumed run, -1 for a new run."""
         track = self._config.track
         if track == "none":
             return
@@ -39,7 +38,7 @@ class CallbackList:
         self._folder.note("tracked", {**keys, track: self._tracker.key})
 
     def round(self, server_round: int, figures: Figures) -> bool:
-        """Tell of a round; True if the callback wants the run to stop after it."""
+        """Call both after a round; return True if ``on_round`` stops the run."""
         self._track(lambda tracker: tracker.round(server_round, figures))
         if self._on_round is None or server_round == 0:
             return False
@@ -50,14 +49,16 @@ class CallbackList:
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
     def end(self) -> None:
-        """Tell the tracker the final figures, and how the run ended."""
+        """Give the tracker the final metrics and the status of the run."""
         status, final = str(self._folder.fact("status")), self._folder.figures.final()
         self._track(lambda tracker: tracker.end(status, final))
 
-    def _track(self, tell: Callable[[Tracker], None]) -> None:
+    def _track(self, call: Callable[[Tracker], None]) -> None:
         if self._tracker is not None:
             try:
-                tell(self._tracker)
-            except Exception as error:  # it may be anything: a library's, or the network's
-                logger.warning("track = %s failed, and is left out: %s", self._config.track, error)
+                call(self._tracker)
+            except Exception as error:  # libraries and the network may raise anything
+                logger.warning(
+                    "track = %s failed and is switched off: %s", self._config.track, error
+                )
                 self._tracker = None

@@ -1,9 +1,9 @@
-"""Checkpoints: what the server needs to go on with a run that was stopped or killed.
+"""Checkpoints, from which a stopped or killed run is resumed.
 
-They lie in the run folder, ``checkpoints/round-000007.safetensors``: the global model and
-what strategy and exchanges carry from round to round, as arrays; in the file's header
-the round, the time it took, the run config and how far its histories had been written. Every random
-choice is derived from the seed and what it is about, so there is no generator to save.
+A checkpoint is a file ``checkpoints/round-000007.safetensors`` of the run folder. It has the global
+model and the state of strategy and exchanges as arrays; in its header the round, the wall time, the
+run config and the sizes of growing files. Random draws are derived from the seed and their purpose,
+so there is no generator state.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from fairflower.errors import ConfigError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.server.folder import read_facts
 
-#: Settings that may be others when a run goes on: those of its execution, except where its
-#: folder is. (More rounds move its result where a method has a schedule over all of them.)
+#: Settings that may change when a run is resumed: of its execution, without the folder, and the
+#: number of rounds. (More rounds change the result of methods with a schedule over all rounds.)
 CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-rounds"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round."""
+    """State of a run after a round."""
 
     server_round: int  # 0 before training
     model: Arrays  # the global model
     state: Arrays  # FairStrategy.state_dict()
     seconds: float  # wall time so far, in all sessions
-    sizes: Mapping[str, int]  # bytes of those files of the run folder that grow
-    config: Mapping[str, Any] = field(default_factory=dict)  # {}: by an earlier version
+    sizes: Mapping[str, int]  # bytes of the growing files of the run folder
+    config: Mapping[str, Any] = field(default_factory=dict)  # {} in checkpoints of earlier versions
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Write a checkpoint into a run folder, and leave the newest ``keep`` there."""
+    """Write a checkpoint into a run folder, and delete all but the newest ``keep``."""
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
     facts = {
@@ -53,9 +53,9 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load(run: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run folder; None if none was ever written.
+    """Return the newest readable checkpoint of a run folder; None if there are no files.
 
-    One that is damaged is passed over with a warning; ``ConfigError`` if all are.
+    Damaged checkpoints are skipped with a warning; ``ConfigError`` if all are damaged.
     """
     problems = []
     for path in _paths(run):
@@ -63,7 +63,7 @@ def load(run: Path) -> Checkpoint | None:
             arrays, facts = read_arrays(path)
         except DamagedFile as error:
             problems.append(str(error))
-            logger.warning("%s The one before it is tried.", error)
+            logger.warning("%s The previous checkpoint is tried.", error)
             continue
         return Checkpoint(
             server_round=facts["round"],
@@ -75,27 +75,36 @@ def load(run: Path) -> Checkpoint | None:
         )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
-        raise ConfigError(f"{run} has no checkpoint that is whole. Start the run anew.{listed}")
+        raise ConfigError(f"All checkpoints of {run} are damaged. Start a new run.{listed}")
     return None
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints, and what a killed run left half-written."""
+    """Delete all but the newest ``keep`` checkpoints, and temporary files of a killed run."""
     kept = set(_paths(run)[:keep])
     for path in set((run / "checkpoints").glob("*")) - kept:
         path.unlink(missing_ok=True)
 
 
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
-    """The config by which a run folder's run goes on, with the keys that the user gave beside.
+    """Return the config to resume a run, with settings that the user gave.
 
-    ``ConfigError`` if the folder is none, its run is completed, its clients would get other
-    images, or a key is given, or was changed in its ``config.toml``, that would make it another
-    run.
+    Parameters
+    ----------
+    run : Path
+        Run folder.
+    given : mapping
+        Run config keys of `CHANGEABLE`, or with the run's own values.
+
+    Raises
+    ------
+    ConfigError
+        If ``run`` is no run folder, the run is completed, its clients would get other data, or
+        another setting is given or was changed in its ``config.toml``.
     """
     run = run.expanduser().absolute()
     facts = read_facts(run)
-    # A run made before a setting existed ran with what is now its default.
+    # Settings newer than the run had the effect of their defaults.
     own = keys() | read_toml(run / "config.toml")
     check_same_data(run, facts, own)
     _check_unchanged(run, own)
@@ -104,7 +113,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         check_key(key, methods)
         if key not in CHANGEABLE and value != own.get(key):
             raise ConfigError(
-                f"{key} = {value!r} was given, but {run} goes on by its own settings ({key} = "
+                f"{key} = {value!r} was given, but {run} is resumed with its own settings ({key} = "
                 f"{own.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."
             )
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
@@ -113,7 +122,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     if facts["status"] == "completed" and facts.get("ended_early"):
         raise ConfigError(
             f"{run} is completed: it ended after round {done}, {facts['ended_early']}. Start "
-            "another run, with a larger stop.patience, or 0."
+            "a new run with a larger stop.patience, or 0."
         )
     if config.num_server_rounds < done:
         raise ConfigError(
@@ -121,28 +130,28 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         )
     if facts["status"] == "completed" and config.num_server_rounds == done:
         raise ConfigError(
-            f"{run} is completed: all of its {done} rounds are there. Give it more "
-            "(num-server-rounds) or start another run."
+            f"{run} is completed: all of its {done} rounds are done. Raise num-server-rounds, or "
+            "start a new run."
         )
     if done and not _paths(run):
-        raise ConfigError(f"{run} has no checkpoint (checkpoint.every = 0?). Start the run anew.")
+        raise ConfigError(f"{run} has no checkpoint (checkpoint.every = 0?). Start a new run.")
     if facts["status"] == "completed" and facts.get("client_state"):
         raise ConfigError(
-            f"{run} is completed, and what its clients kept from round to round "
-            f"({config.client.name}) is deleted then. Start a run with more rounds."
+            f"{run} is completed, and the state of its clients ({config.client.name}) was deleted. "
+            "Start a new run with more rounds."
         )
     return config
 
 
 def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
-    """Refuse settings that are not those by which the run's newest checkpoint was made."""
+    """Raise ``ConfigError`` if settings differ from those of the newest readable checkpoint."""
     for path in _paths(run):
         with suppress(DamagedFile):
             begun = sealed_facts(path).get("config")
             break
     else:
-        return  # it begins anew
-    if not begun:  # an earlier version's
+        return  # without a checkpoint the run begins again
+    if not begun:  # of an earlier version
         return
     begun = keys() | begun
     changed = [
@@ -152,41 +161,40 @@ def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"{run / 'config.toml'} was changed since the run began: {'; '.join(changed)}. Change "
-            "it back, or start another run with this file as --config."
+            f"{run / 'config.toml'} was changed since the run began: {'; '.join(changed)}. Undo "
+            "the change, or start a new run with this file as --config."
         )
 
 
 def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse a run that was begun when the same config gave clients other images.
+    """Raise ``ConfigError`` for a run of an earlier version that drew other images.
 
-    Its ``run.json``, ``facts``, has no ``images``, the fingerprint of the draw, which tells
-    since then.
+    Since then ``run.json`` (``facts``) has a fingerprint of the draw, ``images``.
     """
     redrawn = config.get("data.corrupted-clients") or config.get("data.name") == "pacs"
     if "images" not in facts and redrawn:
         raise ConfigError(
-            f"{run} was made by an earlier version, which chose the images of clean and of "
-            "corrupted clients, and PACS's test images, otherwise. Make it anew, in another folder."
+            f"{run} was made by an earlier version, which chose the images of clean and "
+            "corrupted clients, and PACS's test images, differently. Start a new run."
         )
 
 
 def resumable_configs(folder: Path) -> Iterator[RunConfig]:
-    """Configs to go on by, of all runs below a folder that are not completed and can go on.
+    """Yield the configs to resume all runs below a folder that can be resumed.
 
-    Of several of the same run that with the most rounds comes last.
+    They are sorted by the number of finished rounds.
     """
-    found = []
+    resumable = []
     for info in sorted(folder.rglob("run.json")):
         with suppress(ConfigError):
             facts = read_facts(info.parent)
             if facts["status"] != "completed":
-                found.append((facts["rounds"], resumed_config(info.parent, {})))
-    yield from (config for _, config in sorted(found, key=lambda pair: pair[0]))
+                resumable.append((facts["rounds"], resumed_config(info.parent, {})))
+    yield from (config for _, config in sorted(resumable, key=lambda pair: pair[0]))
 
 
 def _paths(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, the newest first."""
+    """Return the checkpoint files of a run folder, newest first."""
     return sorted(run.glob("checkpoints/round-*.safetensors"), reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""The global model on every domain's test set, at the server."""
+"""Centralized evaluation: tests the global model on every domain at the server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from fairflower.training.device import choose_device
 
 
 class CentralizedEvaluator:
-    """Builds the initial model and tests a global model domain by domain.
+    """Builds the initial model, and tests a global model on each domain.
 
-    Test examples are loaded on first use and stay on the device, images as uint8. On a
-    CPU, batches are spread over threads of one core each, so a result does not
-    depend on the number of cores.
+    Test examples are loaded on first use and stay on the device, images as uint8. On a CPU each
+    batch is tested by a thread of one core, so results do not depend on the number of cores.
     """
 
     def __init__(self, config: RunConfig, federation: Federation) -> None:
@@ -60,10 +59,10 @@ class CentralizedEvaluator:
     def __call__(
         self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test"
     ) -> dict[str, dict[str, float]]:
-        """Test ``arrays`` on every domain's examples of a split, ``"test"`` or ``"validation"``.
+        """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
 
-        Gives ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross entropy) and,
-        if it is wanted, ``auc`` (one-vs-one), by domain.
+        Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
+        entropy) and, with ``evaluate.auc``, ``auc`` (one-vs-one).
         """
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
@@ -101,7 +100,7 @@ class CentralizedEvaluator:
     def _test(
         self, images: Examples
     ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Summed loss, labels [B], predicted labels [B] and probabilities [B, classes or 0]."""
+        """Return the summed loss, labels [B], predictions [B], probabilities [B, classes or 0]."""
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
             logits = self.model(x)

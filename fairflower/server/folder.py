@@ -1,4 +1,4 @@
-"""What a run leaves behind: a folder that is readable however the run ended."""
+"""The run folder: config, status, metrics, diagnostics and model of a run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from fairflower.machine import machine, versions
 from fairflower.paths import file_name, home, read_text
 from fairflower.server.figures import History
 
-#: Levels of the history, of domains and of clients, by the images that these were tested on.
+#: Split -> levels of the history for results by domain and by client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
-#: What Flower and fairflower said of a run, and the error that ended it.
+#: Log of Flower and fairflower, and the error that ended the run.
 LOG = "log.txt"
 
 #: Files that a run appends to.
@@ -40,26 +40,26 @@ GROWING = ("history.csv", "diagnostics.jsonl")
 
 
 def runs_home(config: RunConfig) -> Path:
-    """The absolute folder in which ``config`` puts its run folder."""
+    """Return the absolute folder for the run folders of ``config``."""
     return Path(config.output_dir).expanduser().absolute() if config.output_dir else home() / "runs"
 
 
 def check_place(folder: Path) -> None:
-    """Make a folder for run folders if need be; ``OSError`` if nothing can be written there."""
+    """Create a folder if it is missing; ``OSError`` if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 class RunFolder:
-    """Writes one run's folder, line by line, so that a killed run keeps its rounds.
+    """Writes a run's folder round by round, so that a killed run keeps its rounds.
 
     Files: ``config.toml`` (resolved, readable by ``--config``), ``run.json``
     (status, versions, machine, clients), ``history.csv`` (columns round, level,
-    name, metric, value; `LEVELS`), ``diagnostics.jsonl`` (one object per round, and one more for a
-    test from which replies were dropped), ``model.safetensors`` (the final model),
-    `LOG`, and ``checkpoints`` (`fairflower.server.checkpoint`). Only one process at a time
-    can write it, from `create` or `reopen` to `finish`.
+    name, metric, value; `LEVELS`), ``diagnostics.jsonl`` (an object per round, and an object per
+    test with dropped replies), ``model.safetensors`` (the final model), `LOG`, and ``checkpoints``
+    (`fairflower.server.checkpoint`). A process locks the folder from `create` or `reopen` to
+    `finish`.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
-        """Make the folder of a run that begins, at the place that its config names.
+        """Create the folder of a new run, at the path that its config names.
 
-        ``facts`` is what else ``run.json`` shall hold (domains, clients, number of parameters).
+        ``facts`` are additional entries of ``run.json`` (domains, clients, number of parameters).
         """
         path = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
@@ -108,12 +108,22 @@ class RunFolder:
         sizes: Mapping[str, int] | None = None,
         seconds: float = 0.0,
     ) -> RunFolder:
-        """Open the folder of an earlier session as it was after a round, to go on from there.
+        """Open an existing run folder, and restore it to its state after a round.
 
-        ``config`` takes the place of the folder's own, and ``sizes`` and ``seconds`` are what
-        those of the folder were then; by default the run begins anew. ``ConfigError`` if it is
-        no run folder, another process writes to it, the facts are others, or files are missing
-        what they held.
+        Parameters
+        ----------
+        config : RunConfig
+            Replaces the folder's config.
+        facts : mapping
+            Facts of ``run.json`` that must not have changed.
+        server_round, sizes, seconds
+            Round, file sizes and wall time of the checkpoint; by default the run begins again.
+
+        Raises
+        ------
+        ConfigError
+            If ``path`` is no run folder, another process writes to it, a fact has changed, or a
+            file is shorter than at the checkpoint.
         """
         lock = lock_folder(path)
         try:
@@ -137,27 +147,27 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The run's name among clients: another for every run, whatever its folder's name."""
+        """Unique id of the run, by which clients store their state."""
         return str(self._facts["run_id"])
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, in all its sessions."""
+        """Wall time of the run so far, over all its sessions."""
         return round(time.monotonic() - self._begin, 3)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the files that grow, all of them on the disk."""
-        found = [self.path / name for name in GROWING if (self.path / name).exists()]
-        for path in found:
+        """Flush the growing files to disk, and return their sizes in bytes."""
+        paths = [self.path / name for name in GROWING if (self.path / name).exists()]
+        for path in paths:
             sync(path)
-        return {path.name: path.stat().st_size for path in found}
+        return {path.name: path.stat().st_size for path in paths}
 
     def fact(self, name: str) -> Any:
-        """What ``run.json`` says under a name; None if nothing."""
+        """Return an entry of ``run.json``; None if it is missing."""
         return self._facts.get(name)
 
     def note(self, name: str, value: Any) -> None:
-        """Put another fact into ``run.json``, if it is news."""
+        """Set an entry of ``run.json``, if its value is new."""
         if self._facts.get(name) != value:
             self._facts[name] = value
             self._write_facts()
@@ -165,7 +175,7 @@ class RunFolder:
     def history(
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:
-        """Append metrics of a domain, a client, or (name "") the run as a whole."""
+        """Append metrics of a domain, a client, or (name "") the run."""
         self.figures.add(server_round, level, name, values)
         with self._open("history.csv") as file:
             writer = csv.writer(file)
@@ -173,7 +183,7 @@ class RunFolder:
                 writer.writerow([server_round, level, name, metric, repr(float(value))])
 
     def is_tested(self, server_round: int) -> bool:
-        """Look for accuracies of a round in the history."""
+        """Return whether the history has accuracies of a round."""
         return any("accuracy/" in name for name in self.figures.of(server_round))
 
     def diagnostics(
@@ -183,7 +193,7 @@ class RunFolder:
         values: Mapping[str, NDArray[np.float64] | float],
         dropped: Mapping[int, str],
     ) -> None:
-        """Append what the strategy decided in a round."""
+        """Append the strategy's diagnostics of a round."""
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
         line |= {name: np.asarray(value).tolist() for name, value in values.items()}
         if dropped:
@@ -193,17 +203,17 @@ class RunFolder:
         self._write_facts()
 
     def dropped_in_test(self, server_round: int, dropped: Mapping[int, str]) -> None:
-        """Append whose replies to a round's test were left out, and why, if any were."""
+        """Append the clients whose test replies were dropped, with the reasons."""
         if dropped:
             self._add_diagnostics({"round": server_round, "dropped_in_test": dict(dropped)})
 
     def model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write the global model, replacing an earlier one at once."""
+        """Replace the file of the global model atomically."""
         dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         _replace(self.path / "model.safetensors", save(dense))
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Write how the run ended: completed, pruned, stopped or failed."""
+        """Write the final status: completed, pruned, stopped or failed; and unlock the folder."""
         self._facts |= {
             "status": status,
             "error": error,
@@ -219,7 +229,7 @@ class RunFolder:
         for name in GROWING:
             path, size = self.path / name, sizes.get(name, 0)
             if (path.stat().st_size if path.exists() else 0) < size:
-                raise ConfigError(f"{path} is shorter than at the checkpoint. Start the run anew.")
+                raise ConfigError(f"{path} is shorter than at the checkpoint. Start a new run.")
             if path.exists():
                 os.truncate(path, size)
         if not sizes:
@@ -239,31 +249,31 @@ class RunFolder:
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to go on with other data, or another model, than a run was begun with."""
-    # Where the data are tells them in runs of earlier versions alone.
+    """Raise ``ConfigError`` if data or model are not those with which the run began."""
+    # The path of the data identifies them only in runs of earlier versions.
     passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in passed and earlier.get(name, value) != value:
             what = "examples" if name == "digest" else name
             raise ConfigError(
-                f"{path} was begun with other data: its {what} are not what they were. Bring them "
-                "back (data.dir, or the same sites and no others), or start another run."
+                f"{path} began with other data: its {what} have changed. Restore the data "
+                "(data.dir, or the same sites and no others), or start a new run."
             )
 
 
 def _here(config: RunConfig) -> dict[str, Any]:
-    """The session's versions and machine, which decide its bits beside the config."""
+    """Return the session's versions and machine, on which its bits depend."""
     return {"versions": versions(), "machine": machine(config.train.device)}
 
 
 def _command() -> str:
-    """The command that started this process, without the secret that Flower gives a ServerApp."""
+    """Return the command of this process, without Flower's secret token."""
     name = Path(sys.argv[0]).name
     return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """A run folder's ``run.json``; ``ConfigError`` if there is none."""
+    """Return a run folder's ``run.json``; ``ConfigError`` if it is missing or invalid."""
     try:
         return json.loads(read_text(path / "run.json"))  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
@@ -272,9 +282,9 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def lock_folder(path: Path) -> int:
-    """Keep other processes from a folder until this one ends, or closes the descriptor.
+    """Lock a folder until this process ends or closes the returned descriptor.
 
-    ``ConfigError`` if another process holds it.
+    ``ConfigError`` if another process has locked it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -291,7 +301,7 @@ def lock_folder(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process of this machine holds a folder, or there are no locks to tell it."""
+    """Return whether a process on this machine has locked a folder; True without file locks."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -309,13 +319,13 @@ def _name(config: RunConfig) -> str:
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """A folder that did not exist before: no run ever writes over another."""
+    """Create a folder that did not exist before, with a number if the name is taken."""
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         path = parent / f"{name}{suffix}"
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-    raise FileExistsError(f"{parent / name} and 998 more of that name exist; choose another name.")
+    raise FileExistsError(f"{parent / name} and 998 numbered folders exist. Choose another name.")
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The rounds of one run: training, merging and testing, written as they happen."""
+"""The rounds of one run: training, merging, testing, and writing the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.messages import add_client_config as tell_client
+from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import USER_ERRORS, ConfigError, StopRun, StrategyError, logger
 from fairflower.machine import release_memory
@@ -28,18 +28,18 @@ from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
 from fairflower.server.transport import send_and_receive
 
-#: Times the cross entropy of guessing, beyond which a model has learnt nothing but certainty.
+#: Multiple of the cross entropy of guessing above which training counts as diverged.
 DIVERGED = 10
 
-#: Seconds from one release of free memory to the next, which takes some hundredths of one.
+#: Seconds between two releases of free memory, each of which takes some 0.02 seconds.
 _RELEASE_EVERY = 5.0
 
-#: What clients may report of their tests: the global model's, and their own model's.
+#: Accuracies that clients may report: of the global model, and of their personal model.
 _ACCURACIES = ("accuracy", "personal_accuracy")
 
 
 class RoundLoop:
-    """Makes a run's rounds."""
+    """Trains, merges and tests for all rounds of a run."""
 
     def __init__(
         self, grid: Grid, setup: RunSetup, folder: RunFolder, stop: threading.Event
@@ -55,7 +55,7 @@ class RoundLoop:
         )
 
     def settings(self) -> ConfigRecord:
-        """Give what every message carries: a new record each time, as strategies add to it."""
+        """Return the config of every message: a new record each time, as strategies add to it."""
         return ConfigRecord(dict(self._settings))
 
     def run(
@@ -64,7 +64,7 @@ class RoundLoop:
         progress: RunProgress,
         on_round: Callable[[int, Figures], bool],
     ) -> None:
-        """Make all rounds, or those that are left after a checkpoint.
+        """Make all rounds, or the rounds after a checkpoint.
 
         ``on_round`` gets a round's figures after they were written. If it returns True, the round
         is saved and ``StopRun`` is raised; an exception of its own ends the run before that.
@@ -73,7 +73,7 @@ class RoundLoop:
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
-            self._evaluate(last, arrays)  # it was no last round when it was trained
+            self._evaluate(last, arrays)  # when trained, it was not the last round
         if saved and saved.server_round < last and self._settled():
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
@@ -89,7 +89,7 @@ class RoundLoop:
                     ending = ending or self._settled()
             self.folder.history(server_round, "run", "", seconds)
             progress.round(server_round, accuracies)
-            # Before it is saved, so that who goes on asks again.
+            # Before the checkpoint, so that a resumed run calls it again.
             stopped = on_round(server_round, self.folder.figures.of(server_round))
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
@@ -103,7 +103,7 @@ class RoundLoop:
                 raise StopRun
 
     def _settled(self) -> bool:
-        """Whether ``stop.patience`` rounds brought no lower loss; note it if so."""
+        """Return whether the loss has not improved for ``stop.patience`` rounds; then note it."""
         stop, figures = self.config.stop, self.folder.figures
         validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
         kind = "validation" if validated else "training"
@@ -115,16 +115,16 @@ class RoundLoop:
         return best > 0
 
     def _warn_if_diverged(self, server_round: int) -> None:
-        """Say that a model that is completed is far worse than none, on any domain."""
+        """Warn if the final model is far worse than guessing on a domain."""
         tested = self.folder.figures.of(server_round).items()
         losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
-        loss = float(np.max([0.0, *losses]))  # NaN, if one is
+        loss = float(np.max([0.0, *losses]))  # NaN if any loss is
         guessing = math.log(self.federation.num_classes)
         diverged = guessing > 0 and not loss <= DIVERGED * guessing
         self.folder.note("diverged", loss if diverged else None)
         if diverged:
             logger.warning(
-                "The model's loss in its tests is %.3g, and that of guessing %.3g: training "
+                "The model's test loss is %.3g, and the loss of guessing is %.3g: training "
                 "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
                 *(loss, guessing),
             )
@@ -165,14 +165,14 @@ class RoundLoop:
         folder.diagnostics(
             server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
         )
-        self._check_memories(before)
+        self._check_client_states(before)
         return merged
 
     def _merge(self, server_round: int, replies: Iterable[Message]) -> ArrayRecord | None:
-        """The next model; ``StrategyError`` where the strategy, which may be anybody's, breaks."""
+        """Return the next model; ``StrategyError`` for an exception in the strategy's code."""
         try:
             return self.strategy.aggregate_train(server_round, replies)[0]
-        except ConfigError as error:  # of weights that are none, say
+        except ConfigError as error:  # for example, weights that are not on the simplex
             where = f"Round {server_round}, {self.config.strategy.name}"
             raise ConfigError(f"{where}: {error}") from error
         except USER_ERRORS:
@@ -182,57 +182,57 @@ class RoundLoop:
             file = getattr(sys.modules.get(type(self.strategy).__module__), "__file__", None)
             place = [frame for frame in frames if frame.filename == file] or frames
             raise StrategyError(
-                f"Round {server_round}: {self.config.strategy.name} broke off with "
+                f"Round {server_round}: {self.config.strategy.name} failed with "
                 f"{type(error).__name__}: {error} ({Path(place[-1].filename).name}, line "
                 f"{place[-1].lineno}, in {place[-1].name}). The traceback is in "
                 f"{self.folder.path / LOG}."
             ) from error
 
-    def _check_memories(self, merged: Mapping[int, int]) -> None:
-        """Name the clients that have lost what they kept when they were last ``merged``."""
+    def _check_client_states(self, merged: Mapping[int, int]) -> None:
+        """Warn of clients that lost the state of the round in which they were last ``merged``."""
         rounds = self.strategy.client_metrics.get("state-round")
         if rounds is None:
             return
         self.folder.note("client_state", True)
-        for client, found in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
-            if found < merged.get(client, 0):
+        for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
+            if state < merged.get(client, 0):
                 logger.warning(
-                    "Client %d no longer has what it kept in round %d, and went on from %s.",
+                    "Client %d lost its state of round %d, and trained with the state of %s.",
                     client,
                     merged[client],
-                    f"round {found:.0f}" if found else "nothing",
+                    f"round {state:.0f}" if state else "no round",
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Each domain's accuracy on its test images or, where none are tested, for validation."""
-        found: dict[str, float] = {}
+        """Return each domain's accuracy on test examples, or else on validation examples."""
+        first: dict[str, float] = {}
         for split in ("test", "validation"):
             if self.config.evaluates(split):
                 accuracies = self._evaluate_on(split, server_round, arrays)
-                found = found or accuracies
-        return found
+                first = first or accuracies
+        return first
 
     def _evaluate_on(self, split: str, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Each domain's accuracy, as the server or the clients find it; NaN without any."""
+        """Return each domain's accuracy, of the server or else of clients; NaN if not tested."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         if by in ("clients", "both") and server_round > 0:
             results = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
-            # What clients alone can measure stays.
+            # Metrics that only clients measure are kept.
             tested = self.setup.evaluator(arrays_of(arrays), split)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():
             self.folder.history(server_round, level, domain, values)
-        # A domain may have gone untested, its sites being away.
+        # A domain is not tested if its sites are away.
         untested = {"accuracy": math.nan}
         return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> dict[str, dict[str, float]]:
-        """The clients' own results; a domain's accuracies are their means by images tested on."""
+        """Return the clients' results; a domain's accuracy is the mean by test examples."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = self.settings()
         settings["split"] = split
@@ -245,10 +245,10 @@ class RoundLoop:
         tested = dict.fromkeys(domains, 0.0)
         for client, answer in sorted(answers.items()):
             domain = self.federation.clients[client].domain
-            found = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
+            values = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
             loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
-            folder.history(server_round, LEVELS[split][1], str(client), {**found, "loss": loss})
-            for name, value in found.items():
+            folder.history(server_round, LEVELS[split][1], str(client), {**values, "loss": loss})
+            for name, value in values.items():
                 sums[domain][name] += value * n
             tested[domain] += n
         return {
@@ -258,11 +258,13 @@ class RoundLoop:
         }
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
-        """Send a round's messages, each with its client's id, and wait for the replies."""
+        """Send a round's messages with the clients' ids, and return the replies."""
         messages = list(messages)
         clients = {node: client for client, node in self.nodes.items()}
         for message in messages:
-            tell_client(message, "config", {"client-id": clients[message.metadata.dst_node_id]})
+            add_client_config(
+                message, "config", {"client-id": clients[message.metadata.dst_node_id]}
+            )
         return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
 
 

@@ -1,4 +1,4 @@
-"""One run at the server, from the first message to a run folder that says how it ended."""
+"""One run at the server, from the first message to the finished run folder."""
 
 from __future__ import annotations
 
@@ -40,14 +40,28 @@ from fairflower.trackers import check_tracker
 
 
 class Session:
-    """A run that begins, or goes on where another session left it.
+    """A new run, or a run that is resumed.
 
-    A ``config`` with ``resume`` is by `fairflower.server.checkpoint.resumed_config`; ``title`` is
-    the run's name on the screen, by default the method's in reports. Setting ``stop`` ends the run
-    early, with a readable run folder, which is ``folder`` once the clients have met. ``on_round``
-    is called after every round of training with its number and figures
-    (`fairflower.server.figures`). Where it returns True or raises ``StopRun``, the run is stopped
-    there, and can be resumed; where it raises ``Pruned``, it is ended for good.
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    config : RunConfig
+        The run; to resume, from `fairflower.server.checkpoint.resumed_config`.
+    console : Console
+        Console for the progress.
+    title : str, default=""
+        The run's name on the console; "" takes the method's label.
+    stop : threading.Event, optional
+        Ends the run early when set; the run can then be resumed.
+    on_round : callable, optional
+        Called after every round of training with its number and metrics. If it returns True or
+        raises ``StopRun``, the run is stopped and can be resumed; ``Pruned`` ends it for good.
+
+    Attributes
+    ----------
+    folder : RunFolder or None
+        The run folder; None before the clients are registered.
     """
 
     def __init__(
@@ -62,10 +76,9 @@ class Session:
     ) -> None:
         check_tracker(config.track)
         self.grid = grid
-        # Clients get this config with every message: where files are must not
-        # depend on the folder or the environment that a worker runs in.
-        # Clients that have the data to themselves also know where, and so do the nodes of
-        # a cluster unless they were told.
+        # Every message carries this config: paths must not depend on a worker's working directory
+        # or environment. Sites know the path of their data, as do the nodes of a cluster if
+        # data.dir is not set.
         known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
         data = config.data if known else with_absolute_dir(config.data)
         self.config = replace(config, data=data, model=config.model.resolve(), resume="")
@@ -77,12 +90,20 @@ class Session:
         self.folder: RunFolder | None = None
 
     def run(self) -> Path:
-        """Train, and return the run folder, also where ``on_round`` stops the run.
+        """Make the run, and return the path of its folder, also if ``on_round`` stops the run.
 
-        ``ConfigError`` or ``DataError`` if the run cannot begin, ``WriteError`` if the run folder
-        can no longer be written, ``RoundFailed`` if too few clients sent a usable update,
-        ``StrategyError`` if the strategy raised something else, ``RunInterrupted`` if ``stop``
-        was set.
+        Raises
+        ------
+        ConfigError, DataError
+            If the run cannot begin.
+        WriteError
+            If the run folder can no longer be written.
+        RoundFailed
+            If too few clients sent a usable update.
+        StrategyError
+            If the strategy raised an exception.
+        RunInterrupted
+            If ``stop`` was set.
         """
         with self.console.status("Waiting for the clients"):
             setup = set_up(self.grid, self.config, self.resume, self.stop)
@@ -106,17 +127,17 @@ class Session:
                 folder.finish("stopped")
                 raise
             except OSError as error:
-                with suppress(OSError):  # of a full disk; it then stays "running"
+                with suppress(OSError):  # on a full disk the status stays "running"
                     folder.finish("failed", error_text(error))
                 raise WriteError(
-                    f"{error_text(error)} What was done is in the run folder, and goes on with: "
+                    f"{error_text(error)} The finished rounds are in the run folder; resume with: "
                     f"fairflower run --resume {shlex.quote(str(folder.path))}"
                 ) from error
             except Exception as error:
                 log.traceback()
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
-            except BaseException:  # Ctrl-C, or what `flwr stop` raises: SystemExit, or Flower's own
+            except BaseException:  # Ctrl-C, or `flwr stop`: SystemExit or an exception of Flower
                 folder.finish("stopped")
                 raise
             else:
@@ -129,8 +150,8 @@ class Session:
         return folder.path
 
     def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
-        """Make the run folder, or open the one to resume and load what it was left with."""
-        # By its id, clients that serve several runs tell what they keep for this one.
+        """Create the run folder, or open the folder to resume and load its checkpoint."""
+        # Clients that serve several runs store their state by run id.
         facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
@@ -139,13 +160,13 @@ class Session:
             return RunFolder.reopen(self.resume, self.config, facts), None
         if not saved.config:
             logger.warning(
-                "The checkpoint is of an earlier version, which did not keep the settings in it: "
-                "whether config.toml was changed since the run began is not known."
+                "The checkpoint is of an earlier version and has no settings: it is unknown "
+                "whether config.toml was changed since the run began."
             )
         try:
             setup.strategy.load_state_dict(saved.state)
         except ValueError as error:
-            raise ConfigError(f"{self.resume} cannot go on: {error}") from error
+            raise ConfigError(f"{self.resume} cannot be resumed: {error}") from error
         folder = RunFolder.reopen(
             self.resume,
             self.config,
@@ -159,7 +180,7 @@ class Session:
 
 
 def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
-    # The last checkpoint stays: num-server-rounds can be raised later.
+    # The last checkpoint is kept, as num-server-rounds can be raised later.
     checkpoint.prune(folder.path, keep=1)
     shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
     folder.finish(status, reason)
@@ -167,7 +188,7 @@ def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
 
 @contextmanager
 def _logged(folder: RunFolder) -> Iterator[_LogFile]:
-    """Copy Flower's log, and fairflower's, into the run folder."""
+    """Copy the log of Flower and fairflower into the run folder."""
     handler = _LogFile(folder.path / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("flwr")
@@ -181,12 +202,12 @@ def _logged(folder: RunFolder) -> Iterator[_LogFile]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk ends in silence: the run itself will say what is wrong."""
+    """A log file that ignores write errors, as of a full disk: the run itself reports them."""
 
     def traceback(self) -> None:
-        """Write down the error that ends the run, and where it comes from; here alone."""
+        """Write the current exception with its traceback to this file only."""
         facts = {"name": logger.name, "levelname": "ERROR", "msg": "The run failed:"}
         self.handle(logging.makeLogRecord({**facts, "exc_info": sys.exc_info()}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Print no traceback."""
+        """Ignore errors in writing the log."""

@@ -1,4 +1,4 @@
-"""Messages to nodes and their replies, while a person may stop the run."""
+"""Sends messages to nodes and waits for replies; the wait can be interrupted."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fairflower.flower_compat import set_message_id
 def send_and_receive(
     grid: Grid, messages: Iterable[Message], timeout: float, stop: threading.Event
 ) -> list[Message]:
-    """Push messages and poll for their replies, until all are there or time is up.
+    """Push messages, and return the replies that arrive within ``timeout`` seconds.
 
-    Flower's own method polls ten times a second and cannot be interrupted: this one raises
-    ``RunInterrupted`` as soon as ``stop`` is set. A grid that waits for replies itself
-    (`fairflower.engines.ray`) is asked again at once.
+    Unlike Flower's method, which polls ten times a second, ``RunInterrupted`` is raised as soon as
+    ``stop`` is set, and a grid that itself waits for replies (`fairflower.engines.ray`) is polled
+    again at once.
     """
     messages = list(messages)
     waiting = set()
     for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
-        # Flower gives none to a message that it refuses, as to a node that has signed off.
+        # A message that Flower refuses has no id, for example to a disconnected node.
         set_message_id(message, message_id or "")
         waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout
@@ -36,7 +36,7 @@ def send_and_receive(
             raise RunInterrupted
         asked = time.monotonic()
         pulled = grid.pull_messages(waiting)
-        # A grid may also hand out what comes late, to messages that nobody waits for.
+        # A grid may also return late replies to earlier messages.
         arrived = [m for m in pulled if m.metadata.reply_to_message_id in waiting]
         replies += arrived
         waiting -= {reply.metadata.reply_to_message_id for reply in arrived}

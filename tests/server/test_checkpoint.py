@@ -219,8 +219,12 @@ def test_a_client_that_lost_its_state_is_named(tmp_path, caplog):
     (run / "2" / "round-000002.safetensors").write_bytes(b"")
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         resume(folder)
-    assert "Client 1 no longer has what it kept in round 2, and went on from nothing" in caplog.text
-    assert "Client 2 no longer has what it kept in round 2, and went on from round 1" in caplog.text
+    assert (
+        "Client 1 lost its state of round 2, and trained with the state of no round" in caplog.text
+    )
+    assert (
+        "Client 2 lost its state of round 2, and trained with the state of round 1" in caplog.text
+    )
     assert "Client 0" not in caplog.text
 
 
@@ -437,7 +441,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
 def test_the_state_of_another_version_is_refused(tmp_path, monkeypatch):
     folder = stopped(config(tmp_path, **{"strategy.name": "fedavg"}), 2)
     monkeypatch.setattr(FedAvg, "STATE", ("momentum",))
-    with pytest.raises(ConfigError, match=r"cannot go on: FedAvg keeps .*'momentum'\]"):
+    with pytest.raises(ConfigError, match=r"cannot be resumed: FedAvg keeps .*'momentum'\]"):
         resume(folder)
 
 

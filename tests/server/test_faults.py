@@ -475,7 +475,7 @@ def test_a_client_whose_updates_were_left_out_goes_on_as_if_it_had_sat_out(tmp_p
         grid = InlineGrid(replacing(train=train), 4)
         folder = run(grid, tmp_path, **{"client.name": client, "evaluate.by": "clients"})
         assert [list(names) for names in dropped(folder)] == [[], ["1"], ["1"], []]
-        assert "no longer has what it kept" not in (folder / "log.txt").read_text()
+        assert "lost its state" not in (folder / "log.txt").read_text()
         ends.append(outcome(folder) | {"diagnostics": None})
     assert ends[0] == ends[1]
 
@@ -528,7 +528,7 @@ def test_a_supernode_that_was_restarted_is_found_under_its_new_id(tmp_path):
     assert dropped(folder)[2] == {"1": "its SuperNode is not connected"}
     assert dropped(folder)[3] == {}, "it is asked again"
     # Its own state was on its disk: nobody is said to have lost it.
-    assert "no longer has what it kept" not in (folder / "log.txt").read_text()
+    assert "lost its state" not in (folder / "log.txt").read_text()
 
 
 def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():

@@ -341,7 +341,7 @@ class Breaks(FedAvg):
 
 def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
-    short = r"Breaks broke off with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
+    short = r"Breaks failed with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
     with pytest.raises(StrategyError, match=short) as told:
         run(made)
     (folder,) = tmp_path.iterdir()
