@@ -1,1 +1,1 @@
-"""Where the clients of a federation run: all give the same bits."""
+"""Engines that run the clients of a simulation; all engines give the same bits."""

@@ -1,7 +1,7 @@
-"""The inline engine: a ``Grid`` that runs the clients one after another, in this process.
+"""The inline engine: a ``Grid`` that runs clients one after another in this process.
 
-For breakpoints, notebooks, profilers, fast tests and machines without Ray. The
-same ServerApp and ClientApp exchange the same messages as on any other grid.
+For debuggers, notebooks, profilers, fast tests and machines without Ray. ServerApp, ClientApp and
+messages are the same as on any other grid.
 """
 
 from __future__ import annotations
@@ -28,10 +28,19 @@ FIRST_NODE = 1000  # node ids that cannot be mistaken for client ids
 class InlineGrid(Grid):
     """Flower's grid without network, threads or other processes.
 
-    A message is handled when its reply is first asked for, so a caller that polls can stop
-    between two clients. Node k has ``partition-id`` k, and ``run_config`` is what clients find in
-    ``context.run_config``. With ``raise_errors`` a client's exception comes through, which a
-    debugger wants, and is no error reply.
+    A message is handled when its reply is first polled, so a caller can stop between two clients.
+    Node k has ``partition-id`` k.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Flower's app of the clients.
+    num_supernodes : int
+        Number of nodes.
+    run_config : mapping, optional
+        ``context.run_config`` of the clients.
+    raise_errors : bool, default=False
+        Raise a client's exception, for debuggers, instead of returning an error reply.
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class InlineGrid(Grid):
 
     @property
     def run(self) -> object:  # type: ignore[override]
-        """There is no record of the run to give."""
+        """Not available."""
         raise NotImplementedError("The inline engine keeps no record of its run.")
 
     def create_message(
@@ -78,11 +87,11 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; they are there from the beginning."""
+        """Return all nodes, which are connected from the start."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages; ``pull_messages`` runs them."""
+        """Queue messages until ``pull_messages`` runs them."""
         ids = []
         for message in messages:
             self._count += 1
@@ -105,7 +114,7 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Run all messages; ``timeout`` has no meaning where nothing waits."""
+        """Run all messages; ``timeout`` has no effect."""
         ids = self.push_messages(messages)
         return [reply for message_id in ids for reply in self.pull_messages([message_id])]
 
@@ -121,17 +130,14 @@ class InlineGrid(Grid):
 
 
 def set_content(message: Message, content: Mapping[str, Any]) -> None:
-    """Give a message records of its own, as if they had come over a network.
-
-    The arrays' bytes are immutable and shared.
-    """
+    """Set a message's content to copies of records, which share the arrays' immutable bytes."""
     message.__dict__["_content"] = RecordDict({name: copied(r) for name, r in content.items()})
 
 
 def answer(
     client_app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """The app's reply, or, of what it raises, an error reply."""
+    """Return the app's reply, or an error reply for its exception."""
     try:
         return client_app(message, context)
     except Exception as error:
@@ -139,6 +145,6 @@ def answer(
 
 
 def failed(message: Message, error: Exception) -> Message:
-    """The error reply to a message, as Flower's own engines make it: the error's text last."""
+    """Return an error reply as Flower's engines make it, with the error's text at the end."""
     reason = f"{''.join(traceback.format_exception(error))}\nMessage: {error}"
     return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)

@@ -1,4 +1,4 @@
-"""Chooses the engine: our own on Ray, Flower's, or this process; for our apps or any others."""
+"""Runs Flower apps on an engine: fairflower's on Ray, Flower's, or this process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
 from fairflower.data import with_absolute_dir
-from fairflower.engines.cluster import prepare_ray
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
+from fairflower.engines.ray_cluster import prepare_ray
 from fairflower.errors import ConfigError
 from fairflower.numerics.threads import cpus
 
@@ -31,9 +31,9 @@ ServerMain = Callable[[Grid], None]
 
 
 def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
-    """Offer ``num_clients`` nodes that run fairflower's ClientApp to ``server_main``.
+    """Call ``server_main`` with a grid of ``num_clients`` nodes of fairflower's ClientApp.
 
-    It is called once with the ``Grid``; what it raises comes out here, as of `simulate`.
+    Raises the exceptions of ``server_main``, and those of `simulate`.
     """
     server_app = ServerApp()
 
@@ -41,7 +41,7 @@ def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None
     def main(grid: Grid, context: Context) -> None:
         server_main(grid)
 
-    # Where no folder is named, every node of a cluster has its own.
+    # Without data.dir, every node of a cluster has its own default folder.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
     simulate(
         server_app,
@@ -57,7 +57,7 @@ def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None
 
 
 def _prepare(data: DataConfig) -> str:
-    """Prepare a run's data on this machine, and describe them but for where they lie."""
+    """Prepare a run's data on this machine, and return their description without paths."""
     return replace(prepare_data(data), sources=()).to_json()
 
 
@@ -81,47 +81,46 @@ def simulate(
     server_app, client_app
         Flower's apps, of the message API.
     num_supernodes : int
-        How many nodes there are. Node k's config has ``partition-id`` k and
-        ``num-partitions``.
+        Number of nodes. Node k's config has ``partition-id`` k and ``num-partitions``.
     engine : {"ray", "flower", "inline"}, default="ray"
-        Our own on Ray; Flower's own on Ray; one client after another in this process.
-        What the apps compute is the same.
+        fairflower's on Ray; Flower's on Ray; one client after another in this process.
+        All engines give the same results.
     ray_address : str, default=""
-        Of a cluster that runs the clients of our engine on Ray, as "auto", "host:port" or
-        "ray://host:port"; "": this machine. The cluster gets fairflower's code from here; what else
-        the ClientApp imports has to be importable on every node.
+        Address of a Ray cluster for engine "ray": "auto", "host:port" or "ray://host:port"; ""
+        is this machine. The cluster gets this process's code of fairflower; all other modules of
+        the ClientApp must be installed on every node.
     prepare : callable, optional
-        Called once here and on every node of a cluster before clients run there, say to fetch data.
-        It has to return the same everywhere, and may raise a ``UserError``.
+        Called once here and on every node of a cluster before clients run there, for example to
+        fetch data. Must return the same value everywhere, and may raise a ``UserError``.
     workers : int, default=0
-        Clients at a time on the engines with Ray; 0: as many as there is room for.
+        Clients at a time on the engines with Ray. 0 means as many as fit.
     client_cpus, client_gpus
-        What each worker is granted.
+        CPUs and GPUs of each worker.
     run_config : mapping, optional
-        What both apps find in ``context.run_config``.
+        ``context.run_config`` of both apps.
 
     Returns
     -------
     Context
-        The ServerApp's, with the state that it left. Of Flower's engine an empty one.
+        Context of the ServerApp, with its state; empty for Flower's engine.
 
     Raises
     ------
     Exception
-        What the ServerApp raised.
+        Of the ServerApp.
     ConfigError
-        If there is no room for one client, a cluster cannot be used, or this Flower has no engine.
+        If no client fits, a cluster cannot be used, or this Flower has no simulation engine.
     """
     num_cpus = workers * client_cpus or cpus()
     if client_cpus > num_cpus and not ray_address:
         raise ConfigError(
-            f"client-cpus = {client_cpus}: this machine has {num_cpus} CPUs for us. Lower it."
+            f"client-cpus = {client_cpus}: {num_cpus} CPUs are available. Lower client-cpus."
         )
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if engine == "flower":
         if settings:
-            raise ConfigError("Flower's engine hands on no run_config. Choose engine='ray'.")
+            raise ConfigError("Flower's engine supports no run_config. Choose engine='ray'.")
         granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted)
     elif engine == "inline":
@@ -152,20 +151,20 @@ def _run_by_flower(
     num_cpus: int,
     granted: Mapping[str, float],
 ) -> None:
-    """Flower's own engine, whose end it has announced; clients have ``num_cpus`` CPUs in all.
+    """Run the apps on Flower's deprecated engine; clients have ``num_cpus`` CPUs in total.
 
-    ``run_simulation`` is Flower's only way to simulate without a daemon and a copy of the app.
+    Only ``run_simulation`` simulates without a daemon and a copy of the app.
     """
     prepare_ray()  # before Flower imports Ray
     from flwr import simulation  # late: it is slow
 
     run_simulation = getattr(simulation, "run_simulation", None)
-    if not callable(run_simulation):  # a module of that name outlives the function
+    if not callable(run_simulation):  # a module may have this name
         raise ConfigError(
             f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose "
             "engine = 'ray', which gives the same bits."
         )
-    local = {  # whatever cluster runs on this machine
+    local = {  # "local": do not join a cluster on this machine
         "address": "local",
         "num_cpus": num_cpus,
         "logging_level": logging.ERROR,
@@ -180,11 +179,11 @@ def stop_on_interrupt(
     say: Callable[[str], Any],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM or SIGHUP sets; a second Ctrl-C or SIGTERM leaves at once.
+    """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal exits at once.
 
-    The engine's main thread waits for its workers, so the server has to end the
-    run by itself, between two replies, for the run folder to be complete. SIGHUP comes when the
-    terminal is closed, perhaps more than once; under `nohup` it is ignored, and stays so.
+    The server ends the run between two replies, so that the run folder is complete. SIGHUP, which a
+    closed terminal sends, perhaps more than once, never exits at once; under `nohup` it stays
+    ignored.
     """
     stop = threading.Event()
     terminals = [place for place in (1, 2) if os.isatty(place)]
@@ -195,7 +194,7 @@ def stop_on_interrupt(
         elif stop.is_set():
             os._exit(128 + signum)
         stop.set()
-        say("Stopping: waiting for the clients at work. Ctrl-C again leaves at once.")
+        say("Stopping: waiting for the clients at work. Press Ctrl-C again to exit at once.")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -211,7 +210,7 @@ def stop_on_interrupt(
 
 
 def _leave(terminals: Iterable[int]) -> None:
-    """Let what is still to be said go nowhere: writing to a closed terminal is an error."""
+    """Redirect output to the null device, as writing to a closed terminal is an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for place in terminals:
         os.dup2(nowhere, place)
@@ -220,7 +219,7 @@ def _leave(terminals: Iterable[int]) -> None:
 
 @contextmanager
 def quiet_flower(handler: logging.Handler) -> Iterator[None]:
-    """Show only fairflower's own warnings; the run folder's log keeps everything."""
+    """Show only fairflower's warnings; the run folder's log has all messages."""
     root = logging.getLogger("flwr")
     shown, root.handlers = root.handlers, [handler]
     handler.addFilter(lambda line: line.name.startswith("flwr.fairflower"))

@@ -1,10 +1,9 @@
-"""Our engine on Ray: clients on worker processes, arrays in shared memory.
+"""fairflower's engine on Ray: clients on worker processes, arrays in shared memory.
 
-Flower's own simulation engine pickles the whole model into and out of every message and
-looks for replies ten times a second. Here a record of arrays is put into Ray's object store
-once, however many messages carry it, and workers read it in place; the server reads what
-they send back in place, too. Only Ray's public interface and Flower's apps and messages are
-used. Where Ray runs, and what of, is said in `fairflower.engines.cluster`.
+Flower's simulation engine pickles the model into and out of every message and polls for replies
+ten times a second. Here a record of arrays is put into Ray's object store once for all messages
+that carry it; workers, and the server for replies, read arrays in place. Only public interfaces of
+Ray and Flower are used.
 """
 
 from __future__ import annotations
@@ -28,79 +27,89 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fairflower.arrays import SharedArray, array_bytes
-from fairflower.engines.cluster import (
-    Nodes,
+from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid, answer, failed, set_content
+from fairflower.engines.ray_cluster import (
+    RayNodes,
     connect,
     keeping_signals,
     no_room_left,
     prepare_ray,
 )
-from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid, answer, failed, set_content
 from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError
 from fairflower.flower_compat import set_task_identity
 
-#: Bytes from which a record of arrays, or what a node keeps, is an object of its own to Ray.
+#: Bytes from which a record of arrays, or a node's state, is a separate Ray object.
 _LARGE = 64 * 1024
 
-#: Batches that a worker has at a time: one at work, and one so that it need not wait.
+#: Batches per worker: the current batch, and the next so that the worker never waits.
 _IN_FLIGHT = 2
 
-#: Seconds that a batch of messages may take: who waits for a reply sees one so often.
+#: Largest duration of a batch of messages, in seconds.
 _BATCH = 0.25
 
-#: Of what is left for a worker to do in a round, the part that it gets at most in one batch.
+#: Largest batch as a share of a worker's remaining work in a round.
 _SHARE = 0.7
 
-#: Seconds that one look for replies waits, if none are there.
+#: Seconds that a poll waits for the first reply.
 _PATIENCE = 0.1
 
-#: Of the server's own node, in messages.
+#: Name of the server's node in messages.
 _HERE = "the server's node"
 
 
 @dataclass
 class _Task:
-    """A message on its way."""
+    """A message without a reply."""
 
     message: Message
-    #: Records of its content that lie in the object store.
+    #: Records of the content that are in the object store.
     stored: dict[str, Any]
-    #: Workers that have died with it.
+    #: Number of workers that died with the message.
     deaths: int = 0
 
 
 @dataclass
 class _Batch:
-    """Messages that a worker answers in one call, and references to the large states it leaves."""
+    """Messages that a worker answers in one call, and references to nodes' large states after."""
 
     tasks: list[_Task]
     states: list[Any]
 
 
 class _Request(NamedTuple):
-    """What a worker gets of a message."""
+    """A message as it is sent to a worker."""
 
     message: Message  # without its large records
-    names: list[str]  # of all its records, in order
-    stored: dict[str, Any]  # references to the large ones
+    names: list[str]  # names of all its records, in order
+    stored: dict[str, Any]  # references to the large records
     context: Context
-    state: bytes | None  # what the node keeps, pickled; None if it is large, and comes apart
+    state: bytes | None  # the node's state, pickled; None if it is large and sent separately
 
 
 class RayGrid(InlineGrid):
-    """The inline grid with its clients on Ray actors, several at a time.
+    """A grid whose clients run on Ray actors, several at a time.
 
-    The clients that took longest in the round before are begun first; those that took
-    little are sent together. A worker that dies is replaced while its node is there, and the
-    clients that it was at work on are tried once more, each by itself, wherever there is room.
-    Results do not depend on who works on what, nor where or when.
+    Clients that took longest in the previous round start first; fast clients are sent in batches.
+    A dead worker is replaced if its node is alive, and the clients of its current batch are tried
+    once more, each alone, on any node. Results do not depend on the assignment to workers.
 
-    There are ``workers`` processes; on a cluster, whose ``address`` is as of `connect`, at the
-    most so many, with 0 as many as its nodes have room for. Each is granted ``client_cpus`` and
-    ``client_gpus``, of which a part is possible. ``prepare`` is called once on every node of a
-    cluster before clients run there, and has to return what it returns here. ``ConfigError`` if
-    no node has room for a worker, or one of a cluster cannot be used.
+    Parameters
+    ----------
+    workers : int
+        Number of workers; on a cluster the largest number, 0 meaning as many as fit.
+    client_cpus, client_gpus
+        Resources of each worker; a share of a GPU is possible.
+    address : str
+        Address of a cluster, as of `connect`; "" is this machine.
+    prepare : callable, optional
+        Called once on every node of a cluster before clients run there; must return the same value
+        everywhere.
+
+    Raises
+    ------
+    ConfigError
+        If no node has capacity for a worker, or a node of a cluster cannot be used.
     """
 
     def __init__(
@@ -118,28 +127,30 @@ class RayGrid(InlineGrid):
         super().__init__(client_app, num_supernodes, run_config)
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus)
-        # Ray's client pickles what comes and goes.
+        # Ray's client (ray://) pickles all values, so no memory is shared.
         shared = not address.startswith("ray://")
         if shared:
             share_arrays()
-        # The app may come from a module that only this process knows how to find.
+        # The app's module may be on the sys.path of this process only.
         arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
         self._here = ray.get_runtime_context().get_node_id()
-        self._tasks: deque[_Task] = deque()  # to be handed out
-        # What nodes keep, pickled; references to it where it is large.
+        self._tasks: deque[_Task] = deque()  # not sent yet
+        # Node -> its state, pickled, or a reference to a large state.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
-        self._seconds: dict[tuple[int, str], float] = {}  # node, type -> of its last message
+        self._seconds: dict[
+            tuple[int, str], float
+        ] = {}  # node, type -> duration of its last message
         granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:
-            cluster = Nodes(ray, *granted, prepare) if address else None
+            cluster = RayNodes(ray, *granted, prepare) if address else None
             self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
         except BaseException:
             self.close()
             raise
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand out messages, and queue those for which no worker is free."""
+        """Send messages to workers; queue messages for which no worker is free."""
         self._workers.look_for_nodes()
         ids = list(super().push_messages(messages))
         pushed = [self._pending.pop(i) for i in ids if i]
@@ -159,35 +170,34 @@ class RayGrid(InlineGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return all replies that have come in; wait a moment for the first.
+        """Return all replies that have arrived, after a short wait for the first.
 
         ``EngineError`` if no worker is left, or the object store and the disk are full.
         """
-        at_work = [reference for worker in self._workers.at_hand for reference in worker.batches]
+        at_work = [reference for worker in self._workers.ready for reference in worker.batches]
         if not at_work and not self._tasks:
             return []
         if awaited := [*at_work, *self._workers.starting]:
             self._ray.wait(awaited, timeout=_PATIENCE)
         arrived = set(done(self._ray, at_work))
         replies = []
-        for worker in list(self._workers.at_hand):
+        for worker in list(self._workers.ready):
             for reference in [r for r in worker.batches if r in arrived]:
                 replies += self._receive(worker, reference)
         self._hand_out()
-        if not self._workers.at_hand and not self._workers.starting:
+        if not self._workers.ready and not self._workers.starting:
             raise EngineError(
-                "No worker is left, and none can be started: all Ray nodes are lost, or refuse. "
-                "Start the nodes again, and resume the run."
+                "No worker is left, and no worker can be started: all Ray nodes are lost or refuse "
+                "workers. Restart the nodes, and resume the run."
             )
         return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and wait for their replies, at most ``timeout`` seconds.
+        """Push messages, and return the replies that arrive within ``timeout`` seconds.
 
-        Replies come in the order of the messages: a strategy that adds them up one by one
-        gets the same sum whoever was first.
+        Replies are in the order of the messages, so that a strategy's sums are reproducible.
         """
         ids = [i for i in self.push_messages(messages) if i]
         replies: dict[str, Message] = {}
@@ -198,40 +208,40 @@ class RayGrid(InlineGrid):
         return [replies[i] for i in ids if i in replies]
 
     def close(self) -> None:
-        """End the workers, and Ray itself unless it is a cluster's."""
+        """Stop the workers, and Ray unless it is a cluster."""
         self._ray.shutdown()
 
     def _expected(self, task: _Task) -> float:
-        """Seconds that the node's last message of this type took; long, if there was none."""
+        """Return the seconds of the node's last message of this type; inf for the first."""
         metadata = task.message.metadata
         return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
 
     def _hand_out(self) -> None:
-        """Give every worker a batch, and another as long as that leaves one for everybody."""
-        self._workers.take_up()
-        workers = self._workers.at_hand
+        """Send every worker a batch, then a second while there are more tasks than workers."""
+        self._workers.collect_started()
+        workers = self._workers.ready
         for depth in range(1, _IN_FLIGHT + 1):
             for worker in workers:
                 spare = len(self._tasks) > (0 if depth == 1 else len(workers))
-                if spare and len(worker.batches) < depth and self._may_follow(worker):
+                if spare and len(worker.batches) < depth and self._can_queue_behind(worker):
                     self._send(worker, self._next_batch())
 
-    def _may_follow(self, worker: Worker) -> bool:
-        """Whether the next task may wait behind what a worker has.
+    def _can_queue_behind(self, worker: Worker) -> bool:
+        """Return whether the next task may queue behind a worker's batches.
 
-        Who has died once is alone on a worker: if that dies, it is known with whom. (Of two
-        batches, the first may have been answered, and its replies died with the worker.)
+        Retry a crashed task alone, so that a second crash identifies it. (With two batches, the
+        first may have been answered, and its replies lost with the worker.)
         """
-        there = [task for batch in worker.batches.values() for task in batch.tasks]
-        return not there or not any(task.deaths for task in (self._tasks[0], *there))
+        queued = [task for batch in worker.batches.values() for task in batch.tasks]
+        return not queued or not any(task.deaths for task in (self._tasks[0], *queued))
 
     def _next_batch(self) -> list[_Task]:
-        """The first of the tasks, and as many others as are done in little time.
+        """Remove and return the first task, and further tasks up to a short duration.
 
-        Batches get smaller towards the end of a round, so that the workers end together.
+        Batches get smaller towards the end of a round, so that all workers finish together.
         """
         left = sum(map(self._expected, self._tasks))
-        most = min(_BATCH, _SHARE * left / len(self._workers.at_hand))
+        most = min(_BATCH, _SHARE * left / len(self._workers.ready))
         batch = [self._tasks.popleft()]
         seconds = self._expected(batch[0])
         while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:
@@ -261,18 +271,18 @@ class RayGrid(InlineGrid):
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
         if reference not in worker.batches:
-            return []  # the worker has died, and all that it had was taken from it
+            return []  # the worker has died, and its batches were taken back
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
             large = iter(self._kept(worker, worker.batches[reference].states))
         except errors.RayActorError as error:
-            return self._bury(worker, error)
+            return self._replace_dead_worker(worker, error)
         except errors.ObjectLostError as error:  # with its node
             return self._try_again(worker.batches.pop(reference), error)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
-            there = isinstance(error, errors.RayTaskError)
-            raise no_room_left(worker.node.name if there else _HERE) from error
+            remote = isinstance(error, errors.RayTaskError)
+            raise no_room_left(worker.node.name if remote else _HERE) from error
         except errors.RayError as error:
             return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
         tasks = worker.batches.pop(reference).tasks
@@ -281,13 +291,13 @@ class RayGrid(InlineGrid):
             self._seconds[node, task.message.metadata.message_type] = seconds
             if state is None:
                 state = next(large)
-            elif not isinstance(state, bytes):  # it has become large
+            elif not isinstance(state, bytes):  # the state has become large
                 state = self._put(state)
             self._states[node] = state
         return [reply for reply, _, _ in replies]
 
     def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
-        """References to large states that survive the worker's node."""
+        """Return references to large states that survive the worker's node."""
         if worker.node.node_id == self._here:
             return states
         return [self._put(self._ray.get(state)) for state in states]
@@ -299,7 +309,7 @@ class RayGrid(InlineGrid):
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             raise no_room_left(_HERE) from error
 
-    def _bury(self, worker: Worker, error: Exception) -> list[Message]:
+    def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
         """Replace a dead worker."""
         at_work, *queued = worker.batches.values()
         self._tasks.extendleft(task for batch in reversed(queued) for task in reversed(batch.tasks))
@@ -308,7 +318,7 @@ class RayGrid(InlineGrid):
         return self._try_again(at_work, error)
 
     def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
-        """What died with a worker or a node is tried once more, then given up."""
+        """Queue the tasks of a dead worker once more; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
         self._tasks.extendleft(task for task in reversed(batch.tasks) if task.deaths == 1)
@@ -316,7 +326,7 @@ class RayGrid(InlineGrid):
 
 
 class Actor:
-    """A worker: calls the ClientApp, which it gets pickled, and the paths to its modules."""
+    """A worker: calls the ClientApp, which it gets pickled with the paths of its modules."""
 
     def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -325,23 +335,23 @@ class Actor:
         if shared:
             share_arrays()
         self._pickled = client_app
-        self._records: dict[str, ArrayRecord] = {}  # large ones of the last batch, by reference
+        self._records: dict[str, ArrayRecord] = {}  # large records of the last batch, by reference
 
     @functools.cached_property
     def _app(self) -> ClientApp:
-        """The app; what it raises as it is imported is the reply to a message."""
+        """The app; an exception of its import becomes the reply to each message."""
         app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
         return app
 
     def answer(self, requests: list[_Request], *held: RecordDict) -> Any:
-        """Answer one message after another; ``held`` are the large states of nodes that have one.
+        """Answer messages in order; ``held`` are the nodes' large states.
 
-        The replies come back each with the seconds that it took and the state that it leaves,
-        pickled or, if it has become large, as it is; behind them the large states of the same
-        nodes as before.
+        Returns a list with a reply, its seconds and the node's new state per message. The state is
+        pickled, a record if it has become large, or None for nodes in ``held``, whose new states
+        follow the list.
         """
-        with suppress(Exception):  # which is then the reply to every message
-            _ = self._app  # its import is no client's time
+        with suppress(Exception):  # an exception becomes the reply to every message
+            _ = self._app  # its import does not count as a client's time
         replies: list[tuple[Message, float, bytes | RecordDict | None]] = []
         large = iter(held)
         left = []
@@ -376,7 +386,7 @@ def _num_bytes(record: ArrayRecord) -> int:
 
 
 def share_arrays() -> None:
-    """Let Ray move the bytes of Flower's arrays apart from the rest, to be read in place."""
+    """Make Ray store the bytes of Flower's arrays out of band, so that they are read in place."""
     register = prepare_ray().util.register_serializer
     for kind in (Array, SharedArray):
         register(kind, serializer=_parts, deserializer=_whole)

@@ -1,4 +1,4 @@
-"""The workers of a grid on Ray: started where there is room, and replaced when they die."""
+"""Workers of a grid on Ray: started on nodes with capacity, and replaced when they die."""
 
 from __future__ import annotations
 
@@ -6,29 +6,55 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairflower.engines.cluster import Node, Nodes, nodes_alive, on, spread
+from fairflower.engines.ray_cluster import (
+    RayNode,
+    RayNodes,
+    assign_workers,
+    nodes_alive,
+    pin_to_node,
+)
 from fairflower.errors import ConfigError, logger
 
-#: Seconds that the first worker on a cluster may take to find a free CPU and to start.
+#: Seconds within which the first worker of a cluster must have free CPUs and start.
 _FIRST_WORKER = 120
 
 
 @dataclass
 class Worker:
-    """An actor, where it is, and what it was given, in order: by the reference to its replies."""
+    """An actor, its node, and its batches in order, by the reference to their replies."""
 
     actor: Any
-    node: Node
+    node: RayNode
     batches: dict[Any, Any] = field(default_factory=dict)
 
 
 class Workers:
-    """At most so many workers, on nodes that have so many CPUs and GPUs for each.
+    """Workers, which are Ray actors, on this machine or a cluster.
 
-    Each is a Ray actor, made of ``arguments``. Those ``at_hand`` have started; the others are
-    ``starting``, by the references to their signs of life. Of a ``cluster``, which is None on this
-    machine, the first is waited for. ``ConfigError`` if no node has room for a worker, or one of a
-    cluster cannot be used.
+    Parameters
+    ----------
+    ray
+        The module, connected.
+    actor, arguments
+        Class of the actors, and the arguments of its constructor.
+    most : int
+        Largest number of workers.
+    cpus, gpus
+        Resources of each worker.
+    cluster : RayNodes or None
+        Nodes of a cluster; None on this machine.
+
+    Attributes
+    ----------
+    ready : list of Worker
+        Workers that have started.
+    starting : dict
+        Reference that becomes ready with the worker -> worker.
+
+    Raises
+    ------
+    ConfigError
+        If no node has capacity for a worker, or a node of a cluster cannot be used.
     """
 
     def __init__(
@@ -39,32 +65,32 @@ class Workers:
         most: int,
         cpus: int,
         gpus: float,
-        cluster: Nodes | None,
+        cluster: RayNodes | None,
     ) -> None:
         self._ray, self._cluster, self._most = ray, cluster, most
         self._granted = cpus, gpus
         self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(actor)
         self._arguments = arguments
-        self._nodes: dict[str, Node] = {}  # by node_id
-        self.at_hand: list[Worker] = []
+        self._nodes: dict[str, RayNode] = {}  # by node_id
+        self.ready: list[Worker] = []
         self.starting: dict[Any, Worker] = {}
-        self._hire(cluster.begin() if cluster else self._alive())
+        self._start_workers(cluster.begin() if cluster else self._alive())
         wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
         if not self.starting:
-            raise ConfigError(f"{wanted}: no node of this Ray has so many. Lower them.")
+            raise ConfigError(f"{wanted}: no node of this Ray has as many. Lower them.")
         if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
             raise ConfigError(
-                f"{wanted}: no node of the Ray cluster had so many free in {_FIRST_WORKER} s. "
-                "`ray status` shows what is in use: end that, or lower them."
+                f"{wanted}: no node of the Ray cluster had as many free in {_FIRST_WORKER} s. Stop "
+                "other jobs (`ray status` lists used resources), or lower them."
             )
 
     def look_for_nodes(self) -> None:
         """Start workers on nodes that have joined the cluster."""
         if self._cluster and (newcomers := self._cluster.joined()):
-            self._hire(newcomers)
+            self._start_workers(newcomers)
 
-    def take_up(self) -> None:
-        """Add those that have started to those at hand."""
+    def collect_started(self) -> None:
+        """Move workers that have started to ``ready``."""
         for reference in done(self._ray, self.starting):
             worker = self.starting.pop(reference)
             try:
@@ -73,32 +99,32 @@ class Workers:
                 self._forget_lost_nodes()
                 if node := self._nodes.get(worker.node.node_id):
                     logger.warning("A worker cannot start on %s: %s", node.name, error)
-                    self._nodes[node.node_id] = node._replace(room=node.room - 1)
-                self._hire()
+                    self._nodes[node.node_id] = node._replace(capacity=node.capacity - 1)
+                self._start_workers()
             else:
-                self.at_hand.append(worker)
+                self.ready.append(worker)
 
     def replace(self, dead: Worker) -> None:
-        """Start another for one that has died, where there is room."""
+        """Start a worker for a dead worker, on a node with capacity."""
         name = dead.node.name
-        logger.warning("A worker on %s has died. What it was at is tried once more.", name)
-        self.at_hand.remove(dead)
+        logger.warning("A worker on %s has died. Its clients are tried once more.", name)
+        self.ready.remove(dead)
         self._forget_lost_nodes()
-        self._hire()
+        self._start_workers()
 
-    def _alive(self) -> list[Node]:
+    def _alive(self) -> list[RayNode]:
         return nodes_alive(self._ray, *self._granted)
 
-    def _hire(self, newcomers: Iterable[Node] = ()) -> None:
-        """Start workers where there is room, but no more of them than asked for."""
+    def _start_workers(self, newcomers: Iterable[RayNode] = ()) -> None:
+        """Start workers on nodes with capacity, up to the largest number."""
         self._nodes |= {node.node_id: node for node in newcomers}
-        there = [worker.node.node_id for worker in (*self.at_hand, *self.starting.values())]
+        used = [worker.node.node_id for worker in (*self.ready, *self.starting.values())]
         free = [
-            node._replace(room=node.room - there.count(node.node_id))
+            node._replace(capacity=node.capacity - used.count(node.node_id))
             for node in self._nodes.values()
         ]
-        for node in spread(free, self._most - len(there)):
-            actor = self._actor.options(**on(node)).remote(*self._arguments)
+        for node in assign_workers(free, self._most - len(used)):
+            actor = self._actor.options(**pin_to_node(node)).remote(*self._arguments)
             self.starting[actor.__ray_ready__.remote()] = Worker(actor, node)
 
     def _forget_lost_nodes(self) -> None:
@@ -107,7 +133,7 @@ class Workers:
 
 
 def done(ray: Any, references: Collection[Any]) -> list[Any]:
-    """Those of the references whose values are there."""
+    """Return the references whose values are available."""
     if not references:
         return []
     ready: list[Any]

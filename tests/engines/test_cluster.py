@@ -19,13 +19,21 @@ from processes import ROOT, TIMEOUT, environment, run, started, wait_for
 
 from fairflower.config import RunConfig
 from fairflower.deploy.local import free_port
-from fairflower.engines import cluster
-from fairflower.engines.cluster import Account, Node, Nodes, account, connect, room, spread
+from fairflower.engines import ray_cluster
+from fairflower.engines.ray_cluster import (
+    NodeReport,
+    RayNode,
+    RayNodes,
+    assign_workers,
+    connect,
+    report_node,
+    worker_capacity,
+)
 from fairflower.engines.workers import Workers
 from fairflower.errors import ConfigError, DataError, EngineError
 from fairflower.machine import versions
 
-FOUR = [Node(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3), ("d", 2))]
+FOUR = [RayNode(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3), ("d", 2))]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +48,13 @@ FOUR = [Node(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3), 
     ],
 )
 def test_a_node_has_room_for_so_many_workers(resources, cpus, gpus, workers):
-    assert room(resources, cpus, gpus) == workers
+    assert worker_capacity(resources, cpus, gpus) == workers
 
 
 def test_workers_are_dealt_to_the_nodes_in_turn():
-    assert "".join(node.node_id for node in spread(FOUR, 100)) == "acdcdc"
-    assert "".join(node.node_id for node in spread(FOUR, 4)) == "acdc"
-    assert spread(FOUR, 0) == spread([], 4) == []
+    assert "".join(node.node_id for node in assign_workers(FOUR, 100)) == "acdcdc"
+    assert "".join(node.node_id for node in assign_workers(FOUR, 4)) == "acdc"
+    assert assign_workers(FOUR, 0) == assign_workers([], 4) == []
 
 
 def test_a_ray_that_is_too_slow_to_start_is_an_error_with_a_remedy(monkeypatch):
@@ -79,14 +87,14 @@ def test_a_cluster_needs_our_engine():
 
 
 def test_a_machine_with_other_versions_says_which(monkeypatch: pytest.MonkeyPatch):
-    here = account(lambda: "data", versions())
+    here = report_node(lambda: "data", versions())
     assert here.prepared == "data"
-    assert not here.trouble
+    assert not here.error
     # Another build of the same version, and other code of ours, which is sent there.
     needed = versions() | {"fairflower": "0.0.1"}
     needed["torch"] = needed["torch"].partition("+")[0] + "+cu999"
-    assert not account(None, needed).trouble
-    trouble = account(None, needed | {"flwr": "0.9", "numpy": "1.0"}).trouble
+    assert not report_node(None, needed).error
+    trouble = report_node(None, needed | {"flwr": "0.9", "numpy": "1.0"}).error
     assert re.match(r"flwr [\d.]+ \(needed: 0.9\), numpy [\d.]+ \(needed: 1.0\)\. Install", trouble)
 
 
@@ -100,7 +108,7 @@ class Ray:
         NodeDiedError=OverflowError,
     )
 
-    def __init__(self, **accounts: Account | ArithmeticError) -> None:
+    def __init__(self, **accounts: NodeReport | ArithmeticError) -> None:
         self.accounts = accounts
         self.lost: set[str] = set()
 
@@ -130,7 +138,7 @@ class Ray:
     def wait(self, names: list[str], **_: Any) -> tuple[list[str], list[str]]:
         return names, []
 
-    def get(self, name: str) -> Account:
+    def get(self, name: str) -> NodeReport:
         found = self.accounts[name]
         if isinstance(found, ArithmeticError):
             raise found
@@ -142,25 +150,27 @@ def missing() -> None:
 
 
 def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(cluster, "_NOTICED_IN", 0)
-    good = account(None, {})
+    monkeypatch.setattr(ray_cluster, "_NOTICED_IN", 0)
+    good = report_node(None, {})
     full = ArithmeticError("the node is out of memory")
-    ray = Ray(a=good, b=account(missing, {}), c=full, d=good._replace(prepared="others"))
+    ray = Ray(a=good, b=report_node(missing, {}), c=full, d=good._replace(prepared="others"))
     with pytest.raises(ConfigError) as told:
-        Nodes(ray, 1, 0, None).begin()
+        RayNodes(ray, 1, 0, None).begin()
     assert str(told.value).splitlines() == [
         "Clients cannot work on these Ray nodes:",
         "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node looks where the "
         "environment of its `ray start` says.)",
         "  c: the node is out of memory",
-        "  d: its data are others than here. Bring the same files there.",
+        "  d: its data differ from this machine's. Copy the same files there.",
     ]
     with pytest.raises(ConfigError, match="there is no folder /data"):
-        Nodes(Ray(a=good), 1, 0, missing).begin()
+        RayNodes(Ray(a=good), 1, 0, missing).begin()
 
 
 def test_a_node_that_has_just_died_is_no_obstacle(caplog):
-    nodes = Nodes(Ray(a=account(None, {}), b=ZeroDivisionError(), c=OverflowError()), 1, 0, None)
+    nodes = RayNodes(
+        Ray(a=report_node(None, {}), b=ZeroDivisionError(), c=OverflowError()), 1, 0, None
+    )
     assert [node.name for node in nodes.begin()] == ["a"]
     assert [record.message for record in caplog.records] == [
         "Ray node b is lost.",
@@ -169,7 +179,7 @@ def test_a_node_that_has_just_died_is_no_obstacle(caplog):
 
 
 def test_a_node_that_dies_while_it_is_asked_is_no_obstacle_whatever_the_error(caplog, monkeypatch):
-    ray = Ray(a=account(None, {}), b=ArithmeticError("its worker has crashed"))
+    ray = Ray(a=report_node(None, {}), b=ArithmeticError("its worker has crashed"))
     waited = []
 
     def sleep(seconds: float) -> None:
@@ -177,60 +187,60 @@ def test_a_node_that_dies_while_it_is_asked_is_no_obstacle_whatever_the_error(ca
         if len(waited) == 3:  # Ray notices
             ray.lost.add("b")
 
-    monkeypatch.setattr(cluster.time, "sleep", sleep)
-    assert [node.name for node in Nodes(ray, 1, 0, None).begin()] == ["a"]
+    monkeypatch.setattr(ray_cluster.time, "sleep", sleep)
+    assert [node.name for node in RayNodes(ray, 1, 0, None).begin()] == ["a"]
     assert caplog.messages == ["Ray node b is lost."]
     # What goes wrong in our own code there is told at once.
-    ray = Ray(a=account(None, {}), b=FloatingPointError("no such function"))
+    ray = Ray(a=report_node(None, {}), b=FloatingPointError("no such function"))
     with pytest.raises(ConfigError, match="b: no such function"):
-        Nodes(ray, 1, 0, None).begin()
+        RayNodes(ray, 1, 0, None).begin()
     assert len(waited) == 3
 
 
 def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(caplog):
-    good = account(None, {})
+    good = report_node(None, {})
     ray = Ray(a=good)
-    nodes = Nodes(ray, 1, 0, None)
+    nodes = RayNodes(ray, 1, 0, None)
     assert [node.name for node in nodes.begin()] == ["a"]
     assert nodes.joined() == []
-    ray.accounts |= {"b": good, "c": account(missing, {})}
+    ray.accounts |= {"b": good, "c": report_node(missing, {})}
     assert [node.name for node in nodes.joined()] == ["b"]
     assert "c is left out: FAIRFLOWER_DATA" in caplog.text
     assert nodes.joined() == []
 
 
 def test_processors_of_several_kinds_are_named(caplog):
-    good = account(None, {})
+    good = report_node(None, {})
     ray = Ray(a=good, b=good._replace(kind="Arm, NEON"), c=good)
-    Nodes(ray, 1, 0, None).begin()
+    RayNodes(ray, 1, 0, None).begin()
     (warning,) = caplog.messages
-    assert warning.startswith("The Ray nodes are of 2 kinds")
+    assert warning.startswith("The Ray nodes have 2 kinds of hardware")
     assert "a, c: " in warning
     assert "b: Arm, NEON" in warning
     caplog.clear()
-    Nodes(Ray(a=good, b=good), 1, 0, None).begin()
+    RayNodes(Ray(a=good, b=good), 1, 0, None).begin()
     assert not caplog.messages
 
 
 def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
-    good = account(None, {})
+    good = report_node(None, {})
     ray = Ray(a=good, b=good, c=good)
-    workers = Workers(ray, object, (), 2, 1, 0, Nodes(ray, 1, 0, None))
+    workers = Workers(ray, object, (), 2, 1, 0, RayNodes(ray, 1, 0, None))
 
     def where() -> str:
-        workers.take_up()
-        return "".join(worker.node.name for worker in workers.at_hand)
+        workers.collect_started()
+        return "".join(worker.node.name for worker in workers.ready)
 
     assert where() == "ab"
     ray.lost.add("a")
-    workers.replace(workers.at_hand[0])
+    workers.replace(workers.ready[0])
     assert where() == "bc"
     # One that dies on a node that is there is replaced there.
-    workers.replace(workers.at_hand[0])
+    workers.replace(workers.ready[0])
     assert where() == "cb"
     # A node is taken for alive for a while after it was lost: then none starts on it.
     lost = ray.accounts["c"] = ArithmeticError("it was lost")
-    workers.replace(workers.at_hand[0])
+    workers.replace(workers.ready[0])
     ray.lost.add("c")
     assert where() == "b"
     assert [text for text in caplog.messages if "lost" in text] == [
@@ -238,7 +248,7 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
         "Ray node c is lost.",
     ]
     ray.accounts["b"] = lost
-    workers.replace(workers.at_hand[0])
+    workers.replace(workers.ready[0])
     assert where() == ""
     assert not workers.starting
     assert "A worker cannot start on b: it was lost" in caplog.text
@@ -248,7 +258,7 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
 
 
 def test_workers_that_no_node_has_room_for_are_refused():
-    ray = Ray(a=account(None, {}))
+    ray = Ray(a=report_node(None, {}))
     for cpus, gpus in ((2, 0.0), (1, 0.5)):
         with pytest.raises(ConfigError, match=f"client-cpus = {cpus}, client-gpus = {gpus:g}: no"):
             Workers(ray, object, (), 2, cpus, gpus, None)
@@ -313,7 +323,7 @@ def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machin
                     os.killpg(second.pid, signal.SIGKILL)
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
-        assert "has died. What it was at is tried once more" in notes
+        assert "has died. Its clients are tried once more" in notes
         assert "goes on without" not in notes
         run(run_here.split(), env=env)
         run(compare.split(), env=env)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflower.engines.cluster import keeping_signals
+from fairflower.engines.ray_cluster import keeping_signals
 
 
 def blocked() -> set[int]:

@@ -156,9 +156,9 @@ COUNT = np.array([1, 2, 3])
         ({"mean": GOOD[0], "count": COUNT}, r"shape \(2,\)"),
         ({"mean": GOOD, "count": COUNT[:2]}, r"'count' \(2,\)"),
         ({"mean": np.full((3, 2), np.nan, np.float32), "count": COUNT}, "finite"),
-        ({"mean": np.ones((3, 2), int), "count": COUNT}, "finite numbers"),
-        ({"mean": GOOD, "count": np.array([1, -1, 2])}, "whole numbers from zero"),
-        ({"mean": GOOD, "count": np.array([1.0, 0.5, 2.0])}, "whole numbers from zero"),
+        ({"mean": np.ones((3, 2), int), "count": COUNT}, "not finite 32-bit numbers"),
+        ({"mean": GOOD, "count": np.array([1, -1, 2])}, "whole numbers from 0"),
+        ({"mean": GOOD, "count": np.array([1.0, 0.5, 2.0])}, "whole numbers from 0"),
     ],
 )
 @pytest.mark.parametrize("later", [False, True])

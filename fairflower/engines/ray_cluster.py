@@ -1,0 +1,323 @@
+"""Ray on this machine or a cluster: connecting, and checking the cluster's nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fairflower
+from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger
+from fairflower.machine import machine, versions
+
+#: Seconds to wait for an answer at a cluster's address.
+_ANSWERS_IN = 10
+
+#: Bytes up to which Ray sends a result as a message.
+_INLINE = 1024 * 1024
+
+#: Seconds of waiting for nodes between two warnings about them.
+_LONG = 30
+
+#: Seconds that Ray may list a killed node (about 10 were measured).
+_NOTICED_IN = 30
+
+
+def prepare_ray() -> Any:
+    """Set Ray's environment variables, import Ray and return it.
+
+    By default Ray starts workers through the `uv run` of this process, warns about GPUs that it
+    hides, and sends replies from 100 KB through the object store, which takes several times the
+    processor time of a message. Ray is imported here so that no other thread sees a partial
+    import.
+    """
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(_INLINE))
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray  # late: it reads these variables, and is slow
+
+    return ray
+
+
+@contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, which Ray would replace by an abort.
+
+    Ray's processes started meanwhile block SIGTERM and SIGHUP, so that they outlive this process
+    when a scheduler or a closed terminal signals all. Without a handler Ray installs its own.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def connect(address: str, cpus: int) -> Any:
+    """Start Ray with ``cpus`` CPUs on this machine or, given an address, join a cluster.
+
+    The address is "auto", "host:port" or "ray://host:port". The cluster gets this process's code
+    of fairflower. ``ConfigError`` if no cluster answers at the address, or its version of Python
+    or Ray differs.
+    """
+    ray = prepare_ray()
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        # "local" does not join a cluster that runs on this machine.
+        try:
+            ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
+        except ValueError as error:  # too little memory
+            raise EngineError(
+                f"Ray cannot start ({error}). Or choose engine = 'inline'."
+            ) from error
+        except Exception as error:  # untyped: Ray's processes did not start in time
+            ray.shutdown()
+            raise EngineError(
+                f"Ray cannot start: {' '.join(str(error).split())} Try again when this machine is "
+                "less busy, give Ray more time (the environment variable "
+                "RAY_raylet_start_wait_time_s=120), or choose engine = 'inline'."
+            ) from error
+        return ray
+    key = f"ray-address = {address!r}"
+    match = re.fullmatch(r"auto|(?:ray://)?(?P<host>[^:/]+|\[[^]/]+\]):(?P<port>\d+)", address)
+    if not match:
+        raise ConfigError(f"{key}: expected auto, host:port or ray://host:port.")
+    try:
+        if match["host"]:  # Ray would retry for minutes, then exit this process
+            place = match["host"].strip("[]"), int(match["port"])
+            socket.create_connection(place, timeout=_ANSWERS_IN).close()
+        package = str(Path(fairflower.__file__).parent)
+        ray.init(address, runtime_env={"py_modules": [package]}, **quiet)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{key}: no Ray cluster answers there ({error}). Start one with `ray start --head`, "
+            "and give the address that it prints."
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{key}: {' '.join(str(error).split())}") from error
+    return ray
+
+
+def no_room_left(where: str) -> EngineError:
+    """Return the error for a full object store on a full disk."""
+    return EngineError(
+        f"Ray's object store on {where} is full, and so is its disk. They must hold the models "
+        "of a round. Free space on the disk of Ray's folder (RAY_TMPDIR, by default /tmp/ray), or "
+        "give Ray more memory (`ray start --object-store-memory`). The run can be resumed."
+    )
+
+
+class RayNode(NamedTuple):
+    """A machine of a Ray cluster, or this machine."""
+
+    node_id: str
+    name: str  # address, with the host name if that differs
+    capacity: int  # workers that fit
+    gpu: str = ""  # type of its GPUs
+
+
+def nodes_alive(ray: Any, cpus: int, gpus: float) -> list[RayNode]:
+    """Return the nodes that are alive, with their capacity for workers, sorted by name."""
+    nodes = [
+        RayNode(
+            node["NodeID"],
+            _name(node),
+            worker_capacity(node["Resources"], cpus, gpus),
+            " ".join(sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: node.name)
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
+    return f"{address} ({host})" if host != address else address
+
+
+def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
+    """Return how many workers fit on a node; a worker's share of a GPU is on a single GPU.
+
+    >>> worker_capacity({"CPU": 16, "GPU": 2}, 2, 0), room({"CPU": 16, "GPU": 2}, 2, 0.3)
+    (8, 6)
+    """
+    fitting = int(resources.get("CPU", 0) // cpus)
+    if gpus:
+        count = int(resources.get("GPU", 0))
+        fitting = min(fitting, int(count // gpus) if gpus >= 1 else count * int(1 / gpus + 1e-9))
+    return fitting
+
+
+def assign_workers(nodes: Sequence[RayNode], most: int) -> list[RayNode]:
+    """Return the node of each of at most ``most`` workers, assigned to the nodes in turn.
+
+    >>> small, large = RayNode("s", "10.0.0.1", 1), Node("l", "10.0.0.2", 3)
+    >>> [node.node_id for node in assign_workers([small, large], 3)]
+    ['s', 'l', 'l']
+    """
+    turns = range(max((node.capacity for node in nodes), default=0))
+    return [node for turn in turns for node in nodes if turn < node.capacity][:most]
+
+
+def pin_to_node(node: RayNode) -> dict[str, Any]:
+    """Return Ray's options that pin an actor or a task to a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
+
+
+class NodeReport(NamedTuple):
+    """A machine's report of its state."""
+
+    error: str = ""  # why clients cannot work there
+    hardware: str = ""  # processor and kernels, on which the bits depend
+    prepared: Any = None
+
+
+def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) -> NodeReport:
+    """Prepare this machine, and report its hardware; on other machines called as a Ray task.
+
+    ``prepare`` fetches the clients' data; ``needed`` has the required version of each package,
+    fairflower's being ignored.
+    """
+    installed = versions()
+    # Builds for other devices differ in the local part: 2.5.1+cpu, 2.5.1+cu124.
+    lacking = [
+        f"{package} {installed[package]} (needed: {version})"
+        for package, version in needed.items()
+        if package != "fairflower" and _public(installed[package]) != _public(version)
+    ]
+    if lacking:
+        return NodeReport(
+            f"{', '.join(lacking)}. Install the needed versions there, and restart its Ray."
+        )
+    try:
+        prepared = prepare() if prepare else None
+    except USER_ERRORS as error:
+        return NodeReport(f"{error} (A node uses the environment of its `ray start`.)")
+    facts = machine()
+    torch = f"torch {installed['torch']}"
+    hardware = (facts["processor"], facts["kernels"], facts["instructions"], torch)
+    return NodeReport("", ", ".join(hardware), prepared)
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
+
+
+class RayNodes:
+    """Nodes of a cluster; each sends a `NodeReport` before it gets workers.
+
+    ``cpus`` and ``gpus`` are the resources of a worker; ``prepare`` (see `report_node`) must return
+    the same value on all nodes.
+    """
+
+    def __init__(self, ray: Any, cpus: int, gpus: float, prepare: Callable[[], Any] | None) -> None:
+        self._ray, self._cpus, self._gpus, self._prepare = ray, cpus, gpus, prepare
+        self._versions, self._here = versions(), report_node(prepare, {})
+        self._known: set[str] = set()
+        self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
+        self._kinds: dict[str, list[str]] = defaultdict(list)  # -> names of nodes
+
+    def begin(self) -> list[RayNode]:
+        """Wait for the reports of all nodes with capacity for a worker, and return these nodes.
+
+        ``ConfigError`` lists the nodes on which clients cannot work.
+        """
+        if self._here.error:
+            raise ConfigError(self._here.error)
+        self._ask()
+        reports: dict[RayNode, NodeReport] = {}
+        while self._asked:
+            reports |= self._answers(_LONG)
+            if names := ", ".join(node.name for node in self._asked.values()):
+                logger.warning("Waiting for Ray nodes to prepare their data: %s.", names)
+        problems = [(node.name, self._problem_of(report)) for node, report in reports.items()]
+        if listing := "".join(f"\n  {name}: {why}" for name, why in problems if why):
+            raise ConfigError(f"Clients cannot work on these Ray nodes:{listing}")
+        self._compare(reports)
+        return list(reports)
+
+    def joined(self) -> list[RayNode]:
+        """Return new nodes that are prepared; warn of nodes that cannot be used."""
+        self._ask()
+        reports = self._answers(0)
+        for node, report in list(reports.items()):
+            if problem := self._problem_of(report):
+                logger.warning("Ray node %s is left out: %s", node.name, problem)
+                del reports[node]
+            else:
+                logger.warning("Ray node %s has joined.", node.name)
+        self._compare(reports)
+        return list(reports)
+
+    def _problem_of(self, report: NodeReport) -> str:
+        if not report.error and report.prepared != self._here.prepared:
+            return "its data differ from this machine's. Copy the same files there."
+        return report.error
+
+    def _ask(self) -> None:
+        ask = self._ray.remote(num_cpus=0)(report_node)
+        for node in nodes_alive(self._ray, self._cpus, self._gpus):
+            if node.capacity and node.node_id not in self._known:
+                self._known.add(node.node_id)
+                answer = ask.options(**pin_to_node(node)).remote(self._prepare, self._versions)
+                self._asked[answer] = node
+
+    def _answers(self, timeout: float) -> dict[RayNode, NodeReport]:
+        reports: dict[RayNode, NodeReport] = {}
+        if not self._asked:
+            return reports
+        errors = self._ray.exceptions
+        done, _ = self._ray.wait([*self._asked], num_returns=len(self._asked), timeout=timeout)
+        for reference in done:
+            node = self._asked.pop(reference)
+            try:
+                reports[node] = self._ray.get(reference)
+            except (errors.TaskUnschedulableError, errors.NodeDiedError):
+                logger.warning("Ray node %s is lost.", node.name)
+            except errors.RayError as error:
+                # A dying node may cause any error: of a worker, of the network.
+                if not isinstance(error, errors.RayTaskError) and self._is_gone(node):
+                    logger.warning("Ray node %s is lost.", node.name)
+                else:
+                    reports[node] = NodeReport(" ".join(str(error).split()))
+        return reports
+
+    def _is_gone(self, node: RayNode) -> bool:
+        """Return whether a node without answer is lost, which Ray notices after some seconds."""
+        deadline = time.monotonic() + _NOTICED_IN
+        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1)
+        return True
+
+    def _compare(self, reports: Mapping[RayNode, NodeReport]) -> None:
+        """Warn if the nodes' processors or kernels differ."""
+        known = len(self._kinds)
+        for node, report in reports.items():
+            self._kinds[f"{report.hardware} {node.gpu if self._gpus else ''}"].append(node.name)
+        if len(self._kinds) > max(known, 1):
+            listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
+            logger.warning(
+                "The Ray nodes have %d kinds of hardware, which may round sums differently: the "
+                "last bits of the model depend on which node trains which client.%s",
+                len(self._kinds),
+                "".join(listing),
+            )
