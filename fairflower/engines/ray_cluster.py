@@ -153,7 +153,7 @@ def _name(node: Mapping[str, Any]) -> str:
 def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
     """Return how many workers fit on a node; a worker's share of a GPU is on a single GPU.
 
-    >>> worker_capacity({"CPU": 16, "GPU": 2}, 2, 0), room({"CPU": 16, "GPU": 2}, 2, 0.3)
+    >>> worker_capacity({"CPU": 16, "GPU": 2}, 2, 0), worker_capacity({"CPU": 16, "GPU": 2}, 2, 0.3)
     (8, 6)
     """
     fitting = int(resources.get("CPU", 0) // cpus)
@@ -166,7 +166,7 @@ def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> i
 def assign_workers(nodes: Sequence[RayNode], most: int) -> list[RayNode]:
     """Return the node of each of at most ``most`` workers, assigned to the nodes in turn.
 
-    >>> small, large = RayNode("s", "10.0.0.1", 1), Node("l", "10.0.0.2", 3)
+    >>> small, large = RayNode("s", "10.0.0.1", 1), RayNode("l", "10.0.0.2", 3)
     >>> [node.node_id for node in assign_workers([small, large], 3)]
     ['s', 'l', 'l']
     """

@@ -211,7 +211,7 @@ def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(ca
 
 def test_processors_of_several_kinds_are_named(caplog):
     good = report_node(None, {})
-    ray = Ray(a=good, b=good._replace(kind="Arm, NEON"), c=good)
+    ray = Ray(a=good, b=good._replace(hardware="Arm, NEON"), c=good)
     RayNodes(ray, 1, 0, None).begin()
     (warning,) = caplog.messages
     assert warning.startswith("The Ray nodes have 2 kinds of hardware")

@@ -88,7 +88,7 @@ def test_a_place_that_cannot_be_written_is_told_once_and_before_anything_is_load
     [
         (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space .* Free some space"),
         (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only .* another place"),
-        (FileExistsError(errno.EEXIST, "File exists", "k"), "k: File exists. Nothing is written"),
+        (FileExistsError(errno.EEXIST, "File exists", "k"), "k: File exists. Files are never"),
         (OSError(errno.EIO, "Input/output error"), r"^Input/output error\.$"),
         (OSError("odd"), "^odd$"),
         (ValueError("odd"), "^odd$"),
