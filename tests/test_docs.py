@@ -235,7 +235,7 @@ def test_every_field_of_a_cohort_is_told_of() -> None:
     told = needs.cohort()
     for field in dataclasses.fields(Cohort):
         assert told.count(f"| `{field.name}` | ") == 1
-    assert "| `average(weights)` | The weighted mean" in told
+    assert "| `average(weights)` | Return the weighted mean" in told
 
 
 QUICK = {

@@ -534,7 +534,7 @@ def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
     assert "Client 1 (b), Client 2 (c)" in notice
     assert "Client 0" not in notice
     assert "0.4 s" in notice
-    assert "round-timeout, which can be given anew with resume" in notice
+    assert "round-timeout, which can be changed when resuming" in notice
     assert any("Node 1001 is left out" in m and "gone" in m for m in caplog.messages)
 
 

@@ -158,8 +158,8 @@ def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch)
         RayNodes(ray, 1, 0, None).begin()
     assert str(told.value).splitlines() == [
         "Clients cannot work on these Ray nodes:",
-        "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node looks where the "
-        "environment of its `ray start` says.)",
+        "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node uses the "
+        "environment of its `ray start`.)",
         "  c: the node is out of memory",
         "  d: its data differ from this machine's. Copy the same files there.",
     ]
