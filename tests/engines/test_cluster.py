@@ -63,7 +63,7 @@ def test_a_ray_that_is_too_slow_to_start_is_an_error_with_a_remedy(monkeypatch):
     def init(*_: Any, **__: Any) -> None:
         raise Exception(reason)  # as Ray does
 
-    monkeypatch.setattr(cluster.prepare_ray(), "init", init)
+    monkeypatch.setattr(ray_cluster.prepare_ray(), "init", init)
     with pytest.raises(EngineError, match=r"timed out during startup.*less busy.*inline"):
         connect("", 1)
 
