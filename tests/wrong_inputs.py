@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.test-examples=-1', 'data.test-examples = -1: expected at least 0.'),
             ('data.dirichlet-alpha=-1', 'data.dirichlet-alpha = -1.0: expected at least 0.'),
             ('data.dirichlet-alpha=nan', 'data.dirichlet-alpha = nan: expected a finite number.'),
-            ('data.corrupted-clients=5', 'data.corrupted-clients = 5: a domain has 5 clients, of which at least one stays clean. Lower it, or raise data.clients-per-domain.'),
+            ('data.corrupted-clients=5', 'data.corrupted-clients = 5: at least one of the 5 clients of a domain has to stay clean. Lower it, or raise data.clients-per-domain.'),
             ('data.corrupted-clients=-1', 'data.corrupted-clients = -1: expected at least 0.'),
             ('data.corruption=fog', "data.corruption = 'fog': expected one of noise, blur."),
             ('data.severity=0', 'data.severity = 0: expected at least 1.'),

@@ -1,9 +1,9 @@
-"""Preparing a benchmark once, and finding it again.
+"""Preparation of a data set for a federation, on disk, once for all runs that need it.
 
-A prepared benchmark is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and
-one file per client. The hash covers all that decides its contents: the settings, and the
-source files' paths, sizes and times. The folder is written elsewhere and moved into place,
-so it is either complete or absent, and processes may prepare the same one at once.
+A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a file
+per client. The hash covers all settings that decide the content, and the source files' paths, sizes
+and times. The folder is written elsewhere and moved into place: it is either complete or absent,
+and several processes may prepare the same data set.
 """
 
 from __future__ import annotations
@@ -45,24 +45,34 @@ from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
 
-#: Raise it when the files or the draw change; older folders are then left alone.
+#: Version of the files and of the random partition; folders of other versions are not used.
 _FORMAT = 4
 
-#: What a client's examples are for -> of which examples of the data set they are.
+#: Split of a federation -> split of the data set that its examples are from.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
-#: Group -> the rows of each of its clients, int64 [n].
+#: Group -> rows of each of its clients, int64 [n].
 Rows = dict[str, list[Ints]]
-#: Group -> examples, as a data set reads them.
-Found = dict[str, Pixels | Floats | Ints]
+#: Group -> examples, as read from the data set.
+Examples = dict[str, Pixels | Floats | Ints]
 
 
 def prepare(config: DataConfig, *, site: bool = False) -> Federation:
-    """Divide a benchmark among clients, or open it if that was done before.
+    """Divide a data set among clients, or open the result of an earlier call.
 
-    Of a run config's ``data`` table ``augment`` is the only key that needs no other folder.
-    Classes without images are warned of, but not of a ``site``, which may lack some. ``DataError``
-    if the data is missing or malformed, or too little for the clients. ``ConfigError`` if there is
-    no such data set.
+    Parameters
+    ----------
+    config
+        The ``data`` table of a run config. Every key but ``augment`` decides the content.
+    site
+        Whether the data are of a single site, which may lack classes; otherwise classes without
+        examples are warned of.
+
+    Raises
+    ------
+    DataError
+        If data are missing, malformed or too few for the clients.
+    ConfigError
+        If there is no data set of this name.
     """
     data_set = make_data_set(config)
     folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
@@ -73,10 +83,9 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
 
 
 def with_absolute_dir(config: DataConfig) -> DataConfig:
-    """The config with ``dir`` absolute and no longer dependent on $FAIRFLOWER_DATA.
+    """Return the config with an absolute ``dir``, from ``data.dir`` or $FAIRFLOWER_DATA.
 
-    For a process that prepares the same data elsewhere: another working directory or
-    environment, as Flower's clients have.
+    Processes with another working directory or environment prepare the same data from it.
     """
     folder = make_data_set(config).folder
     return replace(config, dir=str(folder)) if folder else config
@@ -84,13 +93,13 @@ def with_absolute_dir(config: DataConfig) -> DataConfig:
 
 @lru_cache(maxsize=8)
 def _open(folder: Path, augment: bool) -> Federation:
-    """One object for all who ask, so that what it has found of its data is found once."""
+    """Open a folder once per process, so that values cached by the `Federation` are shared."""
     federation = Federation.open(folder)
     return federation if augment else replace(federation, augment=Augment())
 
 
 def make_data_set(config: DataConfig) -> DataSet:
-    """The benchmark that ``data.name`` names, not yet divided."""
+    """Make the data set of ``data.name``, not yet divided."""
     chosen = DataSpec.read(config.name)
     chosen.check()
     data_set: DataSet = chosen.factory(config, **chosen.args)
@@ -99,9 +108,9 @@ def make_data_set(config: DataConfig) -> DataSet:
 
 def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
-    for elsewhere in ("augment", "dir"):  # not in the files; in the fingerprint
-        del settings[elsewhere]
-    for since in ("validation_fraction", "validation_examples"):  # not in earlier folders
+    for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
+        del settings[key]
+    for since in ("validation_fraction", "validation_examples"):  # unknown to earlier versions
         if not settings[since]:
             del settings[since]
     return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]
@@ -118,8 +127,8 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
             fresh = Path(scratch, folder.name)
             fresh.mkdir(mode=0o700)  # patients' images may be in it
-            for client_id, own in enumerate(splits):
-                pairs = [(f"{axis}_{s}", getattr(own[s], axis)) for s in own for axis in "xy"]
+            for client_id, client in enumerate(splits):
+                pairs = [(f"{axis}_{s}", getattr(client[s], axis)) for s in client for axis in "xy"]
                 np.savez(client_file(fresh, client_id), **dict(pairs))
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
             fresh.rename(folder)
@@ -135,13 +144,13 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
 def _divide(
     data_set: DataSet, folder: Path, site: bool
 ) -> tuple[Federation, list[dict[str, Split]]]:
-    """The federation, and each client's data by what they are for."""
+    """Make the federation, and each client's data by split."""
     config, domains = data_set.config, data_set.domains
     labels = {s: {d: data_set.labels(d, s) for d in domains} for s in ("train", "test")}
-    parts = client_groups(data_set, labels["train"])
-    rows = _rows(data_set, parts, labels)
-    found = {s: _examples(data_set, parts, rows[s], SPLITS[s]) for s in rows}
-    shape = _shape(data_set, found)
+    groups = client_groups(data_set, labels["train"])
+    rows = _rows(data_set, groups, labels)
+    examples = {s: _examples(data_set, groups, rows[s], SPLITS[s]) for s in rows}
+    shape = _shape(data_set, examples)
     mean, std = _mean_and_std(data_set, shape)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
     largest = max(int(trained[-1]), int(tested[-1]))
@@ -150,24 +159,24 @@ def _divide(
         _warn_of_classes(data_set, num_classes, trained, tested)
     clients: list[ClientInfo] = []
     data: list[dict[str, Split]] = []
-    for part in parts:
+    for group in groups:
         shares: dict[str, list[Split]] = {}
         for s, source in ((s, SPLITS[s]) for s in rows):
-            own = rows[s][part.name]
-            examples = _to_training_layout(config, part, found[s][part.name], own, source, shape)
-            x = np.split(examples, np.cumsum([len(share) for share in own])[:-1])
-            y = [labels[source][part.domain][share] for share in own]
+            by_client, unscaled = rows[s][group.name], examples[s][group.name]
+            array = _to_training_layout(config, group, unscaled, by_client, source, shape)
+            x = np.split(array, np.cumsum([len(share) for share in by_client])[:-1])
+            y = [labels[source][group.domain][share] for share in by_client]
             shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
         for splits in zip(*shares.values(), strict=True):
             data.append(dict(zip(shares, splits, strict=True)))
             labels_of = data[-1]["train"].y
             counts = tuple(np.bincount(labels_of, minlength=num_classes).tolist())
-            clients.append(ClientInfo(len(clients), part.name, len(labels_of), counts))
+            clients.append(ClientInfo(len(clients), group.name, len(labels_of), counts))
     federation = Federation(
         name=config.name,
         folder=folder,
-        domains=tuple(part.name for part in parts),
-        sources=tuple(_source(data_set, part, shape) for part in parts),
+        domains=tuple(group.name for group in groups),
+        sources=tuple(_source(data_set, group, shape) for group in groups),
         num_classes=num_classes,
         shape=shape,
         mean=mean,
@@ -178,7 +187,7 @@ def _divide(
         auc=data_set.auc,
         classes=data_set.classes,
         fingerprint=_digest(
-            {s: {name: [r.tolist() for r in own] for name, own in rows[s].items()} for s in rows}
+            {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
         ),
         validation_sizes=_sizes(rows.get("validation", {})),
     )
@@ -186,30 +195,30 @@ def _divide(
 
 
 def _sizes(rows: Rows) -> tuple[int, ...]:
-    return tuple(sum(map(len, own)) for own in rows.values())
+    return tuple(sum(map(len, by_client)) for by_client in rows.values())
 
 
 def _rows(
-    data_set: DataSet, parts: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
+    data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
 ) -> dict[str, Rows]:
-    """By what they are for, in the order of the parts; without validation if there is none."""
+    """Divide the rows by split, group and client; without a setting there is no validation."""
     config = data_set.config
-    train = _train_rows(data_set, parts, labels["train"])
-    test = _test_rows(config, parts, labels["test"])
+    train = _train_rows(data_set, groups, labels["train"])
+    test = _test_rows(config, groups, labels["test"])
     if count := config.validation_examples:
-        pools = {part.name: part.rows for part in parts}
+        pools = {group.name: group.rows for group in groups}
         unused = set_aside(pools, train, count, config.seed)
         return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
-    own_labels = {part.name: labels["train"][part.domain] for part in parts}
-    divided = hold_out(train, own_labels, config.validation_fraction, config.seed)
-    kept, out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
-    return {"train": kept, "validation": out, "test": test}
+    group_labels = {group.name: labels["train"][group.domain] for group in groups}
+    divided = hold_out(train, group_labels, config.validation_fraction, config.seed)
+    kept, held_out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
+    return {"train": kept, "validation": held_out, "test": test}
 
 
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
-    """Name the classes that have no examples, and those that are tested and never trained."""
+    """Warn of classes without examples, and of classes with test examples alone."""
     names = data_set.classes or tuple(map(str, range(num_classes)))
     empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
     if empty:
@@ -225,96 +234,97 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
         )
 
 
-def _train_rows(data_set: DataSet, parts: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """For each group, the rows of each of its clients."""
-    if parts[0].trained_on:
-        return {part.name: list(part.trained_on) for part in parts}
+def _train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
+    """Divide the training rows of each group among its clients."""
+    if groups[0].trained_on:
+        return {group.name: list(group.trained_on) for group in groups}
     config, rows = data_set.config, {}
-    for part in parts:
-        own = divide(
-            part.name,
-            labels[part.domain][part.rows],
-            part.sizes,
+    for group in groups:
+        shares = divide(
+            group.name,
+            labels[group.domain][group.rows],
+            group.sizes,
             config.seed,
             every_class=data_set.every_class,
             alpha=config.dirichlet_alpha,
             client_count_key=client_count_key(config),
         )
-        rows[part.name] = [part.rows[share] for share in own]
+        rows[group.name] = [group.rows[share] for share in shares]
     return rows
 
 
-def _test_rows(config: DataConfig, parts: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """For each group, a random order of its domain's test rows, cut off and dealt to clients."""
+def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
+    """Shuffle the test rows of each group's domain, limit them, and divide them among clients."""
     rows = {}
-    for part in parts:
-        if part.tested_on:
-            rows[part.name] = list(part.tested_on)
+    for group in groups:
+        if group.tested_on:
+            rows[group.name] = list(group.tested_on)
             continue
-        order = split_rng(config.seed, part.domain, "test").permutation(len(labels[part.domain]))
+        order = split_rng(config.seed, group.domain, "test").permutation(len(labels[group.domain]))
         kept = order[: config.test_examples or None]
-        if len(kept) < len(part.sizes):
+        if len(kept) < len(group.sizes):
             remedy = f"Lower {client_count_key(config)}"
-            if len(order) >= len(part.sizes):  # there are enough, and fewer were asked for
+            if len(order) >= len(group.sizes):  # a higher limit would be enough
                 remedy += " or raise data.test-examples"
-            raise too_few(part.name, len(kept), "test", len(part.sizes), remedy)
-        rows[part.name] = np.array_split(kept, len(part.sizes))
+            raise too_few(group.name, len(kept), "test", len(group.sizes), remedy)
+        rows[group.name] = np.array_split(kept, len(group.sizes))
     return rows
 
 
-def _examples(data_set: DataSet, parts: list[ClientGroup], rows: Rows, split: str) -> Found:
-    """For each group, the examples of its rows in their order; those of two are read once."""
-    found: Found = {}
+def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
+    """Read the examples of each group in the order of its rows; each row of a domain once."""
+    examples: Examples = {}
     for domain in data_set.domains:
-        wanted = {p.name: np.concatenate(rows[p.name]) for p in parts if p.domain == domain}
+        wanted = {g.name: np.concatenate(rows[g.name]) for g in groups if g.domain == domain}
         distinct = np.unique(np.concatenate(list(wanted.values())))
         read = data_set.examples(domain, split, distinct)
-        found |= {name: read[np.searchsorted(distinct, own)] for name, own in wanted.items()}
-    return found
+        examples |= {name: read[np.searchsorted(distinct, rs)] for name, rs in wanted.items()}
+    return examples
 
 
-def _shape(data_set: DataSet, found: Mapping[str, Found]) -> tuple[int, ...]:
-    """`Federation.shape`, to which every example is brought."""
-    shapes = [x.shape[1:] for own in found.values() for x in own.values()]
+def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ...]:
+    """Return `Federation.shape`, the common shape of all examples."""
+    shapes = [x.shape[1:] for by_group in examples.values() for x in by_group.values()]
     if isinstance(data_set, FeatureSet | TokenSet):
         if len(set(shapes)) > 1:
             raise DataError(
                 f"{data_set.config.name}: examples differ in their number of "
-                f"{data_set.kind} ({_sizes_in(found)}). Give all of them the same."
+                f"{data_set.kind} ({_sizes_in(examples)}). Give all of them the same."
             )
         vocabulary = (data_set.vocabulary,) if isinstance(data_set, TokenSet) else ()
         return *vocabulary, *shapes[0]
-    colour = any(shape[2:] == (3,) for shape in shapes)
-    channels = data_set.channels or (3 if colour else 1)
+    color = any(shape[2:] == (3,) for shape in shapes)
+    channels = data_set.channels or (3 if color else 1)
     side = data_set.config.image_size or data_set.image_size
     if side:
         return channels, side, side
     sizes = {shape[:2] for shape in shapes}
     if len(sizes) > 1:
         raise DataError(
-            f"The images differ in size ({_sizes_in(found)}). Set data.image-size to resize them "
-            "all."
+            f"The images differ in size ({_sizes_in(examples)}). Set data.image-size to resize "
+            "them all."
         )
     height, width = sizes.pop()
     return channels, height, width
 
 
-def _sizes_in(found: Mapping[str, Found]) -> str:
-    """Every group's size in words; of each split, where a group's splits differ."""
-    listing = []
-    for name in found["train"]:
-        splits = {  # size -> the last split that has it
-            "x".join(map(str, own[name].shape[1:3])): SPLITS[split] for split, own in found.items()
+def _sizes_in(examples: Mapping[str, Examples]) -> str:
+    """Describe the size of each group's examples; by split, where its splits differ."""
+    texts = []
+    for name in examples["train"]:
+        splits = {  # size -> the last split of this size
+            "x".join(map(str, by_group[name].shape[1:3])): SPLITS[split]
+            for split, by_group in examples.items()
         }
         several = [f"{size} in {split}" for size, split in splits.items()]
-        listing.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")
-    return ", ".join(listing)
+        texts.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")
+    return ", ".join(texts)
 
 
 def _mean_and_std(
     data_set: DataSet, shape: tuple[int, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of channels or features, as the data set declares them."""
+    """Return the data set's declared mean and standard deviation per channel or feature."""
     if data_set.kind == "tokens":
         return (), ()
     mean, std = data_set.mean, data_set.std
@@ -332,17 +342,17 @@ def _mean_and_std(
 
 def _to_training_layout(
     config: DataConfig,
-    part: ClientGroup,
-    found: Any,
+    group: ClientGroup,
+    examples: Any,
     rows: list[Ints],
     split: str,
     shape: tuple[int, ...],
 ) -> Any:
-    """A group's examples as training uses them, a contiguous array; images corrupted if it is."""
+    """Return a group's examples as a contiguous array for training; images of it corrupted."""
     if len(shape) != 3:
-        return np.ascontiguousarray(found)
-    pixels = to_chw(found, shape[0], shape[1:])
-    if not part.corrupted:
+        return np.ascontiguousarray(examples)
+    pixels = to_chw(examples, shape[0], shape[1:])
+    if not group.corrupted:
         return pixels
     return corrupt(
         pixels,
@@ -350,15 +360,15 @@ def _to_training_layout(
         config.corruption,
         config.severity,
         seed=config.seed,
-        domain=part.domain,
+        domain=group.domain,
         split=split,
     )
 
 
-def _source(data_set: DataSet, part: ClientGroup, shape: tuple[int, ...]) -> str:
-    """Where a group's examples come from and what was done to them."""
-    source = data_set.source(part.domain)
-    if not part.corrupted:
+def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:
+    """Describe the source of a group's examples, and their corruption."""
+    source = data_set.source(group.domain)
+    if not group.corrupted:
         return source
     config = data_set.config
     return f"{source} with {corruption_text(config.corruption, config.severity, min(shape[1:]))}"

@@ -1,13 +1,13 @@
-"""Benchmarks that come as one folder of images per domain and class, without a split.
+"""Data sets with a folder of images per domain and class, and no published split.
 
-The same images as a Hugging Face data set, saved or on the Hub, serve as well.
+The same images as a Hugging Face data set, saved or on the Hub, are read, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,105 +15,111 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from fairflower.data import dicom
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import checked_labels, load_hub, load_saved, stamp, undecoded
-from fairflower.data.images import eight_bit, picture_in, read_picture, resize
-from fairflower.data.opening import open_regular
+from fairflower.data.files import checked_labels, stamp
+from fairflower.data.hugging_face import (
+    HuggingFaceImages,
+    file_hash,
+    is_hf_dataset_folder,
+    load_hub,
+    load_saved,
+)
+from fairflower.data.images import eight_bit, read_picture, resize
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
+    from PIL import Image
 
-#: What torchvision's ImageFolder takes for an image, and DICOM files.
+#: Extensions of image files: those of torchvision's ImageFolder, and of DICOM.
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     *dicom.SUFFIXES,
 )
 
-#: The label of what is passed over.
+#: Label of images whose class is not part of the data set; they are skipped.
 OTHER = -1
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain's images, not yet decoded, class after class.
+    """The images of a domain, not yet decoded, sorted by class.
 
-    ``labels`` are int64 [N], ascending; ``where`` names the image at a place, for messages,
-    and ``picture`` reads and decodes it.
+    ``labels`` are int64 [N], ascending; ``where`` names the image at a position, for errors, and
+    ``pictures`` decodes the images at positions, one at a time.
     """
 
     labels: Ints
     where: Callable[[int], str]
-    picture: Callable[[int], Image.Image]
+    pictures: Callable[[Ints], Iterator[Image.Image]]
 
 
 class ClassFolders(DataSetOfFiles[Domain]):
-    """A benchmark that is published as images alone: a subclass says what is test.
+    """A data set published without a split; a subclass selects the test images by `is_test`.
 
-    Images are resized to a square. Where they come from, in this order:
+    Images are resized to a square. They are read from the first of:
 
-    1. ``data.dir`` or, if that is empty, ``$FAIRFLOWER_DATA``, or one of its
-       ``subfolders``: with a folder per domain that has either a folder per class, or a
-       Hugging Face data set (``save_to_disk``; image, label); or as a whole a Hugging Face
-       data set (image, domain, label).
-    2. With neither set, the Hugging Face Hub, through flwr-datasets, if it has them.
+    1. ``data.dir`` or, if it is empty, ``$FAIRFLOWER_DATA``, or a subfolder of it named in
+       ``subfolders``: a folder per domain with a folder per class, or with a Hugging Face data
+       set (``save_to_disk``; image, label); or a single Hugging Face data set of all domains
+       (image, domain, label).
+    2. With neither set, the Hugging Face Hub, through flwr-datasets, if ``hub`` is set.
 
-    Images are taken by class, then by file name, as torchvision's ImageFolder does; those of a
-    data set by class, then as they are stored. Where order decides what is test and files and
-    rows may come in different ones, ``by_content`` makes it the same for both.
+    Images are sorted by class, then by file name, as by torchvision's ImageFolder; those of a
+    Hugging Face data set by class, then by row. With ``by_content``, they are sorted by class, then
+    by the SHA-256 of their files, so that files and rows come in the same order.
     """
 
-    #: Another name of a class -> its name here.
+    #: Alias of a class -> the class.
     aliases: ClassVar[Mapping[str, str]] = {}
-    #: Whether images of other classes may be among them; they are passed over.
+    #: Whether images of other classes are skipped instead of refused.
     others: ClassVar[bool] = False
-    #: Whether images are instead taken by class, then by the SHA-256 of their files.
+    #: Whether images are sorted by the SHA-256 of their files within a class.
     by_content: ClassVar[bool] = False
-    #: Where the domains are also looked for.
+    #: Folders below ``data.dir`` in which the domains are searched, too.
     subfolders: ClassVar[tuple[str, ...]] = ()
     #: Hugging Face id of a data set with a single split. None: not on the Hub.
     hub: ClassVar[str | None] = None
     image_size: ClassVar[int]
     channels: ClassVar[int] = 3
-    #: Of the whole numbers in grey pictures that have more than 8.
+    #: Bits of the whole numbers in gray images with more than 8 bits.
     bits: int = 16
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Which of a domain's images are test images, given their labels, ascending.
+        """Return which images of a domain are test images, bool [N], given their sorted labels.
 
-        The first image of a class and every fifth after it, unless a subclass says otherwise.
+        By default the first image of each class and every fifth after it.
 
         >>> ClassFolders.is_test(None, np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
         [0, 5, 6]
         """
-        place = np.arange(len(labels)) - np.searchsorted(labels, labels)
-        chosen: npt.NDArray[np.bool_] = place % 5 == 0
+        position = np.arange(len(labels)) - np.searchsorted(labels, labels)
+        chosen: npt.NDArray[np.bool_] = position % 5 == 0
         return chosen
 
     def labels(self, domain: str, split: str) -> Ints:
-        return self._open(domain).labels[self._places(domain, split)]
+        return self._open(domain).labels[self._positions(domain, split)]
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """The images of these rows and no others are decoded; uint8 [len(rows), S, S, 3]."""
+        """Decode the images of these rows alone; uint8 [len(rows), S, S, 3]."""
         side = self.config.image_size or self.image_size
         source = self._open(domain)
-        pictures = np.empty((len(rows), side, side, 3), np.uint8)
+        positions = self._positions(domain, split)[rows]
+        pixels = np.empty((len(rows), side, side, 3), np.uint8)
         largest = 0
-        for i, place in enumerate(self._places(domain, split)[rows].tolist()):
-            picture = source.picture(place)
-            pixels = eight_bit(picture, source.where(place), self.bits)
-            pictures[i] = resize(pixels[None], (side, side))[0]
+        for i, picture in enumerate(source.pictures(positions)):
+            values = eight_bit(picture, source.where(int(positions[i])), self.bits)
+            pixels[i] = resize(values[None], (side, side))[0]
             if picture.mode.startswith("I"):
                 largest = max(largest, int(np.asarray(picture).max()))
         self._warn_of_depth(domain, largest)
-        return pictures
+        return pixels
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
-        """Hear the largest whole number of a domain's grey pictures of more than 8 bits, or 0."""
+        """Check the largest number in a domain's gray images of more than 8 bits; 0: none."""
 
     def fingerprint(self) -> Any:
         if self._root is None:
@@ -128,43 +134,43 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return str(self._root if is_hf_dataset_folder(self._root) else self.place(domain))
 
     def place(self, domain: str) -> Path:
-        """The folder of a domain."""
+        """Return the folder of a domain."""
         assert self._root is not None
         return self._root / domain
 
     def layout(self) -> str:
-        """What the folder is to hold, for messages."""
+        """Describe the expected content of the folder, for errors."""
         return (
             f"<domain>/<class>/<image> for the domains {', '.join(self.domains)}, or a Hugging "
             "Face data set written with save_to_disk (image, domain, label)"
         )
 
-    def is_in(self, place: Path) -> bool:
-        """True if a folder holds that."""
-        return is_hf_dataset_folder(place) or all(
-            (place / domain).is_dir() for domain in self.domains
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a folder has the expected content."""
+        return is_hf_dataset_folder(folder) or all(
+            (folder / domain).is_dir() for domain in self.domains
         )
 
     @cached_property
     def _root(self) -> Path | None:
-        """The folder that holds the images; None: the Hub."""
+        """The folder with the images; None: the Hub."""
         remedy = f"Set data.dir or FAIRFLOWER_DATA to a folder that has {self.layout()}"
         if self.folder is None:
             if self.hub is None:
                 raise DataError(f"{self.title} is not on the Hugging Face Hub. {remedy}.")
             return None
-        for place in (self.folder, *(self.folder / name for name in self.subfolders)):
-            if self.is_in(place):
-                return place
-        places = ", ".join(self.subfolders)
+        for folder in (self.folder, *(self.folder / name for name in self.subfolders)):
+            if self.is_in(folder):
+                return folder
+        names = ", ".join(self.subfolders)
         if self.hub:
             remedy += f". With neither set, {self.hub} is fetched from the Hugging Face Hub"
         raise DataError(
-            f"{self.title} is not in {self.folder}, nor in its subfolders {places}. {remedy}."
+            f"{self.title} is not in {self.folder}, nor in its subfolders {names}. {remedy}."
         )
 
-    def _places(self, domain: str, split: str) -> Ints:
-        """Where a split's images are among all of the domain."""
+    def _positions(self, domain: str, split: str) -> Ints:
+        """Positions of a split's images among all images of the domain."""
         return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
 
     def _read(self, domain: str) -> Domain:
@@ -179,61 +185,54 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._from_files(folder)
 
     def _from_files(self, folder: Path) -> Domain:
-        found = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
+        classes = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
         files = (
-            (label, _hash_of(path) if self.by_content else path.name, path)
-            for class_folder, label in found.items()
+            (label, file_hash(path) if self.by_content else path.name, path)
+            for class_folder, label in classes.items()
             if label != OTHER
             for path in images_in(class_folder)
         )
         return self._of_files(files, folder)
 
     def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> Domain:
-        """Image files by their labels, then by the texts beside these."""
-        found = sorted(files)
-        paths = [path for _, _, path in found]
-        labels = np.array([label for label, _, _ in found], np.int64)
+        """Make a domain of image files, sorted by label, then by text: (label, text, path)."""
+        ordered = sorted(files)
+        paths = [path for _, _, path in ordered]
+        labels = np.array([label for label, _, _ in ordered], np.int64)
         self._check_complete(str(folder), labels)
-        return Domain(labels, lambda i: str(paths[i]), lambda i: read_picture(paths[i]))
+        return Domain(
+            labels, lambda i: str(paths[i]), lambda at: (read_picture(paths[i]) for i in at)
+        )
 
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False
     ) -> Domain:
-        """A domain's images in a data set that has others, too, unless it is ``alone``."""
+        """Make a domain of its rows in a data set; of all rows if the domain is ``alone`` there."""
         where = self.source(domain)
         if isinstance(data, dict):
             if len(data) != 1:
                 raise DataError(
                     f"{where}: found the splits {', '.join(map(str, data))}; expected a single "
-                    "one, as the benchmark has its own rule for train and test. Concatenate them."
+                    f"split, as {self.title} has its own rule for train and test. Concatenate them."
                 )
             (data,) = data.values()
-        wanted = {"image", "label"} if alone else {"image", "domain", "label"}
-        if missing := wanted - set(data.column_names):
-            raise DataError(
-                f"{where}: found the columns {', '.join(data.column_names)}; "
-                f"{', '.join(sorted(missing))} expected, too."
-            )
+        images = HuggingFaceImages(data, where)
+        images.check_columns("image", "label", *(() if alone else ("domain",)))
         rows = np.arange(len(data))
         if not alone:
-            rows = np.flatnonzero(_values(data, "domain", where) == domain)
-        values = _values(data, "label", where)[rows]
-        if values.dtype.kind in "iu" and len(values):
-            values = checked_labels(f"{where}: label", values, len(self.classes))
+            rows = np.flatnonzero(images.column("domain") == domain)
+        labels = images.column("label")[rows]
+        if labels.dtype.kind in "iu" and len(labels):
+            labels = checked_labels(f"{where}: label", labels, len(self.classes))
         else:
-            values = np.array([self._class_of(str(name), where) for name in values], np.int64)
-        rows, values = rows[values != OTHER], values[values != OTHER]
-        self._check_complete(where if alone else f"{where}: {domain}", values)
-        images, mode = undecoded(data.select_columns(["image"]))
-        hashes = _hashes(images, rows) if self.by_content else [""] * len(rows)
-        order = sorted(range(len(rows)), key=lambda i: (values[i], hashes[i]))
-        rows, values = rows[order], values[order]
-
-        def name(i: int) -> str:
-            return f"{where}: row {rows[i]}"
-
+            labels = np.array([self._class_of(str(name), where) for name in labels], np.int64)
+        rows, labels = rows[labels != OTHER], labels[labels != OTHER]
+        self._check_complete(where if alone else f"{where}: {domain}", labels)
+        hashes = images.hashes(rows) if self.by_content else [""] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: (labels[i], hashes[i]))
+        rows, labels = rows[order], labels[order]
         return Domain(
-            values, name, lambda i: picture_in(images[int(rows[i])]["image"], name(i), mode)
+            labels, lambda i: images.row_name(rows[i]), lambda at: images.pictures(rows[at])
         )
 
     def _class_of(self, name: str, where: str) -> int:
@@ -253,48 +252,21 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted, but for hidden ones and what macOS puts beside in zips."""
-    found = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
-    return sorted(path for path in found if path.is_dir())
+    """Return the folders in a folder, sorted, without hidden ones and macOS's ``__MACOSX``."""
+    paths = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+    return sorted(path for path in paths if path.is_dir())
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder, sorted, by their names; not hidden ones."""
-    found = (p for p in folder.iterdir() if not p.name.startswith("."))
-    return sorted(path for path in found if path.suffix.lower() in EXTENSIONS)
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _hash_of(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hashes(images: Dataset, rows: Ints) -> list[str]:
-    """Of these rows' image files; empty where the column holds something else."""
-    files = (row["image"] for row in images.select(rows))
-    return [
-        ""
-        if not isinstance(f, dict)
-        else _hash(f["bytes"])
-        if f["bytes"]
-        else _hash_of(Path(f["path"]))
-        for f in files
-    ]
-
-
-def is_hf_dataset_folder(folder: Path) -> bool:
-    """True if a folder was written by Hugging Face's ``save_to_disk``."""
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    """Return the image files in a folder by their extensions, sorted, without hidden files."""
+    paths = (p for p in folder.iterdir() if not p.name.startswith("."))
+    return sorted(path for path in paths if path.suffix.lower() in EXTENSIONS)
 
 
 def _stamp(folder: Path) -> Any:
-    """As ``stamp``, but thousands of files are not looked at for every message of a run.
+    """Return a fingerprint of a folder, as `stamp` does, without a look at all files every time.
 
-    A process looks again only when a file of a class was added, removed or renamed.
+    A process looks at the files again only after a file of a class was added, removed or renamed.
     """
     if is_hf_dataset_folder(folder):
         return stamp(folder)
@@ -304,13 +276,4 @@ def _stamp(folder: Path) -> Any:
 
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
-    return _hash(json.dumps(stamp(folder)).encode())
-
-
-def _values(data: Dataset, column: str, where: str) -> npt.NDArray[Any]:
-    """A column, with names instead of numbers where the data set knows the names."""
-    values: npt.NDArray[Any] = np.asarray(data[column][:])
-    names = getattr(data.features[column], "names", None)
-    if names is None or values.dtype.kind not in "iu" or not len(values):
-        return values
-    return np.array([names[k] for k in checked_labels(f"{where}: {column}", values, len(names))])
+    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()

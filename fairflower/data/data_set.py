@@ -1,4 +1,4 @@
-"""What a benchmark is: domains that share their classes and differ in their examples."""
+"""Base classes of data sets: domains with the same classes and different examples."""
 
 from __future__ import annotations
 
@@ -15,49 +15,72 @@ from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixe
 from fairflower.data.files import data_folder, logger
 from fairflower.errors import DataError
 
-#: Mean and standard deviation, per channel, by which ImageNet's networks expect images.
+#: Mean and standard deviation per channel of ImageNet, for networks pretrained on it.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Opened = TypeVar("Opened")
 
 
 class DataSet(ABC):
-    """A benchmark before it is divided: subclass it, and name it (`docs/your-own-parts.md`).
+    """A data set that is not yet divided among clients: the base class of all (`docs/data.md`).
 
-    Making one must be cheap, since every client does it; examples are read by the methods.
-    They are images, unless it is a `FeatureSet` or a `TokenSet`.
+    Construction must be cheap, as every client constructs its data set; methods read the examples.
+    Examples are images, unless the data set is a `FeatureSet` or a `TokenSet`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fairflower.config import DataConfig
+    >>> class Stripes(DataSet):
+    ...     image_size = 8
+    ...     def all_domains(self):
+    ...         return ["light", "dark"]
+    ...     def labels(self, domain, split):
+    ...         return np.arange(10) % 2
+    ...     def images(self, domain, split, rows):
+    ...         return np.full((len(rows), 8, 8), 200 if domain == "light" else 50, np.uint8)
+    ...     def fingerprint(self):
+    ...         return 1
+    ...     def source(self, domain):
+    ...         return "made by hand"
+    >>> Stripes(DataConfig(domains="dark")).domains
+    ('dark',)
+
+    See Also
+    --------
+    fairflower.testing.check_data : Checks a data set.
     """
 
-    #: What its examples are: "images", "features" or "tokens".
+    #: Kind of the examples: "images", "features" or "tokens".
     kind: ClassVar[str] = "images"
-    #: None: as many as ``classes`` names or, if it is empty, the largest label of all plus one.
+    #: Number of classes. None: the number of ``classes`` or, if it is empty, the largest label + 1.
     num_classes: ClassVar[int | None] = None
-    #: Their names, in the order of the labels; empty where data is labelled by numbers.
+    #: Class names in the order of the labels; empty if the classes have numbers alone.
     classes: tuple[str, ...] = ()
-    #: Side in pixels that images are resized to unless ``data.image-size`` says otherwise.
-    #: None: as they are, the same in all domains.
+    #: Side in pixels to which images are resized unless ``data.image-size`` is set. None: images
+    #: keep their size, which must be the same in all domains.
     image_size: ClassVar[int | None] = None
-    #: 3, 1, or None: 3 if any domain has colour.
+    #: Number of channels, 3 or 1. None: 3 if any domain has color images, else 1.
     channels: ClassVar[int | None] = None
-    #: For training images.
+    #: Augmentation of training images.
     augment: ClassVar[Augment] = Augment()
-    #: Per channel, of images scaled to [0, 1]; as ``std``.
+    #: Mean and ``std`` per channel, of images in [0, 1].
     mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
-    #: Share of a domain that one client gets by default. None: the whole domain is divided
-    #: equally.
+    #: Default share of a domain's training examples per client. None: the domain is divided
+    #: equally among its clients.
     fraction: ClassVar[float | None] = None
-    #: Training images of a domain as published, of which ``fraction`` is a share. A domain
-    #: that is not here counts as many as it has.
+    #: Domain -> published number of training images, of which ``fraction`` is a share. Default:
+    #: the number in the source.
     published_sizes: ClassVar[Mapping[str, int]] = {}
-    #: Training images that a domain has at most, where the whole domain is divided. None: all.
+    #: Upper bound of a domain's training images if the domain is divided equally. None: all.
     domain_size: ClassVar[int | None] = None
-    #: Whether ``data.imbalance-factor`` is also that between a domain's last client and its
+    #: Whether ``data.imbalance-factor`` is also the ratio between a domain's last client and its
     #: first, see `fairflower.data.client_groups.imbalanced_groups`.
     imbalanced_within: ClassVar[bool] = False
-    #: Whether every client is to hold every class that its domain has.
+    #: Whether every client gets every class of its domain.
     every_class: ClassVar[bool] = False
-    #: Whether tests also give the AUC, as its papers do.
+    #: Whether tests report the AUC, too.
     auc: ClassVar[bool] = False
 
     def __init__(self, config: DataConfig) -> None:
@@ -66,19 +89,19 @@ class DataSet(ABC):
 
     @property
     def folder(self) -> Path | None:
-        """Where local files are read from, absolute; None if none are."""
+        """Folder of local files, absolute; None if no local files are read."""
         return None
 
     @abstractmethod
     def all_domains(self) -> Sequence[str]:
-        """Every domain there is, in the default order."""
+        """Return the names of all domains, in the default order."""
 
     @abstractmethod
     def labels(self, domain: str, split: str) -> Ints:
-        """Labels of a domain's "train" or "test" examples, int64 [N]."""
+        """Return the labels of a domain's "train" or "test" examples, int64 [N]."""
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """These rows' images, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
+        """Return the images of these rows, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
         name = type(self).__name__
         raise NotImplementedError(
             f"{name} has no images. Define {name}.images(domain, split, rows), or derive it from "
@@ -86,46 +109,48 @@ class DataSet(ABC):
         )
 
     def examples(self, domain: str, split: str, rows: Ints) -> Pixels | Floats | Ints:
-        """These rows, as they are read: images, features or token ids."""
+        """Return the images, features or token ids of these rows."""
         return self.images(domain, split, rows)
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """A JSON value that changes whenever the examples could: files' sizes and times."""
+        """Return a JSON value that changes with the examples: files' sizes and times."""
 
     @abstractmethod
     def source(self, domain: str) -> str:
-        """Where a domain's examples come from, in words."""
+        """Describe the source of a domain's examples."""
 
     def partitioner(self) -> Any:
-        """A new partitioner of flwr-datasets, to divide a domain's training examples by.
+        """Make a partitioner of flwr-datasets that divides a domain's training examples.
 
-        It sees them as ``label`` and what `columns` has. None: the ``data.*`` settings divide.
+        It gets the column ``label`` and those of `columns`. None: the ``data.*`` settings divide
+        the examples.
         """
         return None
 
     def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
-        """What a partitioner may go by beside the label, such as the writer, [N] each.
+        """Return further columns for the partitioner, such as the writer, [N] each.
 
-        Where there is something, it divides the test examples, too, and a client gets its own.
+        If there are any, the partitioner divides the test examples, too: each client is tested on
+        the examples of its partition.
         """
         return {}
 
     def train_size(self, domain: str, available: int, clients: int) -> int:
-        """How many of a domain's ``available`` training images ``clients`` of it share."""
+        """Return how many of a domain's ``available`` training examples its ``clients`` share."""
         if self.config.examples_per_client:
             return self.config.examples_per_client * clients
         fraction = self.config.fraction or self.fraction
         if fraction is None:
             return min(available, self.domain_size or available)
-        # A product like 0.29 * 100 = 28.999999999999996 means 29.
+        # 1e-9, as a product like 0.29 * 100 = 28.999999999999996 means 29.
         return int(fraction * self.published_sizes.get(domain, available) + 1e-9) * clients
 
 
 class DataSetOfFiles(DataSet, Generic[Opened]):
-    """A benchmark whose domains are opened one by one, and each once.
+    """A data set in files, whose domains are opened separately, each once.
 
-    ``title`` is its name in messages, and ``domain_names`` are in the default order.
+    ``title`` is its name in messages; ``domain_names`` are its domains in the default order.
     """
 
     title: ClassVar[str]
@@ -137,7 +162,7 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
 
     @cached_property
     def folder(self) -> Path | None:
-        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hub."""
+        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hugging Face Hub."""
         return data_folder(self.config)
 
     def all_domains(self) -> Sequence[str]:
@@ -151,11 +176,11 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
 
     @abstractmethod
     def _read(self, domain: str) -> Opened:
-        """A domain's images and labels, which need not be in memory."""
+        """Open the images and labels of a domain, without reading all of them into memory."""
 
 
 def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
-    """The domains that ``data.domains`` names, in its order; all of them if it is empty.
+    """Return the domains in ``data.domains``, in its order; all domains if it is empty.
 
     >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
@@ -167,21 +192,23 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
     if taken := sorted(set(OVER_DOMAINS).intersection(chosen)):
-        raise DataError(f"A domain is called {taken[0]!r}, as a column of tables is. Rename it.")
+        raise DataError(
+            f"The domain name {taken[0]!r} is reserved for a column of tables. Rename it."
+        )
     return tuple(chosen)
 
 
 def client_count_key(config: DataConfig) -> str:
-    """The setting that says how many clients there are."""
+    """Return the key of the setting that decides the number of clients."""
     return f"data.{'imbalance-factor' if config.imbalance_factor > 1 else 'clients-per-domain'}"
 
 
-def too_few(group: str, found: int, split: str, clients: int, remedy: str) -> DataError:
-    """An error of fewer examples than clients; where there are none, no ``remedy`` would help."""
-    if not found:
+def too_few(group: str, count: int, split: str, clients: int, remedy: str) -> DataError:
+    """Make the error for fewer examples than clients; without examples no ``remedy`` helps."""
+    if not count:
         return DataError(
             f"Domain {group!r} has no {split} examples. Add some, or leave it out of data.domains."
         )
     return DataError(
-        f"Domain {group!r} has {found} {split} examples for {clients} clients. {remedy}."
+        f"Domain {group!r} has {count} {split} examples for {clients} clients. {remedy}."
     )

@@ -1,4 +1,4 @@
-"""A prepared benchmark on disk, and what is read from it: numpy and nothing heavier."""
+"""Reader of a prepared data set on disk; of third parties it imports numpy alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """Examples, and their labels, int64 [N] in ``0 .. num_classes - 1``.
+    """Examples and their labels, int64 [N] in ``0 .. num_classes - 1``.
 
     Images are uint8 [N, C, H, W], features float32 [N, D], token ids int64 [N, L].
     """
@@ -42,10 +42,10 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done at random to a training image, anew each time it is used.
+    """Random augmentation of training images, drawn anew for every use of an image.
 
-    ``crop_padding`` pixels of black are added on every side and a crop of the original size
-    is taken; with ``horizontal_flip`` half the images are mirrored.
+    A crop of the original size is taken from the image with ``crop_padding`` black pixels around
+    it. With ``horizontal_flip`` half the images are mirrored.
     """
 
     crop_padding: int = 0
@@ -54,7 +54,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """One client's place in the federation; ``class_counts`` are of its training images."""
+    """Domain and training examples of a client: their number, in all and per class."""
 
     client_id: int
     domain: str
@@ -64,47 +64,51 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Federation:
-    """A benchmark divided among clients, read from its folder.
+    """A data set divided among clients, read from its folder.
 
-    Opening reads one small JSON file; ``train`` and ``client_test`` read one client's own
-    file and no other. Every call reads afresh, so the arrays are the caller's to change.
-    Where there is a ``split``, it is ``"test"`` or ``"validation"``: examples kept out of training
-    to choose hyper-parameters by, if there are any.
+    Opening reads a small JSON file; ``train`` and ``client_test`` read the file of a single
+    client. Every call reads the file again, so the caller may change the arrays. A ``split``
+    argument is ``"test"`` or ``"validation"``; validation examples are held out of the training
+    examples, for the choice of hyper-parameters, if a setting asks for it.
+
+    See Also
+    --------
+    fairflower.data.prepare : Divides a data set.
     """
 
-    #: The data set.
+    #: Name of the data set.
     name: str
-    #: Where it was prepared.
+    #: Folder of the prepared data.
     folder: Path
-    #: Groups of clients whose images look alike, in the order of the clients: the data set's
-    #: domains, or the clean and the corrupted clients of each.
+    #: Groups of clients, in the order of the clients: the data set's domains, or the clean and the
+    #: corrupted clients of each domain.
     domains: tuple[str, ...]
-    #: For each domain, where its images came from.
+    #: Source of each domain's examples, as text.
     sources: tuple[str, ...]
     num_classes: int
-    #: The same for every example: (C, H, W) of images, (D,) of features, and (V, L) of L token
-    #: ids below V, as if each were written as a one of V.
+    #: Shape of every example: (C, H, W) for images, (D,) for features, (V, L) for L token ids
+    #: below V, as one-hot vectors would have.
     shape: tuple[int, ...]
-    #: Per channel, of images scaled to [0, 1], or per feature; as ``std``. Empty for token ids.
+    #: Mean and ``std`` per channel, of images in [0, 1], or per feature. Empty for token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    #: For training; ``Augment()`` when ``data.augment`` is false.
+    #: Augmentation of training images; ``Augment()`` if ``data.augment`` is false.
     augment: Augment
-    #: Test images of each domain.
+    #: Number of test examples per domain.
     test_sizes: tuple[int, ...]
-    #: ``client_id`` is the index here and Flower's partition id; domain after domain.
+    #: Clients by ``client_id``, which is also Flower's partition id; sorted by domain.
     clients: tuple[ClientInfo, ...]
-    #: Whether tests also give the AUC.
+    #: Whether tests report the AUC, too.
     auc: bool = False
-    #: Names of the classes; empty where data is labelled by numbers.
+    #: Class names; empty if the classes have numbers alone.
     classes: tuple[str, ...] = ()
-    #: Of the draw: SHA-256 of the rows of every client. Sites with data of their own have none.
+    #: SHA-256 of the rows of every client; empty for a federation of sites.
     fingerprint: str = ""
-    #: Validation images of each domain; empty if none are kept out of training.
+    #: Number of validation examples per domain; empty if none are held out.
     validation_sizes: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
-        """Of what tells most apart: a worker looks up every message's federation."""
+        """Hash a few fields: workers look up the federation of every message."""
         return hash((self.name, self.folder, self.fingerprint))
 
     @classmethod
@@ -123,7 +127,7 @@ class Federation:
 
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Federation:
-        """The federation that ``to_json`` described; ``folder`` need not hold its data."""
+        """Return the federation of a text of ``to_json``; the data need not be in ``folder``."""
         meta: dict[str, Any] = json.loads(text)
         augment = Augment(**meta.pop("augment"))
         clients = tuple(
@@ -134,18 +138,18 @@ class Federation:
         return cls(folder=folder, augment=augment, clients=clients, **rest)
 
     def to_json(self) -> str:
-        """The text of ``meta.json``."""
+        """Return the text of ``meta.json``."""
         meta = asdict(self)
         del meta["folder"]
-        if not self.validation_sizes:  # as earlier versions described it, whose runs go on
+        if not self.validation_sizes:  # as in earlier versions, whose runs can be resumed
             del meta["validation_sizes"]
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:
-        """Refuse what no federation can be, as ``from_json`` takes whatever it is told.
+        """Check a federation of ``from_json``, which accepts any text.
 
-        ``DataError`` if a field has another type, length or range than it says above, a client has
-        no examples, or another number of them than its ``class_counts`` add up to.
+        ``DataError`` if a field is not of the type, length or range that is documented above, a
+        client has no examples, or its ``class_counts`` do not add up to ``num_examples``.
         """
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
@@ -168,8 +172,8 @@ class Federation:
         texts = _all(self.sources, lambda source: isinstance(source, str), len(domains))
         _expect(texts, sources=self.sources)
         _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
-        kept_out = self.validation_sizes
-        _expect(_all(kept_out, _is_count, len(domains) * bool(kept_out)), validation_sizes=kept_out)
+        held_out = self.validation_sizes
+        _expect(_all(held_out, _is_count, len(domains) * bool(held_out)), validation_sizes=held_out)
         _expect(bool(self.clients), clients=self.clients)
         for k, client in enumerate(self.clients):
             _expect(client.client_id == k, client_id=client.client_id)
@@ -180,36 +184,36 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """What its examples are: ``"images"``, ``"features"`` or ``"tokens"``."""
+        """Kind of the examples: ``"images"``, ``"features"`` or ``"tokens"``."""
         return KINDS[len(self.shape)]
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names, or else their numbers."""
+        """Class names, or the numbers of the classes as text."""
         return self.classes or tuple(map(str, range(self.num_classes)))
 
     @cached_property
     def digest(self) -> str:
-        """Eight characters of all clients' data, the same wherever and whenever prepared."""
-        found = hashlib.sha256()
+        """Hash of all clients' data, 8 characters, independent of place and time of preparation."""
+        digest = hashlib.sha256()
         names = ["train", "test", *(["validation"] if self.validation_sizes else [])]
         for client in self.clients:
             for split in self.splits(client.client_id, *names):
                 for array in split:
-                    found.update(f"{array.dtype.str} {array.shape}".encode())
-                    found.update(array.tobytes())
-        return found.hexdigest()[:8]
+                    digest.update(f"{array.dtype.str} {array.shape}".encode())
+                    digest.update(array.tobytes())
+        return digest.hexdigest()[:8]
 
     def train(self, client_id: int) -> Split:
-        """One client's training data."""
+        """Return the training examples of a client."""
         return self.splits(client_id, "train")[0]
 
     def client_test(self, client_id: int, split: str = "test") -> Split:
-        """One client's share of its domain's test set; the k shares are disjoint."""
+        """Return a client's share of its domain's test set; shares are disjoint."""
         return self.splits(client_id, split)[0]
 
     def test(self, domain: str, split: str = "test") -> Split:
-        """A domain's whole test set: the shares of its clients, one after the other."""
+        """Return the test set of a domain: the shares of its clients in their order."""
         if domain not in self.domains:
             raise DataError(
                 f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}."
@@ -218,11 +222,11 @@ class Federation:
         return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
 
     def clients_of(self, domain: str) -> list[int]:
-        """Ids of a domain's clients, ascending."""
+        """Return the ids of a domain's clients, ascending."""
         return [client.client_id for client in self.clients if client.domain == domain]
 
     def splits(self, client_id: int, *names: str) -> list[Split]:
-        """One client's data of several splits, ``"train"``, ``"test"`` or ``"validation"``."""
+        """Return a client's examples of several splits: "train", "test" or "validation"."""
         if not 0 <= client_id < len(self.clients):
             raise DataError(
                 f"{self.name} was divided among {len(self.clients)} clients; there is no "
@@ -239,9 +243,9 @@ class Federation:
 
 
 def client_file(folder: Path, client_id: int) -> Path:
-    """A client's own file, uncompressed: ``x_train, y_train, x_test, y_test``.
+    """Return a client's file, with ``x_train, y_train, x_test, y_test``, uncompressed.
 
-    And ``x_validation, y_validation``, where such are kept out of training.
+    And with ``x_validation, y_validation``, if there are validation examples.
     """
     return folder / f"client-{client_id:03d}.npz"
 
@@ -253,7 +257,7 @@ def _expect(holds: bool, **field: object) -> None:
 
 
 def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
-    """True for a tuple all of whose values hold, of this length if one is given."""
+    """Return whether a value is a tuple whose items all hold, of ``length`` if given."""
     fits = isinstance(values, tuple) and length in (None, len(values))
     return fits and all(map(holds, values))
 
@@ -263,7 +267,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_count(value: object, least: int = 0) -> bool:
-    # Doubles, in which weights are computed, count no further.
+    # Weights are computed as doubles, which are exact up to here.
     return type(value) is int and least <= value <= 2**53
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.files import HuggingFace
+from fairflower.data.hugging_face import HuggingFaceSplits
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
 
@@ -83,7 +83,7 @@ class FEMNIST(SplitFiles):
 
     def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
         opened = self._open(domain)
-        if not isinstance(opened, HuggingFace):
+        if not isinstance(opened, HuggingFaceSplits):
             raise DataError(
                 f"{self.title}: {opened.path} does not say who wrote. Save the Hugging Face data "
                 f"set {self.hub[domain][0]} as {domain} instead, by save_to_disk."

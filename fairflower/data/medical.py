@@ -1,11 +1,10 @@
-"""Medical images: HAM10000, ISIC 2019 and RSNA ICH, a single domain each."""
+"""Medical images: HAM10000, ISIC 2019 and RSNA ICH, each a single domain."""
 
 from __future__ import annotations
 
-import csv
-import io
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,20 +16,21 @@ from fairflower.data.client_groups import stratified_mask
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints
 from fairflower.data.files import stamp
-from fairflower.data.opening import explained, open_regular
+from fairflower.data.opening import check_columns, explained, open_regular
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 if TYPE_CHECKING:
+    import pandas as pd
     from datasets import DatasetDict
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
-#: Lesions whose images are test images, where the source has no split by lesion.
+#: Share of the lesions whose images are test images, where the source has no split by lesion.
 TEST_SHARE = 0.2
 
-#: How the data set on the Hub writes a diagnosis -> class.
+#: Diagnosis, as the data set on the Hub writes it -> class.
 _LONG = {
     "actinic_keratoses": "akiec",
     "basal_cell_carcinoma": "bcc",
@@ -45,19 +45,18 @@ _LONG = {
 class HAM10000(SplitFiles):
     """Seven kinds of skin lesions in 10,015 images, two thirds of them nevi: a single domain.
 
-    P. Tschandl, C. Rosendahl, H. Kittler, Scientific Data 5 (2018), CC BY-NC 4.0. Like a
-    small ISIC 2019, of which it is a part. Classes as in the original and in DermaMNIST:
-    akiec, bcc, bkl, df, mel, nv, vasc.
+    P. Tschandl, C. Rosendahl, H. Kittler, Scientific Data 5 (2018), CC BY-NC 4.0. A part of
+    ISIC 2019. Classes as in the original and in DermaMNIST: akiec, bcc, bkl, df, mel, nv, vasc.
 
-    28x28 pixels, or ``data.image-size`` of a source that has more; ImageNet's mean and
+    28x28 pixels, or ``data.image-size`` from a source with larger images; ImageNet's mean and
     standard deviation, random flips and shifts by a pixel. All training images are divided
     among ``data.clients-per-domain`` clients.
 
-    A folder with ``ham10000.npz`` or ``ham10000_28.npz`` (x_train, y_train, x_test, y_test),
-    a saved Hugging Face data set ``ham10000``, or ``marmal88/skin_cancer`` on the Hub. The
-    splits of the latter overlap, image by image, so they are pooled, each image is taken
-    once, and the images of every fifth lesion, drawn at random but always the same, become
-    the test set: no lesion is on both sides.
+    Read from a folder with ``ham10000.npz`` or ``ham10000_28.npz`` (x_train, y_train, x_test,
+    y_test) or a saved Hugging Face data set ``ham10000``, or from ``marmal88/skin_cancer`` on the
+    Hub. The splits on the Hub share images. They are therefore pooled without duplicates, and a
+    random fifth of the lesions, the same in every run, becomes the test set: all images of a lesion
+    are on the same side.
     """
 
     title = "HAM10000"
@@ -73,7 +72,7 @@ class HAM10000(SplitFiles):
     auc = True
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Train and test by lesion, if the data set has diagnoses instead of labels."""
+        """Split by lesion, if the data set has diagnoses instead of labels."""
         from datasets import DatasetDict, concatenate_datasets
 
         pool = concatenate_datasets(list(data.values()))
@@ -81,8 +80,8 @@ class HAM10000(SplitFiles):
             if "label" in pool.column_names:
                 return data
             raise DataError(
-                f"HAM10000: found the columns {', '.join(pool.column_names)}; expected label, "
-                f"or {', '.join(sorted(missing))}, too."
+                f"HAM10000: found the columns {', '.join(pool.column_names)}; missing label, "
+                f"or {', '.join(sorted(missing))}. Add or rename them."
             )
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)
         lesions = np.asarray(pool["lesion_id"][:])[distinct]
@@ -110,19 +109,19 @@ def _class_of(diagnosis: str) -> int:
 
 
 class ImageTable(ClassFolders):
-    """One domain of medical images, without a split: a subclass reads the table.
+    """A domain of medical images in a folder, without a split; a subclass reads their table.
 
-    Images are resized to a square and looked for in ``data.dir`` (or ``$FAIRFLOWER_DATA``)
-    and its ``subfolders``. Of every class a fifth, rounded up and drawn at random but always
-    the same, are test images. An image that is overwritten in place is not noticed; delete
-    the prepared data then.
+    Images are resized to a square. The table and the folder are searched in ``data.dir`` (or
+    ``$FAIRFLOWER_DATA``) and its ``subfolders``. Of every class a random fifth, rounded up and the
+    same in every run, are test images. An image that is overwritten in place is not noticed:
+    delete the prepared data then.
 
     224x224 pixels, ImageNet's mean and standard deviation, and in training random flips and
-    shifts by up to 2 %, as in the released code of FedISM (IJCAI 2024, which also turns
+    shifts by up to 2 %, as in the released code of FedISM (IJCAI 2024, which also rotates
     images by up to 10 degrees).
     """
 
-    #: File name of the table; ``image_folder`` lies beside it.
+    #: File name of the table; ``image_folder`` is next to it.
     table: ClassVar[str]
     image_folder: ClassVar[str]
     image_size = 224
@@ -132,21 +131,21 @@ class ImageTable(ClassFolders):
 
     @abstractmethod
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Class and file of every image."""
+        """Return class and file of every image."""
 
     def layout(self) -> str:
         return f"{self.table} and {self.image_folder}"
 
-    def is_in(self, place: Path) -> bool:
-        return (place / self.table).is_file() and (place / self.image_folder).is_dir()
+    def is_in(self, folder: Path) -> bool:
+        return (folder / self.table).is_file() and (folder / self.image_folder).is_dir()
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """A random fifth of every class, rounded up."""
+        """Return a random fifth of every class, rounded up, bool [N]."""
         rng = np.random.default_rng(derive_seed(0, self.title, "test"))
         return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
 
     def fingerprint(self) -> Any:
-        """The table, and when an image was last added, removed or renamed."""
+        """Return the table's stamp, and the time of the last change of the folder's file names."""
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
@@ -159,40 +158,50 @@ class ImageTable(ClassFolders):
         return self._of_files(records, self._root)
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[list[str]]:
-    """Values of these columns of a CSV file, row by row; a DataError if any are missing."""
-    with (
-        explained(f"{path} cannot be read as a table", "Replace it by the original"),
-        io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
-    ):
-        reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
-        if missing := [name for name in columns if name not in header]:
-            raise DataError(
-                f"{path}: found the columns {', '.join(header)}; {', '.join(missing)} expected, "
-                "too."
-            )
-        places = [header.index(name) for name in columns]
-        for row in reader:
-            if len(row) < len(header):
-                raise DataError(f"{path}, line {reader.line_num}: found {row}; it is cut off.")
-            yield [row[place].strip() for place in places]
+def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Return columns of a CSV file, as text; ``DataError`` if a column or value is missing."""
+    import pandas as pd
+
+    problem, remedy = f"{path} cannot be read as a table", "Replace it by the original"
+    with explained(problem, remedy), open_regular(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows with too many values
+        table = pd.read_csv(
+            file,
+            dtype=str,
+            index_col=False,
+            keep_default_na=False,
+            na_values=[""],
+            encoding="utf-8-sig",
+        )
+        table = table.rename(columns=str.strip).apply(lambda column: column.str.strip())
+        check_columns(str(path), columns, table.columns)
+        table = table[list(columns)]
+        incomplete = table.isna().any(axis=1)
+        if incomplete.any():
+            row = int(incomplete.argmax())
+            values = ", ".join(table.iloc[row].fillna("nothing"))
+            raise DataError(f"{path}, row {row + 1}: found {values}; values are missing. {remedy}.")
+        if len(table) and (length := table.map(len).max().max()) > 255:
+            raise ValueError(f"a value has {length} characters")
+        return table
 
 
-def number(text: str, path: Path) -> float:
-    """A value of a table."""
-    try:
-        return float(text)
-    except ValueError:
-        raise DataError(f"{path}: found {text!r} where a number is expected.") from None
+def parse_numbers(texts: pd.Series, path: Path) -> npt.NDArray[np.float64]:
+    """Return the numbers in a column of a table; ``DataError`` names the first other text."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(texts, errors="coerce")
+    for text in texts[numbers.isna()]:
+        raise DataError(f"{path}: found {text!r} where a number is expected. Correct it.")
+    return numbers.to_numpy(np.float64)
 
 
 class ISIC2019(ImageTable):
     """Eight kinds of skin lesions in 25,331 dermatoscopic images: a single domain.
 
     P. Tschandl et al. 2018, N. Codella et al. 2018, M. Combalia et al. 2019 (CC BY-NC 4.0), as
-    the challenge publishes them: ``ISIC_2019_Training_GroundTruth.csv`` (a column per class,
-    one of which is 1) and ``ISIC_2019_Training_Input/<image>.jpg``. Split and settings of
+    the challenge publishes them: ``ISIC_2019_Training_GroundTruth.csv`` (a column per class, with
+    a single 1 per row) and ``ISIC_2019_Training_Input/<image>.jpg``. Split and settings of
     FedISM, see `ImageTable`:
 
     =====  =====  ======  =====  ===  =====  ===  ====  ===  ======
@@ -213,37 +222,41 @@ class ISIC2019(ImageTable):
     subfolders = ("isic2019", "ISIC2019", "ISIC_2019")
 
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Class and file of every image that has one of the eight classes."""
+        """Return class and file of every image with one of the eight classes."""
         path, folder = root / self.table, root / self.image_folder
-        there = {file.name for file in folder.iterdir()}
-        found = []
-        for image, *texts in read_table(path, ("image", *self.classes)):
-            values = [number(text, path) for text in texts]
-            if sorted(values)[-2:] != [0.0, 1.0]:
-                if not any(values):  # "UNK"
-                    continue
-                raise DataError(f"{path}: {image} has the classes {values}; expected a single 1.")
-            if f"{image}.jpg" not in there:
-                raise DataError(f"{folder} has no {image}.jpg. Complete the copy.")
-            found.append((values.index(1.0), folder / f"{image}.jpg"))
-        return found
+        files = {file.name for file in folder.iterdir()}
+        table = read_table(path, ("image", *self.classes))
+        columns = [parse_numbers(table[name], path) for name in self.classes]
+        values = np.stack(columns, axis=1)
+        names = np.array([f"{image}.jpg" for image in table["image"]], object)
+        known = values.any(axis=1)  # the others are of class "UNK"
+        wrong = known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)
+        for row in np.flatnonzero(wrong):
+            raise DataError(
+                f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected a "
+                "single 1. Correct it."
+            )
+        for name in names[known]:
+            if name not in files:
+                raise DataError(f"{folder} has no {name}. Complete the copy.")
+        labels = values[known].argmax(axis=1).tolist()
+        return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
 
 
-#: Slices that FedISM takes of all.
+#: Number of slices that FedISM uses.
 SLICES = 25_000
 
 
 class RSNAICH(ImageTable):
-    """Five kinds of haemorrhage in 25,000 slices of computed tomographies of heads: one domain.
+    """Five kinds of hemorrhage in 25,000 slices of head CT: a single domain.
 
     A. Flanders et al., Radiology: Artificial Intelligence 2 (2020), non-commercial use:
-    ``stage_2_train.csv`` (ID, Label: six rows per slice) as published, and the DICOM files, as
-    `fairflower.data.dicom.read_dicom` reads them or, before those, exported as
-    ``stage_2_train/<ID>.png`` or ``.jpg``, windowed as you like; slices without an image are
-    passed over. Settings of FedISM (see `ImageTable`): slices with exactly
-    one of the five kinds, and if there are more than 25,000 of them, so many at random but
-    always the same. Which ones the paper took is not known. The table does not say whose a
-    slice is, so slices of one patient are on both sides, as in the paper.
+    ``stage_2_train.csv`` (ID, Label: six rows per slice) as published, and the DICOM files, which
+    `fairflower.data.dicom.read_dicom` reads; or, in their place, ``stage_2_train/<ID>.png`` or
+    ``.jpg`` that you have windowed and exported. Slices without an image are skipped. Settings of
+    FedISM (see `ImageTable`): slices with exactly one of the five kinds; of more than 25,000 slices
+    a random 25,000, the same in every run. The paper's choice is not known. The table does not name
+    the patient of a slice, so a patient may have slices on both sides, as in the paper.
     """
 
     title = "RSNA ICH"
@@ -254,20 +267,21 @@ class RSNAICH(ImageTable):
     subfolders = ("rsna-ich", "rsna-intracranial-hemorrhage-detection")
 
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Class and file of the slices with one kind of haemorrhage."""
+        """Return class and file of every slice with exactly one kind of hemorrhage."""
         path = root / self.table
         files = {
             file.stem: file
             for file in sorted((root / self.image_folder).iterdir())
             if file.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")
         }
-        kinds: dict[str, set[int]] = {}
-        for name, text in read_table(path, ("ID", "Label")):
-            image, _, kind = name.rpartition("_")
-            if image in files and kind in self.classes and number(text, path) == 1:
-                kinds.setdefault(image, set()).add(self.classes.index(kind))
-        single = sorted(image for image, found in kinds.items() if len(found) == 1)
-        if len(single) > SLICES:
+        table = read_table(path, ("ID", "Label"))
+        rows = table["ID"].str.rpartition("_")[[0, 2]].set_axis(["image", "kind"], axis=1)
+        used = rows["image"].isin(list(files)) & rows["kind"].isin(self.classes)
+        positive = rows[used][parse_numbers(table["Label"][used], path) == 1].drop_duplicates()
+        alone = positive[~positive["image"].duplicated(keep=False)]
+        kinds = dict(zip(alone["image"], alone["kind"], strict=True))
+        images = sorted(kinds)
+        if len(images) > SLICES:
             rng = np.random.default_rng(derive_seed(0, self.title, "slices"))
-            single = [single[i] for i in rng.choice(len(single), SLICES, replace=False)]
-        return [(kinds[image].copy().pop(), files[image]) for image in single]
+            images = [images[i] for i in rng.choice(len(images), SLICES, replace=False)]
+        return [(self.classes.index(kinds[image]), files[image]) for image in images]

@@ -1,18 +1,18 @@
-"""Opening the files of others: no pipe is waited for, and nothing is read that is far too large."""
+"""Checks of files before they are read: regular, of a bounded size, with the needed columns."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
 from fairflower.errors import DataError
 
-#: Bytes of an image file, or of a table: five times the largest image in 16 bits and colour.
+#: Largest image file or table, in bytes: five times the largest image in 16-bit color.
 MOST_BYTES = 2**30
 
 _KINDS = {
@@ -26,7 +26,7 @@ _KINDS = {
 
 @contextmanager
 def explained(problem: str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever reading raises, which libraries leave open-ended, into a DataError."""
+    """Turn any exception of a library that reads a file into a ``DataError``."""
     try:
         yield
     except DataError:
@@ -37,13 +37,13 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
 
 
 def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
-    """Open a regular file of at most so many bytes, None: of any size, for reading.
+    """Open a regular file for reading; ``most`` bytes at most, None: of any size.
 
-    ``DataError`` if it is larger, or something else: to read a named pipe is to wait for whoever
-    may write to it, and a device may have no end. ``OSError`` if the system refuses.
+    ``DataError`` if the file is larger or not regular: reading a named pipe waits for a writer,
+    and a device may have no end. ``OSError`` if the system refuses.
     """
     check_regular(path)
-    # A pipe that has taken the file's place since does not block either: it is empty.
+    # With O_NONBLOCK, a pipe that replaced the file after the check does not block either.
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
     if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
         file.close()
@@ -52,15 +52,25 @@ def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
 
 
 def check_regular(path: Path) -> None:
-    """Raise ``DataError`` if there is something else than a regular file."""
+    """Raise ``DataError`` if the path is not a regular file."""
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
-        found = _KINDS.get(kind, "no file")
-        raise DataError(f"{path} is {found}; only regular files are read. Remove or replace it.")
+        name = _KINDS.get(kind, "no file")
+        raise DataError(f"{path} is {name}; only regular files are read. Remove or replace it.")
+
+
+def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
+    """Raise ``DataError`` if a wanted column is missing; ``where`` is the table's place."""
+    columns = list(columns)
+    if missing := [name for name in wanted if name not in columns]:
+        raise DataError(
+            f"{where}: found the columns {', '.join(columns)}; {', '.join(missing)} missing. "
+            "Add or rename them."
+        )
 
 
 def gigabytes(size: int) -> str:
-    """A number of bytes in words.
+    """Return a number of bytes as text.
 
     >>> gigabytes(2**30), gigabytes(10**12)
     ('1.1 GB', '1,000.0 GB')
@@ -69,7 +79,7 @@ def gigabytes(size: int) -> str:
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping; where the system does not tell, all of them."""
+    """Return the bytes available without swapping, or all of the memory if this is unknown."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import HuggingFace, NpzFile, load_hub, load_saved, stamp
+from fairflower.data.files import NpzFile, stamp
+from fairflower.data.hugging_face import HuggingFaceSplits, load_hub, load_saved
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _REMEDY = (
 )
 
 
-class SplitFiles(DataSetOfFiles[NpzFile | HuggingFace]):
+class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
     """A benchmark whose domains come as train and test: a subclass says which domains.
 
     Where the images come from, in this order:
@@ -77,7 +78,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFace]):
                 return path
         raise DataError(f"{self.title}: neither {file} nor {folder} exists. {_REMEDY}.")
 
-    def _read(self, domain: str) -> NpzFile | HuggingFace:
+    def _read(self, domain: str) -> NpzFile | HuggingFaceSplits:
         path = self._path(domain)
         num_classes = self.num_classes or len(self.classes) or None
         if path and not path.is_dir():
@@ -88,4 +89,4 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFace]):
                 f"{path}: found a single split; expected a DatasetDict with train and test."
             )
         size = self.config.image_size or self.image_size
-        return HuggingFace(self.adapt(data), self.source(domain), size, num_classes)
+        return HuggingFaceSplits(self.adapt(data), self.source(domain), size, num_classes)

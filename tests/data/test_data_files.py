@@ -309,7 +309,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
         (
             (good["train"], "mnist: found a single split; expected a DatasetDict"),
             (DatasetDict(train=good["train"]), "found the splits train; expected train and test"),
-            (good.rename_column("label", "digit"), "found the columns image, digit; expected"),
+            (good.rename_column("label", "digit"), "columns image, digit; label missing. Add"),
             (hugging_face({**arrays(), "y_train": [11] * 12}), "train: label: found labels fr"),
             (
                 good.remove_columns("image").map(lambda row: {"image": row["label"]}),

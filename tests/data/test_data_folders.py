@@ -512,7 +512,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
     for number, (data, message) in enumerate(
         (
             (DatasetDict(train=good, test=good), "found the splits train, test; expected a single"),
-            (good.remove_columns("domain"), "found the columns image, label; domain expected, too"),
+            (good.remove_columns("domain"), "found the columns image, label; domain missing. Add"),
             (good.select(range(70)), "art_painting has no images of dog, elephant"),
             (
                 good.cast_column("label", Value("int64")).map(lambda row: {"label": 7}),

@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from runs import SMALL, run
 
 from fairflower.config import DataConfig, RunConfig
-from fairflower.data import Federation, files, prepare
+from fairflower.data import Federation, hugging_face, prepare
 from fairflower.data.hub import CIFAR10
 from fairflower.data.sites import open_site
 from fairflower.errors import DataError
@@ -98,7 +98,7 @@ def test_cifar_comes_from_the_hub_where_there_is_no_folder(
         return cifar() if "cifar" in name else femnist()
 
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-    monkeypatch.setattr("fairflower.data.split_files.load_hub", fetched)
+    monkeypatch.setattr("fairflower.data.split_hugging_face.load_hub", fetched)
     for name in ("cifar10", "femnist"):
         federation = prepare(changed(config, name=name, dir=""))
         assert federation.sources == (f"Hugging Face {asked[-1]}",)
@@ -116,7 +116,7 @@ def test_the_hub_is_read_by_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> No
             return femnist()[split]
 
     monkeypatch.setattr("flwr_datasets.FederatedDataset", Reached)
-    found = files.load_hub("flwrlabs/femnist", None, "", ("train",))
+    found = hugging_face.load_hub("flwrlabs/femnist", None, "", ("train",))
     assert set(found) == {"train"}
 
 
@@ -146,7 +146,7 @@ def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
         assert found == sorted(found)
         draws.add(tuple(found))
     assert len(draws) > 1
-    with pytest.raises(DataError, match=r"comes in 4 parts .* not 5. Lower data.clients-per-"):
+    with pytest.raises(DataError, match=r"has 4 partitions .* not 5. Lower data.clients-per-"):
         prepare(changed(config, name="test_hub:Shards", clients_per_domain=5))
 
 
@@ -222,7 +222,7 @@ def test_a_run_over_writers_has_the_accuracy_of_each(config: DataConfig, tmp_pat
 
 
 def test_a_writer_of_too_little_is_no_client(config: DataConfig) -> None:
-    with pytest.raises(DataError, match="'femnist' comes in 3 parts with two training"):
+    with pytest.raises(DataError, match="'femnist' has 3 partitions with two training"):
         prepare(changed(config, name="femnist", clients_per_domain=4))
     with pytest.raises(DataError, match=r"data.test-examples: femnist is divided"):
         prepare(changed(config, name="femnist", test_examples=4))
