@@ -1,8 +1,8 @@
-"""Benchmarks divided among clients.
+"""Data sets divided among clients.
 
-`prepare` does the work once and keeps the result on disk; a `Federation` reads it.
-A new benchmark is a `DataSet` of images, a `FeatureSet` or a `TokenSet`, named in
-`fairflower.registry` or by another package.
+`prepare` divides a data set once and stores the result on disk; a `Federation` reads it. A new data
+set is a `DataSet` of images, a `FeatureSet` or a `TokenSet`, registered in `fairflower.registry` or
+by another package.
 """
 
 from fairflower.data.cache import prepare, with_absolute_dir

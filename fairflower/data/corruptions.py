@@ -1,10 +1,9 @@
-"""Images of low quality: noise of a poor sensor, motion of a patient or camera.
+"""Corruptions of images: noise of a sensor, motion of a patient or camera.
 
 The corruptions of D. Hendrycks and T. Dietterich, *Benchmarking neural network robustness to
 common corruptions and perturbations* (ICLR 2019), as FedISM (IJCAI 2024) uses them. An image
-is corrupted at the size that it is trained at, before augmentation, and always in the same
-way: its random numbers depend on ``data.seed``, its domain, its split and its row, and not
-on who holds it.
+is corrupted at its training size, before augmentation. Its random numbers depend on
+``data.seed``, its domain, its split and its row, and not on the client that holds it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import numpy as np
 from fairflower.data.federation import Ints, Pixels
 from fairflower.seeds import derive_seed
 
-#: Standard deviation by severity, of images in [0, 1]: ImageNet-C's, whatever the size.
+#: Standard deviation by severity, for images in [0, 1] of any size, from ImageNet-C.
 #: FedISM uses severity 3.
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 
-#: Side in pixels -> (radius, sigma) by severity, in pixels: what the authors chose for
-#: CIFAR-10-C, Tiny-ImageNet-C and ImageNet-C. A streak for 224 pixels would smear 28 away.
-#: Of blur, which the paper shows in its appendix, FedISM's notebook makes severity 1.
+#: Side in pixels -> (radius, sigma) in pixels by severity, from CIFAR-10-C, Tiny-ImageNet-C and
+#: ImageNet-C; the blur for 224 pixels would destroy images of 28. FedISM shows blur in its
+#: appendix; its notebook uses severity 1.
 BLUR: dict[int, tuple[tuple[int, float], ...]] = {
     32: ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
     64: ((10, 1.0), (10, 1.5), (10, 2.0), (10, 2.5), (12, 3.0)),
@@ -40,23 +39,23 @@ def corrupt(
     domain: str,
     split: str,
 ) -> Pixels:
-    """Corrupted copies of images, each with random numbers of its own; uint8 [N, C, H, W].
+    """Return corrupted copies of images, uint8 [N, C, H, W]; each has its random generator.
 
     ``kind`` is "noise" (`noise`) or "blur" (`blur`), ``severity`` 1 to 5. ``rows``, int64 [N],
     are the images' rows in the split of the domain.
     """
-    spoilt = np.empty_like(images)
+    corrupted = np.empty_like(images)
     for i, row in enumerate(rows.tolist()):
         rng = np.random.default_rng(derive_seed(seed, domain, split, "corruption", row))
-        spoilt[i] = CORRUPTIONS[kind](images[i], severity, rng)
-    return spoilt
+        corrupted[i] = CORRUPTIONS[kind](images[i], severity, rng)
+    return corrupted
 
 
 def noise(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Gaussian noise: ``clip(x / 255 + N(0, c), 0, 1)``, times 255 and truncated.
+    """Add Gaussian noise: ``clip(x / 255 + N(0, c), 0, 1)``, times 255 and truncated.
 
-    ``c`` is ``NOISE[severity - 1]``, drawn for every channel of every pixel of ``image``,
-    uint8 [C, H, W].
+    ``c`` is ``NOISE[severity - 1]``, and the noise is independent for every channel of every pixel
+    of ``image``, uint8 [C, H, W].
     """
     x = rng.standard_normal(image.shape, np.float32) * np.float32(NOISE[severity - 1])
     x += image / np.float32(255)
@@ -64,12 +63,11 @@ def noise(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Motion blur: every pixel becomes a mean along a streak that starts in it.
+    """Blur as if the camera moved: every pixel becomes a mean along a streak that starts at it.
 
-    ImageMagick's: ``2 radius + 1`` steps of one pixel at an angle of U(-45, 45) degrees,
-    weighted by a Gaussian of ``sigma`` from the pixel outwards; beyond the border the border
-    goes on. (radius, sigma) is of the set in ``BLUR`` that is meant for the size nearest to
-    that of ``image``, uint8 [C, H, W].
+    This is ImageMagick's motion blur: ``2 radius + 1`` steps of a pixel at an angle of U(-45, 45)
+    degrees, weighted by a Gaussian of ``sigma`` from the pixel on; the border is extended. (radius,
+    sigma) are those in ``BLUR`` for the size nearest to the size of ``image``, uint8 [C, H, W].
     """
     _, height, width = image.shape
     radius, sigma = _streak(min(height, width), severity)
@@ -92,7 +90,7 @@ CORRUPTIONS = {"noise": noise, "blur": blur}
 
 
 def corruption_text(kind: str, severity: int, side: int) -> str:
-    """What was done to the images, in words.
+    """Describe a corruption of images with ``side`` pixels.
 
     >>> corruption_text("noise", 3, 28), corruption_text("blur", 3, 28)
     ('Gaussian noise, sigma 0.18', 'motion blur, radius 6, sigma 2')

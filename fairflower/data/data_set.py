@@ -22,7 +22,7 @@ Opened = TypeVar("Opened")
 
 
 class DataSet(ABC):
-    """A data set that is not yet divided among clients: the base class of all (`docs/data.md`).
+    """A data set that is not yet divided among clients: a base class (`docs/your-own-parts.md`).
 
     Construction must be cheap, as every client constructs its data set; methods read the examples.
     Examples are images, unless the data set is a `FeatureSet` or a `TokenSet`.

@@ -12,18 +12,18 @@ from fairflower.data.split_files import SplitFiles
 class Digits(SplitFiles):
     """MNIST, USPS, SVHN and SYN, with FedHEAL's (CVPR 2024) settings: §4.1 and its released code.
 
-    32x32 pixels, grey repeated to three channels, ImageNet's mean and standard deviation,
+    32x32 pixels, gray repeated to three channels, ImageNet's mean and standard deviation,
     random crops with a padding of 4 and no flips. Five clients per domain with 1 % each
-    give **600, 72, 732 and 100** images per client (MNIST, USPS, SVHN, SYN), drawn without
+    have **600, 72, 732 and 100** images per client (MNIST, USPS, SVHN, SYN), drawn without
     regard to class.
 
     The fraction is of the *published* size of a domain (60,000, 7,291, 73,257 and 10,000
-    training images), so a file that holds only part of a domain gives the same sizes as
-    long as it has enough. ``data.examples-per-client`` sets another number.
+    training images), so a file with a part of a domain gives the same sizes if it is large
+    enough. ``data.examples-per-client`` sets another number.
 
-    See `SplitFiles` for where the images come from. Ganin's SYN is not on the Hub: drop it
-    (``data.domains = "mnist,usps,svhn"``) or use a folder. There a re-creation of SYN may
-    stand in as ``synlike.npz``; the federation's ``sources`` say so.
+    See `SplitFiles` for the sources. Ganin's SYN is not on the Hub: leave it out
+    (``data.domains = "mnist,usps,svhn"``) or use a folder, in which a re-creation of SYN may
+    have the name ``synlike.npz``; the federation's ``sources`` then say so.
     """
 
     title = "Digits"
@@ -52,13 +52,13 @@ class DigitFive(Digits):
     """MNIST, USPS, SYN, MNIST-M and SVHN, in the order and with the settings of FedGCR (AAAI 2024).
 
     No augmentation, mean and standard deviation 0.5. A domain has 2,975 training images, as
-    the first one has in the released code's runs, with ``data.imbalance-factor`` 5 and 10
-    fewer from domain to domain (see `fairflower.data.client_groups`). Test sets are whole.
+    the first domain in the released code's runs; with ``data.imbalance-factor`` 5 and 10 each
+    further domain has fewer (see `fairflower.data.client_groups`). Test sets are complete.
 
     32x32 pixels, which suits small networks; the paper's ViT-B/16 takes 224
     (``data.image-size``). For the paper's equal domains, which are half as large, set
-    ``data.clients-per-domain = 2`` and ``data.examples-per-client = 743``; its code gives
-    the two clients of a domain one and three quarters of that.
+    ``data.clients-per-domain = 2`` and ``data.examples-per-client = 743``; the released code
+    divides a domain into a quarter and three quarters.
     """
 
     title = "Digit-Five"

@@ -1,4 +1,4 @@
-"""Benchmarks of one domain that flwr-datasets divides: by a distribution, or by who made them."""
+"""Data sets of a single domain that flwr-datasets divides, by a distribution or by writer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class CIFAR10(SplitFiles):
-    """CIFAR-10 (A. Krizhevsky 2009), ten kinds of objects in 32x32 pixels, as one domain.
+    """CIFAR-10 (A. Krizhevsky 2009): ten kinds of objects, 32x32 pixels, a single domain.
 
-    Its clients have equal shares, or those of flwr-datasets' ``DirichletPartitioner`` with
-    ``data.dirichlet-alpha``. A subclass may name any other as its ``partitioner``
+    Clients get equal shares, or with ``data.dirichlet-alpha`` the shares of flwr-datasets'
+    ``DirichletPartitioner``. A subclass may return another ``partitioner``
     (`docs/your-own-parts.md`). Random crops with a padding of 4, and flips.
     """
 
@@ -44,12 +44,12 @@ class CIFAR10(SplitFiles):
 
 
 class FEMNIST(SplitFiles):
-    """FEMNIST (S. Caldas et al., LEAF, 2018): 62 digits and letters, 28x28, as one domain.
+    """FEMNIST (S. Caldas et al., LEAF, 2018): 62 digits and letters, 28x28, a single domain.
 
     A client is a writer, by flwr-datasets' ``NaturalIdPartitioner``: ``data.clients-per-domain``
-    of some 3,600 are drawn by ``data.seed``. Every fifth image of a writer, from the first, is for
-    testing, and a client is tested on its own (``evaluate.by = "clients"`` tells each one's). No
-    augmentation; mean and standard deviation 0.5.
+    of about 3,600 writers are drawn by ``data.seed``. Every fifth image of a writer, from the
+    first, is a test image of this client (``evaluate.by = "clients"`` reports the accuracy of each
+    client). No augmentation; mean and standard deviation 0.5.
     """
 
     title = "FEMNIST"
@@ -61,7 +61,7 @@ class FEMNIST(SplitFiles):
     channels: ClassVar[int] = 1
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Train and test of every writer, out of the one split there is."""
+        """Divide the published single split into train and test, by writer."""
         from datasets import DatasetDict
 
         data = _renamed(data, "character", "label")
@@ -71,10 +71,10 @@ class FEMNIST(SplitFiles):
         test = np.empty(len(writer), np.bool_)
         test[order] = (np.arange(len(writer)) - first) % 5 == 0
         rows = {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
-        return DatasetDict({split: data["train"].select(own) for split, own in rows.items()})
+        return DatasetDict({split: data["train"].select(chosen) for split, chosen in rows.items()})
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        return super().images(domain, split, rows)[..., 0]  # they are grey
+        return super().images(domain, split, rows)[..., 0]  # three equal channels
 
     def partitioner(self) -> Any:
         from flwr_datasets.partitioner import NaturalIdPartitioner
@@ -85,8 +85,8 @@ class FEMNIST(SplitFiles):
         opened = self._open(domain)
         if not isinstance(opened, HuggingFaceSplits):
             raise DataError(
-                f"{self.title}: {opened.path} does not say who wrote. Save the Hugging Face data "
-                f"set {self.hub[domain][0]} as {domain} instead, by save_to_disk."
+                f"{self.title}: {opened.path} does not name the writers. Save the Hugging Face "
+                f"data set {self.hub[domain][0]} as {domain} instead, by save_to_disk."
             )
         return {"writer_id": self._writers(opened.splits, split)}
 
@@ -94,12 +94,12 @@ class FEMNIST(SplitFiles):
         if split not in data or "writer_id" not in data[split].column_names:
             raise DataError(
                 f"{self.title}: found {data}; expected the split train with image, writer_id and "
-                f"character, as {self.hub['femnist'][0]} has it."
+                f"character. Save {self.hub['femnist'][0]} of the Hub."
             )
         return np.asarray(data[split]["writer_id"][:])
 
 
 def _renamed(data: DatasetDict, old: str, new: str) -> DatasetDict:
-    """The same with a column under another name, where it has that."""
-    there = all(old in split.column_names for split in data.values())
-    return data.rename_column(old, new) if there else data
+    """Rename a column, if all splits have it."""
+    renames = all(old in split.column_names for split in data.values())
+    return data.rename_column(old, new) if renames else data

@@ -1,4 +1,4 @@
-"""Images into the one layout that training uses."""
+"""Image decoding, and conversion to the layout of training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # not in every installation
     from PIL import Image
 
 
-#: Formats that are read, by Pillow's names. Its others are not even tried: for one it starts
-#: Ghostscript on the file's program.
+#: Formats that are read, by Pillow's names. Others are not tried: EPS, for example, would start
+#: Ghostscript on a program in the file.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 
 
 def read_picture(path: Path) -> Image.Image:
-    """The picture in an image file, decoded: by pydicom if its name is a DICOM file's.
+    """Decode an image file: by pydicom if its name is a DICOM file's, else by Pillow.
 
-    ``DataError`` if it is not a regular file, in none of the `FORMATS`, has several frames or more
-    than `MOST_PIXELS`, which its header tells before anything is decoded, or is damaged.
+    ``DataError`` if the file is not regular, in none of the `FORMATS` or damaged, or if by its
+    header it has several frames or more than `MOST_PIXELS`.
     """
     with explained(*_unreadable(str(path))):
         if path.suffix.lower() in SUFFIXES:
@@ -37,10 +37,10 @@ def read_picture(path: Path) -> Image.Image:
 
 
 def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
-    """The picture in a row of a Hugging Face data set's column whose files are not decoded.
+    """Decode the image in a row of a Hugging Face data set, whose column holds image files.
 
-    ``value`` is a mapping with the file's "bytes" or its "path". As by ``datasets`` the picture is
-    turned upright, and brought to the column's ``mode`` if it has one. Errors as of `read_picture`.
+    ``value`` is a mapping with the file's "bytes" or "path". As in ``datasets``, the image is
+    turned upright, and converted to the column's ``mode`` if given. Errors as of `read_picture`.
     """
     from PIL import ImageOps
 
@@ -64,7 +64,7 @@ def _unreadable(where: str) -> tuple[str, str]:
 def _decoded(file: BinaryIO, where: str) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
-    with warnings.catch_warnings():  # Pillow's, of the size that is refused here
+    with warnings.catch_warnings():  # large images are refused below
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
             picture = Image.open(file, formats=FORMATS)
@@ -78,17 +78,17 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
             f"{where} has {picture.width}x{picture.height} pixels; expected at most "
             f"{MOST_PIXELS:,}. Reduce it."
         )
-    # Of several photos in a JPEG file, which is MPO then, the first is the main one.
+    # The first photo of an MPO file, a JPEG file with several photos, is the main photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise DataError(
-            f"{where} has several frames; expected one. Export its frames as PNG files."
+            f"{where} has several frames; expected a single frame. Export its frames as PNG files."
         )
     picture.load()
     return picture
 
 
 def _format_of(file: BinaryIO) -> str:
-    """The name of what a file begins as, by Pillow's marks; none of its plugins reads on."""
+    """Name the format by the first bytes, through Pillow's marks alone; no plugin reads on."""
     from PIL import Image
 
     file.seek(0)
@@ -99,12 +99,12 @@ def _format_of(file: BinaryIO) -> str:
 
 
 def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
-    """A picture in 8 bits and RGB, uint8 [H, W, 3]; ``where`` it is from, for messages.
+    """Convert a picture to 8 bits and RGB, uint8 [H, W, 3]; ``where`` is its place, for errors.
 
-    Of grey pictures with more bits every one is scaled alike, by its depth and not by what is
-    in it, so that a number means the same brightness in all: whole numbers of ``bits`` bits
-    from 0 to white (65535 of 16 bits) and real ones from 0 to 1 are stretched to 0 to 255, and
-    rounded. ``DataError`` where there are other numbers, whose white nobody knows.
+    Gray pictures of more than 8 bits are scaled by their depth and not by their content, so that a
+    number is the same brightness in all pictures: whole numbers from 0 to ``2**bits - 1`` and real
+    numbers from 0 to 1 become 0 to 255, rounded. ``DataError`` for other numbers, as their white is
+    unknown.
     """
     if not picture.mode.startswith(("I", "F")):
         return np.asarray(picture.convert("RGB"))
@@ -117,16 +117,19 @@ def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
             f"{where}: found {kind} numbers from {low:g} to {high:g}; expected 0, black, to "
             f"{white}, white. Scale all images alike, or window them."
         )
-    grey = np.rint(values * (255 / white)).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2)
+    gray = np.rint(values * (255 / white)).astype(np.uint8)
+    return np.repeat(gray[..., None], 3, axis=2)
 
 
 def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
-    """Resize, repeat grey to ``channels``, and put the channels first.
+    """Resize images, repeat gray to ``channels``, and put the channels first.
 
-    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]; ``channels`` are 1 or 3, not
-    fewer than theirs; ``size`` is (height, width) in pixels. The result is contiguous, uint8
-    [N, channels, height, width].
+    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]; ``channels`` is 1 or 3, at least
+    theirs; ``size`` is (height, width) in pixels. Returns contiguous uint8 [N, channels, height,
+    width].
+
+    >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, size=(8, 8)).shape
+    (5, 3, 8, 8)
     """
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
@@ -137,7 +140,7 @@ def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
 
 
 def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
-    """Resize as ``torchvision.transforms.Resize`` does: PIL's bilinear filter, anti-aliased.
+    """Resize images as ``torchvision.transforms.Resize`` does: PIL's anti-aliased bilinear filter.
 
     ``images`` are uint8 [N, H, W] or [N, H, W, 3]; ``size`` is (height, width).
     """

@@ -1,4 +1,4 @@
-"""Pictures of objects in several domains: Office-Caltech-10, PACS and DomainNet."""
+"""Images of objects in several domains: Office-Caltech-10, PACS and DomainNet."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class OfficeCaltech(ClassFolders):
     """Ten kinds of objects in product photos, Caltech-256, SLR and web camera images.
 
     B. Gong, Y. Shi, F. Sha, K. Grauman, CVPR 2012; settings of FedHEAL (CVPR 2024) §4.1 and
-    its released code. Of a domain's images in order, those whose index modulo 10 is 8 or 9
-    are test images. Five clients per domain with 10 % of the training images each:
+    its released code. A domain's images with an index of 8 or 9 modulo 10 are test images.
+    Five clients per domain with 10 % of the training images each:
 
     =======  ======  =====  ====  ==========
     domain   images  train  test  per client
@@ -30,12 +30,11 @@ class OfficeCaltech(ClassFolders):
     =======  ======  =====  ====  ==========
 
     Every client has all ten classes (see `fairflower.data.partition.cover_every_class`).
-    192x192 pixels as in the released code (the papers do not say), ImageNet's mean and
+    192x192 pixels as in the released code (the papers do not state it), ImageNet's mean and
     standard deviation, random horizontal flips and no crops.
 
-    No id on the Hugging Face Hub is known: it takes a folder (see `ClassFolders`). DSLR and
-    webcam show the same few objects from several sides, so their test accuracy says
-    little about other objects.
+    Not on the Hugging Face Hub: it needs a folder (see `ClassFolders`). DSLR and webcam show the
+    same few objects from several sides, so their test accuracy says little about other objects.
     """
 
     title = "Office-Caltech-10"
@@ -53,7 +52,7 @@ class OfficeCaltech(ClassFolders):
     every_class = True
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Index modulo 10 is 8 or 9, whatever the class."""
+        """Return whether the index modulo 10 is 8 or 9, in any class."""
         test: npt.NDArray[np.bool_] = np.arange(len(labels)) % 10 >= 8
         return test
 
@@ -61,8 +60,8 @@ class OfficeCaltech(ClassFolders):
 class PACS(ClassFolders):
     """Seven kinds of objects in photos, paintings, cartoons and sketches.
 
-    D. Li, Y. Yang, Y.-Z. Song, T. Hospedales, ICCV 2017; settings of FedEquilibria (2025)
-    as far as it states them. Five clients per domain with 10 % of the training images each:
+    D. Li, Y. Yang, Y.-Z. Song, T. Hospedales, ICCV 2017; settings of FedEquilibria (2025),
+    where stated. Five clients per domain with 10 % of the training images each:
 
     ============  ======  =====  ====  ==========
     domain        images  train  test  per client
@@ -73,22 +72,21 @@ class PACS(ClassFolders):
     sketch          3929   3141   788         314
     ============  ======  =====  ====  ==========
 
-    The paper does not say which images are test images. The steps in its accuracies give
-    their number: a fifth of every class, rounded up. Here it is every fifth image of a
-    class in order of the SHA-256 of its file, beginning with the first: for everybody the
-    same, as neither names nor the order of rows matter, but for copies that were resized or
-    compressed anew. Some sketches are of
-    the same photo as others, so a split by image, as the paper's must be, is optimistic.
+    The paper does not name the test images. The steps in its accuracies give their number: a fifth
+    of every class, rounded up. Here it is every fifth image of a class, from the first, sorted by
+    the SHA-256 of the file: independent of names and of the order of rows, but not of a resize or
+    a new compression. Some sketches show the same photo, so a split by image, as the paper's must
+    be, is optimistic.
 
-    128x128 pixels (not stated in the paper), ImageNet's mean and standard deviation and
-    random horizontal flips (likewise; as for Office-Caltech-10 in FedHEAL's code). Clients
-    are drawn without regard to class.
+    128x128 pixels, ImageNet's mean and standard deviation and random horizontal flips (not stated
+    in the paper; as for Office-Caltech-10 in FedHEAL's code). Clients' images are drawn without
+    regard to class.
 
-    FedGCR (AAAI 2024) divides 600 training images of the first domain, and fewer from domain
-    to domain: ``data.imbalance-factor`` 5 or 10 with ``data.examples-per-client`` 120 or 60
-    (see `fairflower.data.client_groups.imbalanced_groups`).
+    FedGCR (AAAI 2024) divides 600 training images of the first domain, and fewer of each further
+    domain: ``data.imbalance-factor`` 5 or 10 with ``data.examples-per-client`` 120 or 60 (see
+    `fairflower.data.client_groups.imbalanced_groups`).
 
-    A folder (see `ClassFolders`) or, without one, ``flwrlabs/pacs`` on the Hub.
+    Read from a folder (see `ClassFolders`) or from ``flwrlabs/pacs`` on the Hub.
     """
 
     title = "PACS"
@@ -107,16 +105,15 @@ class PACS(ClassFolders):
 class DomainNet(ClassFolders):
     """Ten kinds of objects in clip art, photos, paintings, sketches, doodles and infographics.
 
-    X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, ICCV 2019; the domains in the order
-    and ten of the 345 classes of FedGCR (AAAI 2024). Other classes may lie beside them.
+    X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, ICCV 2019; the order of domains and ten
+    of the 345 classes as in FedGCR (AAAI 2024). Folders of other classes are skipped.
 
-    224x224 pixels, not normalised and with random flips, as in the released code (which also
-    turns images by up to 30 degrees). Every fifth image of a class in order, beginning with
-    the first, is a test image; the paper does not say which are. All training images of a
-    domain are divided equally, or with ``data.imbalance-factor`` fewer from domain to domain
-    (see `fairflower.data.client_groups`).
+    224x224 pixels, not normalized and with random flips, as in the released code (which also
+    rotates images by up to 30 degrees). Every fifth image of a class, from the first, is a test
+    image; the paper does not state its split. All training images of a domain are divided equally,
+    or by ``data.imbalance-factor`` (see `fairflower.data.client_groups`).
 
-    No id on the Hugging Face Hub: it takes a folder (see `ClassFolders`).
+    Not on the Hugging Face Hub: it needs a folder (see `ClassFolders`).
     """
 
     title = "DomainNet"

@@ -1,4 +1,4 @@
-"""Dividing a benchmark's domains among clients."""
+"""Partitions of a domain's rows among its clients."""
 
 from __future__ import annotations
 
@@ -26,18 +26,44 @@ def divide(
     alpha: float = 0.0,
     client_count_key: str = "data.clients-per-domain",
 ) -> list[Ints]:
-    """Divide a domain's rows among its clients at random: the rows of each, int64 [n], disjoint.
+    """Divide a domain's rows among its clients at random.
 
-    The draw depends on the seed, on the domain's name and on its ``labels``, int64 [N], and on
-    nothing else. (In the code of FedHEAL the number of rounds moves the partition.)
+    The result depends on the seed, the domain's name and its labels alone. (In FedHEAL's code it
+    also depends on the number of rounds.)
 
-    Clients get ``sizes`` rows each. With ``every_class`` each is to hold every class that the
-    domain has: `cover_every_class` brings in those that are missing. With ``alpha`` as many rows as
-    these sizes have in all go to the clients by flwr-datasets' ``DirichletPartitioner`` with this
-    concentration, label by label; every client gets two rows at least.
+    Parameters
+    ----------
+    domain
+        Name of the domain.
+    labels : array of shape (N,)
+        Labels of its rows, int64.
+    sizes
+        Number of rows per client.
+    seed
+        The seed of the data, ``data.seed``.
+    every_class
+        Whether each client gets every class, by `cover_every_class`.
+    alpha
+        Concentration of flwr-datasets' ``DirichletPartitioner``, which then divides ``sum(sizes)``
+        rows by label, with at least two rows per client. 0: no Dirichlet partition.
+    client_count_key
+        Key of the setting that decides the number of clients, for errors.
 
-    ``DataError`` if there are too few rows for all of them; it names ``client_count_key``, the
-    setting that says how many clients there are.
+    Returns
+    -------
+    list of array
+        Rows of each client, int64 [n], disjoint.
+
+    Raises
+    ------
+    DataError
+        If there are too few rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [rows.tolist() for rows in divide("mnist", np.arange(6) % 2, [2, 3], seed=0)]
+    [[3, 0], [4, 2, 5]]
     """
     if not alpha:
         return _drawn(domain, labels, sizes, seed, every_class, client_count_key)
@@ -53,7 +79,7 @@ def divide(
         seed=derive_seed(seed, domain, "dirichlet"),
     )
     partitioner.dataset = Dataset.from_dict({"label": labels[pool], "row": pool})
-    with warnings.catch_warnings(action="ignore"):  # on every draw that it rejects
+    with warnings.catch_warnings(action="ignore"):  # for every rejected draw
         try:
             shares = [partitioner.load_partition(share) for share in range(len(sizes))]
         except ValueError as error:
@@ -73,7 +99,7 @@ def _drawn(
     every_class: bool,
     client_count_key: str,
 ) -> list[Ints]:
-    """Rows for clients of these sizes."""
+    """Draw rows for clients of these sizes."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
         raise too_few(domain, len(labels), "training", len(sizes), f"Lower {client_count_key}")
@@ -91,18 +117,17 @@ def _drawn(
         kinds = len(np.unique(labels))
         if min(sizes) < kinds:
             raise DataError(
-                f"Each client of domain {domain!r} is to hold all {kinds} classes, but "
-                f"{min(sizes)} examples each were asked for. Raise data.fraction or "
-                "data.examples-per-client."
+                f"Each client of domain {domain!r} needs examples of all {kinds} classes, but gets "
+                f"{min(sizes)}. Raise data.fraction or data.examples-per-client."
             )
         order = cover_every_class(order, labels, sizes, rng)
     return np.split(order[:needed], np.cumsum(sizes)[:-1])
 
 
 def apply_partitioner(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
-    """What the data set's own partitioner makes of a domain: the rows of each part.
+    """Divide a domain by the data set's partitioner; return the rows of each partition.
 
-    ``DataError`` if it cannot divide these.
+    ``DataError`` if the partitioner fails.
     """
     from datasets import Dataset  # seconds to import, hence only here
 
@@ -122,42 +147,42 @@ def cover_every_class(
     sizes: Sequence[int],
     rng: np.random.Generator,
 ) -> Ints:
-    """Change an order of images as little as it takes for every client to hold every class.
+    """Return a permutation changed as little as possible so that each client gets every class.
 
-    The clients hold the first ``sizes[0]``, the next ``sizes[1]``, ... images of ``order``;
-    what comes after the last client's is nobody's. A client that lacks a class gets a random
-    image of it that is nobody's, or else one of a client with several, in exchange for a
-    random one of its own of which it has several. If there is no such image, the class has
-    fewer images than there are clients: then a random one is shared, and only then.
+    Client k gets ``sizes[k]`` images of ``order``, one client after the other; the rest is unused.
+    A client that lacks a class gets a random unused image of it, or else an image of a client with
+    several, in exchange for a random image of a class of which it has several. If neither exists,
+    the class has fewer images than there are clients: a random image is then shared.
 
-    (FedHEAL's code draws the missing image from all of the domain, so that clients may
-    share it even when there are enough.)
+    (FedHEAL's code draws the missing image from the whole domain, so that clients may share it even
+    if there are enough.)
 
-    ``order``, int64 [N], is a permutation of the domain's images, whose classes are ``values``
-    [N]; ``sizes`` are at most N in all, and each at least as many as there are classes. The new
-    order is int64 [N + images shared].
+    ``order``, int64 [N], is a permutation of the domain's images, and ``values`` [N] are their
+    classes. ``sizes`` are at most N in all, and each is at least the number of classes. The result
+    is int64 [N + number of shared images].
     """
     order = order.copy()
     clients, ends = len(sizes), np.cumsum(sizes)
     for size, end in zip(sizes, ends, strict=True):
-        own = np.arange(end - size, end)
-        for value in np.setdiff1d(values, values[order[own]]):
-            _, kind, counts = np.unique(values[order[own]], return_inverse=True, return_counts=True)
-            given = rng.choice(own[counts[kind] > 1])
-            found = np.flatnonzero(values[order] == value)
-            holder = np.searchsorted(ends, found, side="right")
-            spare = found[holder == clients]
+        held = np.arange(end - size, end)
+        for value in np.setdiff1d(values, values[order[held]]):
+            classes = values[order[held]]
+            _, kind, counts = np.unique(classes, return_inverse=True, return_counts=True)
+            given = rng.choice(held[counts[kind] > 1])
+            candidates = np.flatnonzero(values[order] == value)
+            holder = np.searchsorted(ends, candidates, side="right")
+            spare = candidates[holder == clients]
             if not len(spare):
-                spare = found[np.bincount(holder)[holder] > 1]
+                spare = candidates[np.bincount(holder)[holder] > 1]
             if len(spare):
                 taken = rng.choice(spare)
                 order[[given, taken]] = order[[taken, given]]
             else:
                 order = np.append(order, order[given])
-                order[given] = order[rng.choice(found)]
+                order[given] = order[rng.choice(candidates)]
     return order
 
 
 def split_rng(seed: int, domain: str, split: str) -> np.random.Generator:
-    """The random numbers for one split of one domain."""
+    """Return the random generator of a split of a domain."""
     return np.random.default_rng([seed, *f"{domain}/{split}".encode()])

@@ -1,10 +1,8 @@
-"""Federations of sites that have data of their own, and none of each other's.
+"""Federations of sites, each of which has data that no other site and no server can read.
 
-`prepare` divides a benchmark; whoever calls it has all of the data. A site of a real
-federation has its own, and the server has none. So each site describes what it has
-(`open_site`), the server puts the descriptions together (`merge_sites`) and sends every site
-what it cannot know alone, which is how the classes are numbered and how many channels
-images have (`as_in`).
+Each site describes its data (`open_site`). The server merges the descriptions (`merge_sites`) and
+sends the result to all sites, which then know the common class numbers and image channels
+(`as_in`).
 """
 
 from __future__ import annotations
@@ -21,14 +19,22 @@ from fairflower.errors import DataError
 
 
 def open_site(config: DataConfig, domain: str) -> Federation:
-    """A site's data as a federation of one client, who has all of it.
+    """Open a site's data as a federation of a single client with all of the data.
 
-    ``config`` is the run's, with the site's own ``dir``. Unless it sets ``fraction`` or
-    ``examples_per_client``, the site trains on all its training images, whatever the data set's
-    default is; what divides a benchmark among clients is not used (``clients_per_domain``,
-    ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``). ``domain`` is what the site
-    calls its images: if the folder has several domains, one of them. ``DataError`` if the data
-    cannot be used, or the run is not for this domain.
+    Parameters
+    ----------
+    config
+        The run's ``data`` table, with the site's ``dir``. Unless ``fraction`` or
+        ``examples_per_client`` is set, the site trains on all its training examples, whatever the
+        data set's default is. Settings that divide a data set are ignored
+        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``).
+    domain
+        The site's name of its data; if the folder has several domains, the name of a domain.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be used, or the run excludes this domain.
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
         raise DataError(f"The run is for data.domains = {config.domains!r}, not for {domain!r}.")
@@ -40,38 +46,38 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         corrupted_clients=0,
         imbalance_factor=1,
     )
-    found = make_data_set(config).all_domains()
-    if domain not in found and len(found) > 1:
-        raise DataError(unknown("domain", domain, found))
-    config = replace(config, domains=domain if domain in found else found[0])
+    domains = make_data_set(config).all_domains()
+    if domain not in domains and len(domains) > 1:
+        raise DataError(unknown("domain", domain, domains))
+    config = replace(config, domains=domain if domain in domains else domains[0])
     data_set = make_data_set(config)
     if data_set.partitioner() is not None:
         raise DataError(
-            f"data.name = {config.name!r} is divided by a partitioner, and a site has data of its "
-            "own. Choose another data set, such as images or npz."
+            f"data.name = {config.name!r} is divided by a partitioner, but a site's data are not "
+            "divided. Choose another data set, for example images or npz."
         )
     limited = data_set.fraction is not None or data_set.domain_size is not None
     if limited and not config.examples_per_client:
         available = len(data_set.labels(data_set.domains[0], "train"))
-        whole = int((config.fraction or 1.0) * available + 1e-9)
-        config = replace(config, fraction=0.0, examples_per_client=whole)
+        count = int((config.fraction or 1.0) * available + 1e-9)
+        config = replace(config, fraction=0.0, examples_per_client=count)
     site = prepare(config, site=True)
     (client,) = site.clients
     return replace(
         site,
         domains=(domain,),
-        # Where a site keeps its files is nobody else's business.
+        # The path of a site's files stays private.
         sources=("a site's own",),
         clients=(replace(client, domain=domain),),
     )
 
 
 def merge_sites(sites: Sequence[Federation]) -> Federation:
-    """The federation of these sites: client k is the k-th.
+    """Return the federation of these sites; site k is client k.
 
-    Classes with names are numbered in the names' order; the others are as many as the
-    largest number says. Grey images count as colour if any site has colour. ``DataError`` if the
-    sites' examples differ in size, or only some sites name their classes.
+    Class names are sorted and numbered; without names, the largest number of classes counts. Images
+    have three channels if any site has color images. ``DataError`` if the sites' examples differ in
+    size, or only some sites name their classes.
     """
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
@@ -82,13 +88,15 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         remedy = "Set data.image-size to resize them" if kind == "images" else "Give all the same"
         raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
     if len({bool(site.classes) for site in sites}) > 1:
-        raise DataError("Some sites name their classes and some number them.")
-    whole = max(sites, key=lambda site: site.shape[0])
-    classes = whole.classes
+        raise DataError(
+            "Some sites name their classes and some number them. Name them at all sites."
+        )
+    merged = max(sites, key=lambda site: site.shape[0])
+    classes = merged.classes
     if any(site.classes != classes for site in sites):
         classes = tuple(sorted({name for site in sites for name in site.classes}))
-    whole = replace(
-        whole,
+    merged = replace(
+        merged,
         num_classes=len(classes) or max(site.num_classes for site in sites),
         classes=classes,
         fingerprint="",
@@ -96,50 +104,50 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
     def summed(sizes: str) -> tuple[int, ...]:
-        """By domain; none if some site has none."""
-        own = [(site.domains[0], *getattr(site, sizes)) for site in sites]
-        if any(len(one) < 2 for one in own):
+        """Sum sizes by domain; empty if a site has no such split."""
+        pairs = [(site.domains[0], getattr(site, sizes)) for site in sites]
+        if not all(size for _, size in pairs):
             return ()
-        return tuple(sum(one[1] for one in own if one[0] == domain) for domain in domains)
+        return tuple(sum(size[0] for name, size in pairs if name == domain) for domain in domains)
 
     return replace(
-        whole,
+        merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
         test_sizes=summed("test_sizes"),
-        clients=tuple(site_client_info(k, site, whole) for k, site in enumerate(sites)),
+        clients=tuple(site_client_info(k, site, merged) for k, site in enumerate(sites)),
         validation_sizes=summed("validation_sizes"),
     )
 
 
-def as_in(whole: Federation, site: Federation, split: Split) -> Split:
-    """A site's images and labels with the channels and classes of the whole federation."""
+def as_in(merged: Federation, site: Federation, split: Split) -> Split:
+    """Return a site's split with the channels and class numbers of the merged federation."""
     x, y = split
-    grey = whole.kind == "images" and x.shape[1] < whole.shape[0]
-    numbers = _numbers(site, whole)[y]
-    return Split(np.asarray(np.repeat(x, whole.shape[0], axis=1)) if grey else x, numbers)
+    grey = merged.kind == "images" and x.shape[1] < merged.shape[0]
+    numbers = _numbers(site, merged)[y]
+    return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if grey else x, numbers)
 
 
-def site_client_info(client_id: int, site: Federation, whole: Federation) -> ClientInfo:
-    """A site as a client of the whole federation, with its numbers of the classes."""
+def site_client_info(client_id: int, site: Federation, merged: Federation) -> ClientInfo:
+    """Return a site as a client of the merged federation, with its class numbers."""
     (client,) = site.clients
-    counts = np.zeros(whole.num_classes, np.int64)
-    counts[_numbers(site, whole)] = client.class_counts
+    counts = np.zeros(merged.num_classes, np.int64)
+    counts[_numbers(site, merged)] = client.class_counts
     return replace(client, client_id=client_id, class_counts=tuple(counts.tolist()))
 
 
-def fits(site: Federation, whole: Federation) -> bool:
-    """Whether a site's examples can be trained on with the whole federation's model."""
-    return _size(site) == _size(whole) and site.shape[0] <= whole.shape[0]
+def fits(site: Federation, merged: Federation) -> bool:
+    """Return whether the merged federation's model can be trained on a site's examples."""
+    return _size(site) == _size(merged) and site.shape[0] <= merged.shape[0]
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """What all sites have to have in common of their examples: not the channels of images."""
+    """Return the kind and size that all sites have in common; images may differ in channels."""
     return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
 
 
-def _numbers(site: Federation, whole: Federation) -> Ints:
-    """The whole federation's number of each of the site's classes."""
+def _numbers(site: Federation, merged: Federation) -> Ints:
+    """Return the merged federation's number of each of a site's classes."""
     if not site.classes:
         return np.arange(site.num_classes)
-    return np.array([whole.classes.index(name) for name in site.classes], np.int64)
+    return np.array([merged.classes.index(name) for name in site.classes], np.int64)

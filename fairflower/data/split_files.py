@@ -1,4 +1,4 @@
-"""Benchmarks that are published with a split: for each domain a file, or a data set."""
+"""Data sets with a published split: a file, or a Hugging Face data set, per domain."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _REMEDY = (
 
 
 class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
-    """A benchmark whose domains come as train and test: a subclass says which domains.
+    """A data set whose domains have train and test images; a subclass names the domains.
 
-    Where the images come from, in this order:
+    Images are read from the first of:
 
-    1. ``data.dir`` or, if that is empty, ``$FAIRFLOWER_DATA``: ``<domain>.npz``, else
-       ``<domain>`` as written by Hugging Face's ``save_to_disk`` (train and test, image
-       and label), else the domain's other file.
-    2. With neither set, the Hugging Face Hub, through flwr-datasets, if it has them.
+    1. ``data.dir`` or, if it is empty, ``$FAIRFLOWER_DATA``: ``<domain>.npz``, or ``<domain>``
+       written by Hugging Face's ``save_to_disk`` (train and test, image and label), or the
+       domain's file in ``other_files``.
+    2. With neither set, the Hugging Face Hub, through flwr-datasets, if the domain is in ``hub``.
     """
 
-    #: Domain -> Hugging Face id and configuration. A domain that is not here is not on the Hub.
+    #: Domain -> Hugging Face id and configuration, of domains on the Hub.
     hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {}
-    #: What is fetched of it; `adapt` makes train and test of them.
+    #: Splits that are fetched from the Hub; `adapt` turns them into train and test.
     hub_splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    #: Domain -> another name of its .npz file, and what is to be said of it.
+    #: Domain -> alternative name of its .npz file, and a remark for `source`.
     other_files: ClassVar[Mapping[str, tuple[str, str]]] = {}
     image_size: ClassVar[int]
 
@@ -44,7 +44,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return self._open(domain).labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """The images of these rows, in the file's own size, or square if from Hugging Face."""
+        """Return the images of these rows, of the .npz file's size or square."""
         return self._open(domain).images(split, rows)
 
     def fingerprint(self) -> Any:
@@ -59,11 +59,11 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return f"{path} ({remark})" if remark and path.stem == other else str(path)
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Train and test, with image and label, out of a Hugging Face data set."""
+        """Convert a Hugging Face data set to train and test, with image and label."""
         return data
 
     def _path(self, domain: str) -> Path | None:
-        """A domain's file or folder; None if it is to come from the Hub."""
+        """Return a domain's file or folder; None: the Hub."""
         if self.folder is None:
             if domain not in self.hub:
                 raise DataError(

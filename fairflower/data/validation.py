@@ -1,4 +1,4 @@
-"""Images that clients keep out of training, to choose hyper-parameters by."""
+"""Validation examples of clients, for the choice of hyper-parameters."""
 
 from __future__ import annotations
 
@@ -16,38 +16,51 @@ from fairflower.seeds import derive_seed
 def hold_out(
     rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, seed: int
 ) -> dict[str, tuple[list[Ints], list[Ints]]]:
-    """Divide each client's rows into those for training and those for validation.
+    """Divide each client's rows into training and validation rows.
 
-    ``rows`` has those of each client, int64 [n], by group; ``labels`` [N] are the classes of all
-    rows of a group's domain. Of ``n`` images ``int(share * n)`` are for validation, at least one,
-    drawn by ``seed``, the group's name and the client's place in it, and by nothing else. They are
-    of all classes in proportion, as far as one of each stays for training; so an image that
-    clients share for want of others is in nobody's validation. Both keep their order.
-    ``DataError`` if that leaves a client without training images of one of its classes, or without
-    any for validation; it says which share does not.
+    Of a client's ``n`` rows ``int(share * n)``, at least one, are for validation. They depend on
+    ``seed``, the group's name and the client's position in it alone. They are of all classes in
+    proportion, as far as a row of each class stays for training. Both parts keep their order.
+
+    Parameters
+    ----------
+    rows
+        Group -> rows of each of its clients, int64 [n].
+    labels
+        Group -> labels of all rows of its domain, int64 [N].
+    share
+        Share of validation rows, 0 to 1.
+    seed
+        The seed of the data, ``data.seed``.
+
+    Raises
+    ------
+    DataError
+        If a client has too few rows; with the largest possible share.
     """
     _check(rows, labels, share)
     divided = {}
     for name, clients in rows.items():
         drawn = [
-            _drawn(labels[name][own], share, derive_seed(seed, name, place, "validation"))
-            for place, own in enumerate(clients)
+            _drawn(labels[name][held], share, derive_seed(seed, name, position, "validation"))
+            for position, held in enumerate(clients)
         ]
         pairs = list(zip(clients, drawn, strict=True))
-        divided[name] = [own[~out] for own, out in pairs], [own[out] for own, out in pairs]
+        divided[name] = [held[~out] for held, out in pairs], [held[out] for held, out in pairs]
     return divided
 
 
 def set_aside(
     pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
 ) -> dict[str, list[Ints]]:
-    """Draw validation rows from those that no client holds, for each client of each group.
+    """Draw validation rows from the rows that no client trains on, for each client.
 
-    ``pools`` has a group's rows, int64 [N], and ``rows`` those of each of its clients. ``count`` of
-    a group's other rows, or all if there are fewer, are drawn by ``seed`` and the group's name, and
-    dealt to its clients, as test examples are. ``DataError`` if there are fewer than clients.
+    Of each group's unused rows ``count``, or all if there are fewer, are drawn by ``seed`` and the
+    group's name, and divided among its clients. ``pools`` are the rows of each group, int64 [N],
+    ``rows`` the training rows of each of its clients. ``DataError`` if a group has fewer unused
+    rows than clients.
     """
-    found = {}
+    validation = {}
     for name, clients in rows.items():
         unused = np.setdiff1d(pools[name], np.concatenate(clients))
         if len(unused) < len(clients):
@@ -58,22 +71,22 @@ def set_aside(
             )
         rng = np.random.default_rng(derive_seed(seed, name, "validation"))
         drawn = rng.permutation(unused)[: max(count, len(clients))]
-        found[name] = np.array_split(drawn, len(clients))
-    return found
+        validation[name] = np.array_split(drawn, len(clients))
+    return validation
 
 
 def _wanted(images: int, share: float) -> int:
-    # A product like 0.29 * 100 = 28.999999999999996 means 29.
+    # 1e-9, as a product like 0.29 * 100 = 28.999999999999996 means 29.
     return max(1, int(share * images + 1e-9))
 
 
 def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which of a client's images are for validation."""
+    """Draw the validation images of a client, bool [N]."""
     rng = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
     quotas = share * counts
     taken = np.minimum((quotas + 1e-9).astype(int), counts - 1)
-    order = rng.permutation(len(classes))  # of equal claims not always the first class's wins
+    order = rng.permutation(len(classes))  # breaks ties between classes at random
     while taken.sum() < _wanted(len(labels), share):
         claims = np.where(taken < counts - 1, quotas - taken, -np.inf)
         taken[order[np.argmax(claims[order])]] += 1
@@ -84,11 +97,11 @@ def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 
 def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float) -> None:
-    """Refuse a share that some client cannot spare, with the largest that all can."""
+    """Raise ``DataError`` if a client has too few rows for the share."""
     sizes = [
-        (name, len(own), len(np.unique(labels[name][own])))
+        (name, len(held), len(np.unique(labels[name][held])))
         for name, clients in rows.items()
-        for own in clients
+        for held in clients
     ]
     for client, (name, images, classes) in enumerate(sizes):
         if _wanted(images, share) <= images - classes:
@@ -97,10 +110,10 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
         remedy = f"The largest share that works is {math.floor(1e4 * largest) / 1e4:g}."
         if largest == 0:
             remedy = (
-                "No share works where a client has but one image of each: raise data.fraction, "
-                "data.examples-per-client or data.dirichlet-alpha, or set it to 0."
+                "No share works, as a client has a single example of each class: raise "
+                "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set it to 0."
             )
         raise DataError(
             f"data.validation-fraction = {share:g}: client {client} ({name}) has {images} training "
-            f"examples of {classes} classes, of which one each has to stay in training. {remedy}"
+            f"examples of {classes} classes; an example of each has to stay in training. {remedy}"
         )

@@ -313,7 +313,7 @@ def test_domains_are_taken_in_the_order_given() -> None:
 
 @pytest.mark.parametrize("wanted", ["", "AVG"])
 def test_a_domain_is_not_called_as_a_figure_over_all_of_them(wanted: str) -> None:
-    with pytest.raises(DataError, match="A domain is called 'AVG'"):
+    with pytest.raises(DataError, match="The domain name 'AVG' is reserved"):
         select_domains(wanted, ["a", "AVG"])
     assert select_domains("a", ["a", "AVG"]) == ("a",)
 

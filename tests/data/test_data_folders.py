@@ -179,9 +179,7 @@ def test_clients_that_hold_every_class_as_drawn_are_as_without_the_option() -> N
 
 
 def test_fewer_images_than_classes_are_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"domain 'a' is to hold all 3 classes, but 2 examples each"
-    ):
+    with pytest.raises(DataError, match=r"domain 'a' needs examples of all 3 classes, but gets 2"):
         divide("a", np.array([0, 1, 2] * 2), [2, 2], 0, every_class=True)
 
 

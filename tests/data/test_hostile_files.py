@@ -200,7 +200,7 @@ def test_a_file_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
 def test_animated_images_are_refused(name: str, tmp_path: Path) -> None:
     others = [Pictures.fromarray(255 - PIXELS)]
     (tmp_path / "a.png").write_bytes(encoded(name, save_all=True, append_images=others))
-    with pytest.raises(DataError, match=r"a\.png has several frames; expected one. Export"):
+    with pytest.raises(DataError, match=r"a\.png has several frames; expected a single frame. Export"):
         read_picture(tmp_path / "a.png")
 
 
@@ -264,7 +264,7 @@ def test_links_that_lead_back_are_not_followed(place: Path) -> None:
     config = DataConfig(
         name="images", dir=str(place.parents[1]), image_size=4, clients_per_domain=1
     )
-    with pytest.raises(DataError, match=r"cat/back/a/.*png lies too deep"):
+    with pytest.raises(DataError, match=r"cat/back/a/.*png is too deep"):
         prepare(config)
 
 
@@ -435,7 +435,7 @@ def dicom(path: Path, **header: Any) -> Path:
     ("header", "message"),
     [
         ({"Rows": 60_000, "Columns": 60_000}, "found MONOCHROME2 of 60000x60000 pixels; expected"),
-        ({"NumberOfFrames": 10**9}, r"of shape \[1000000000, 4, 4\]; expected one frame"),
+        ({"NumberOfFrames": 10**9}, r"of shape \[1000000000, 4, 4\]; expected a single frame"),
         ({"Rows": 0}, "cannot be read as an image"),
         ({"Rows": 400}, "cannot be read as an image"),
         ({"BitsStored": 60_000}, "cannot be read as an image"),

@@ -240,5 +240,5 @@ def test_a_copy_that_tells_no_writers_is_refused(config: DataConfig, tmp_path: P
     arrays = tmp_path / "arrays"
     arrays.mkdir()
     np.savez(arrays / "femnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"femnist.npz does not say who wrote. Save"):
+    with pytest.raises(DataError, match=r"femnist.npz does not name the writers. Save"):
         prepare(changed(config, name="femnist", dir=str(arrays)))

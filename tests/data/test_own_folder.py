@@ -115,8 +115,8 @@ def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
     largest: int, bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(config(deep(tmp_path, largest, largest), image_size=2))
-    named = f"largest number is {largest}, and white 65535: they come out dark. If white is "
-    named += f"{2**bits - 1}, name the data images:bits={bits} (--data images:bits={bits})."
+    named = f"largest number in the 16-bit images is {largest}, but white is 65535: the images "
+    named += f"are dark. If white is {2**bits - 1}, set data.name = images:bits={bits} (--data images:bits={bits})."
     assert len(caplog.messages) == (bits < 16)
     assert (named in caplog.text) is (bits < 16)
 
@@ -306,7 +306,7 @@ def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Pa
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
     (root / stray).parent.mkdir(exist_ok=True)
     Image.new("L", (4, 4)).save(root / stray)
-    with pytest.raises(DataError, match=rf"\.png lies too deep: .*root was taken .* of {taken}\."):
+    with pytest.raises(DataError, match=rf"\.png is too deep: .*root is read as {taken}\."):
         prepare(config(root))
 
 

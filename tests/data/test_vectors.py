@@ -186,7 +186,7 @@ class Nothing(Plain, DataSet):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Missing, "a: train: features: found numbers that are not finite; expected missing ones"),
+        (Missing, "a: train: features: found NaN or infinity; expected finite numbers"),
         (Doubled, r"a: train: features: found float64 \[\d+, 3\]; expected float32 \[N, D\]"),
         (Unscaled, "features, .* in mean or std|3 channels or features, but 1 means"),
         (
