@@ -61,7 +61,7 @@ def strategies() -> str:
 def measurements() -> str:
     """Return the table of measurements."""
     rows = [
-        (f"`{name}`", _kind(name), measurement.model, measurement.what)
+        (f"`{name}`", _kind(name), measurement.model, measurement.description)
         for name, measurement in MEASUREMENTS.items()
     ]
     return _table(("name", "sent as", "of the model", "what it is"), rows)

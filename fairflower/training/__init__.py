@@ -1,1 +1,1 @@
-"""Local training, common to all clients: the round, what it measures and what it keeps."""
+"""Local training of all clients: the round, measurements, and state between rounds."""

@@ -1,4 +1,4 @@
-"""A client's part in a round, behind Flower's message API and for others."""
+"""A client's part of a round, as functions and as a ClientApp of Flower's message API."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 def train_round(
     trainer: Trainer, context: Context, config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Arrays]]:
-    """Take up what the client kept, train and measure, and keep what it wants to.
+    """Train and measure a round, with the client's state from its last round.
 
-    The metrics are ``client-id``, ``train_loss``, what was measured and, of a client that keeps
-    something, ``state-round``: the round from which it had it. The arrays go back beside the
-    model: measured ones, and the trainer's ``returns``.
+    Returns metrics and arrays. The metrics are ``client-id``, ``train_loss``, the measured numbers
+    and, of a client with state, ``state-round``: the round in which the state was written, 0 if
+    none. The arrays are sent back with the model: measured arrays, and the trainer's ``returns``.
     """
-    found = load_state(trainer, context, config, before=server_round(config))
+    state_round = load_state(trainer, context, config, before=server_round(config))
     with flushed_denormals():
         numbers, measured = train_and_measure(trainer, config)
     save_state(trainer, context, config)
     metrics = {"client-id": trainer.client_id, **numbers}
     if trainer.state:
-        metrics["state-round"] = found
+        metrics["state-round"] = state_round
     return metrics, measured | trainer.returns
 
 
 def evaluate_round(
     trainer: Trainer, context: Context, config: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Test the received model, with what the client kept up to this round.
+    """Test the received model, with the client's state up to this round.
 
-    Returns ``client-id``, ``eval_loss``, ``accuracy``, and what the method adds.
+    Returns ``client-id``, ``eval_loss``, ``accuracy`` and metrics of the client's method.
     """
     before = server_round(config) + 1 if "server-round" in config else math.inf
     load_state(trainer, context, config, before)
@@ -54,29 +54,28 @@ def evaluate_round(
 def make_client_app(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], *, mods: Sequence[Mod] = ()
 ) -> ClientApp:
-    """Answer Flower's train and evaluate messages with trainers.
+    """Make a ClientApp that answers Flower's train and evaluate messages by trainers.
 
     Parameters
     ----------
     trainer_fn
-        Called for every message with the node's context and the message's config;
-        gives the node's trainer.
+        Called for every message with the node's context and the message's config; returns the
+        node's trainer.
     mods
-        Flower's modifiers of training, such as ``flwr.clientapp.mod.fixedclipping_mod``.
+        Flower's mods for training, such as ``flwr.clientapp.mod.fixedclipping_mod``.
 
     Returns
     -------
     ClientApp
-        It expects an ArrayRecord ``arrays`` (the global model, by name) and, to
-        train, a ConfigRecord ``config`` with ``server-round``. It replies with a
-        MetricRecord ``metrics`` (``num-examples``, ``client-id``, and ``train_loss``
-        or ``eval_loss`` and ``accuracy``) and, after training, with ``arrays``. What
-        the config asks for under ``measure`` comes along, numbers in ``metrics`` and
-        arrays in an ArrayRecord of their own; see `fairflower.training.measurements`. Any
-        other ArrayRecord of the message is the trainer's ``shared``, and its
-        ``returns`` go back the same way. What it keeps lives in ``Context.state`` and on
-        the disk (`fairflower.training.client_state`); a client that keeps something also reports
-        ``state-round``, the round from which it had it.
+        It expects an ArrayRecord ``arrays`` (the global model, by name) and, for training, a
+        ConfigRecord ``config`` with ``server-round``. It replies with a MetricRecord ``metrics``
+        (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and ``accuracy``) and,
+        after training, with ``arrays``. Measurements that the config requests under ``measure`` are
+        added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
+        `fairflower.training.measurements`. Other ArrayRecords of the message are the trainer's
+        ``shared``; its ``returns`` are sent back in the same way. Its state is stored in
+        ``Context.state`` and on disk (`fairflower.training.client_state`); a client with state
+        also reports ``state-round``, the round in which the state was written.
     """
     app = ClientApp()
 
@@ -103,7 +102,7 @@ def make_client_app(
 def _prepare(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], message: Message, context: Context
 ) -> tuple[Trainer, ConfigRecord]:
-    """Make the node's trainer, and give it what the message carries."""
+    """Make the node's trainer, and give it the message's arrays."""
     content = message.content
     arrays = {name: arrays_of(record) for name, record in content.array_records.items()}
     if "arrays" not in arrays:

@@ -1,9 +1,9 @@
-"""A client's examples on the training device, dealt out in normalised batches.
+"""A client's examples on the training device, in normalized batches.
 
-Images stay uint8 until they are used, and are cropped, flipped and normalised
-a batch at a time: torchvision's ``RandomCrop``, ``RandomHorizontalFlip``,
-``ToTensor`` and ``Normalize`` exactly, without a Python call per image. Features are
-normalised once, and token ids left as they are.
+Images stay uint8 until their batch is used, and are cropped, flipped and normalized a batch at a
+time: exactly torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and
+``Normalize``, without a Python call per image. Features are normalized once; token ids are used as
+they are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from fairflower.data import Augment, Split
 from fairflower.models import Classifier, cache_first_stage
 
-#: By the identity of an array of examples: a model, and what its frozen first stage makes
-#: of each of them.
+#: Id of an array of examples -> a model, and the output of its frozen first stage for each
+#: example.
 FirstStages = dict[int, tuple[Classifier, Tensor]]
 
 #: Examples per pass of a frozen first stage.
@@ -31,28 +31,28 @@ _FIRST_STAGE_BATCH = 128
 
 @dataclass(frozen=True)
 class ClientData:
-    """Examples of one client, and how they are to be presented to a model."""
+    """Examples of a client, and their normalization and augmentation."""
 
     train: Split
     test: Split
-    #: Per channel, of images scaled to [0, 1]; per feature; of token ids there is none.
+    #: Mean and ``std`` per channel, of images in [0, 1], or per feature; empty for token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     augment: Augment = field(default_factory=Augment)
-    #: Examples kept out of training, to choose hyper-parameters by.
+    #: Examples held out of training, for the choice of hyper-parameters.
     validation: Split | None = None
-    #: What frozen first stages make of these examples, kept for later rounds.
+    #: Outputs of frozen first stages for these examples, cached for later rounds.
     first_stages: FirstStages = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def kind(self) -> str:
-        """What its examples are: ``"images"``, ``"features"`` or ``"tokens"``."""
+        """Kind of the examples: ``"images"``, ``"features"`` or ``"tokens"``."""
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype == np.float32 else "tokens"
 
     def to_validate(self) -> ClientData:
-        """The same with the examples for validation in place of those to test on."""
+        """Return the same data with the validation examples as test examples."""
         if self.validation is None:
             raise ValueError(
                 "There are no examples for validation: data.validation-fraction and "
@@ -62,13 +62,12 @@ class ClientData:
 
 
 class Examples(ABC):
-    """One split on a device, dealt in batches; `examples_of` makes what its kind wants.
+    """A split on a device, dealt in batches; `examples_of` makes the class for its kind.
 
-    The ``split`` has examples and their labels, int64 [N]; batches are wanted on the ``device``,
-    for the ``model``. Where that has a frozen first stage (`Classifier.two_stages`), it looks at
-    every example once, and batches come with what it saw. Images are then not augmented, since it
-    would see something new every time. What it saw is kept in ``first_stages``, for all who hold
-    the same split; in this object, if None.
+    The ``split`` has examples and labels, int64 [N]. If ``model`` has a frozen first stage
+    (`Classifier.two_stages`), its output is computed once for every example, and batches carry it;
+    images are then not augmented, as the output would change with every use. The outputs are cached
+    in ``first_stages``, for all objects with the same split, or if None in this object.
     """
 
     def __init__(
@@ -88,54 +87,56 @@ class Examples(ABC):
         self._y = torch.tensor(y, device=device)
 
     def __len__(self) -> int:
-        """Count the examples."""
+        """Return the number of examples."""
         return len(self._y)
 
     def epoch_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every example once, in random order; images augmented.
+        """Deal every example once, in random order; images are augmented.
 
-        Batches are x, float32 [B, C, H, W] in channels-last memory order or [B, features], or
-        int64 [B, length], and y, int64 [B]. A last batch of one example is joined to the batch
-        before it, because batch norm cannot normalise by a single one. All draws come from
-        ``generator``, a CPU's, so that they are the same on every device.
+        Batches are x, float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
+        int64 [B, length], and y, int64 [B]. A last batch of a single example is joined to the batch
+        before it, because batch norm cannot normalize a single example. All random numbers come
+        from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
             yield self._with_first_stage(x, index), self._y[index]
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every example once, in order and as it is; the last batch may be smaller."""
+        """Deal every example once, in order, not augmented; the last batch may be smaller."""
         for start in range(0, len(self), batch_size):
             rows = slice(start, start + batch_size)
             yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
 
     @abstractmethod
     def _originals(self, rows: slice | Tensor) -> Tensor:
-        """These rows as they are, normalised."""
+        """Return these rows, normalized and not augmented."""
 
     def _drawn(
         self, order: Tensor, sizes: list[int], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of these sizes in this order, each with its rows."""
+        """Yield batches of these sizes in this order, each with its rows."""
         for index in torch.split(order.to(self.device), sizes):
             yield self._originals(index), index
 
     def _with_first_stage(self, x: Tensor, rows: Tensor | slice) -> Tensor:
-        """A batch with a note of what the model's frozen first stage makes of it."""
+        """Attach the cached output of the model's frozen first stage to a batch."""
         if self.model is None:
             return x
         key = id(self._split.x)
-        model, seen = self.first_stages.get(key, (None, x))
-        if model is not self.model or seen.device != x.device:
+        model, outputs = self.first_stages.get(key, (None, x))
+        if model is not self.model or outputs.device != x.device:
             size = _FIRST_STAGE_BATCH
             parts = [slice(i, i + size) for i in range(0, len(self), size)]
             # Inference tensors could not be trained on later.
             with torch.inference_mode(False), torch.no_grad():
-                seen = torch.cat([self.model.first_stage(self._originals(part)) for part in parts])
-            self.first_stages[key] = (self.model, seen)
-        return cache_first_stage(x, seen[rows])
+                outputs = torch.cat(
+                    [self.model.first_stage(self._originals(part)) for part in parts]
+                )
+            self.first_stages[key] = (self.model, outputs)
+        return cache_first_stage(x, outputs[rows])
 
 
 class Images(Examples):
@@ -146,15 +147,15 @@ class Images(Examples):
     split, device, model, first_stages
         See `Examples`.
     mean, std
-        Per channel, of images scaled to [0, 1].
+        Per channel, of images in [0, 1].
     augment
-        Applied by ``epoch_batches`` alone. Crops are cut from the image padded
-        with black, as torchvision pads a PIL image before it is normalised.
+        Applied by ``epoch_batches`` alone. Crops are cut from the image padded with black, as
+        torchvision pads a PIL image before normalization.
 
     Raises
     ------
     ValueError
-        When the arrays are not as described above.
+        If an array has another type or shape.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Images(Examples):
         _, _, height, width = x.shape
         pad = self.augment.crop_padding
         padded = F.pad(torch.tensor(x, device=device), (pad, pad, pad, pad))
-        # A view: crops[n, :, top, left] is image n cut at that corner, [C, H, W].
+        # A view: crops[n, :, top, left] is image n cut at this corner, [C, H, W].
         self._crops = padded.unfold(2, height, 1).unfold(3, width, 1)
         self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
@@ -192,24 +193,24 @@ class Images(Examples):
             x = self._crops[index, :, i, j]
             if self.augment.horizontal_flip:
                 x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(3), x)
-            yield self._normalise(x), index
+            yield self._normalize(x), index
 
     def _originals(self, rows: slice | Tensor) -> Tensor:
-        centre = self.augment.crop_padding
-        return self._normalise(self._crops[rows, :, centre, centre])
+        center = self.augment.crop_padding
+        return self._normalize(self._crops[rows, :, center, center])
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         """Scale to [0, 1], then by mean and std, with the arithmetic of torchvision."""
         x = x.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
-        # A CPU convolves this layout up to twice as fast.
+        # Convolutions on a CPU are up to twice as fast in this layout.
         return x.contiguous(memory_format=torch.channels_last)
 
 
 class Vectors(Examples):
-    """Features, float32 [N, D], by ``mean`` and ``std`` [D]; or token ids, int64 [N, L].
+    """Features, float32 [N, D], normalized by ``mean`` and ``std`` [D]; or token ids, int64 [N, L].
 
-    Nothing is done to token ids, and nothing at random to either. The other parameters are
-    those of `Examples`; a ``ValueError`` says which array is something else.
+    Neither is augmented. For the other parameters see `Examples`. ``ValueError`` if an array has
+    another type or shape.
     """
 
     def __init__(
@@ -238,14 +239,14 @@ def examples_of(
     augment: Augment | None = None,
     **options: Any,
 ) -> Examples:
-    """Images, features or token ids, whatever a split holds; for parameters see there."""
+    """Make `Images` or `Vectors` of a split, by its shape; see there for the parameters."""
     if split.x.ndim == 4:
         return Images(split, mean, std, augment, **options)
     return Vectors(split, mean, std, **options)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """Sizes of the training batches of n examples.
+    """Return the sizes of the training batches of n examples.
 
     >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
     ([4, 4, 2], [4, 5], [1], [1, 1, 1])

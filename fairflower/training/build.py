@@ -1,4 +1,4 @@
-"""Networks and trainers by the names that a run config gives them."""
+"""Construction of networks and trainers from a run config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairflower.training.trainer import Trainer
 def build_model(
     config: ModelConfig, client: ClientConfig, federation: Federation, seed: int
 ) -> models.Classifier:
-    """Make a federation's network as the method of local training wants it.
+    """Make the network for a federation, adapted to the method of local training.
 
     See `fairflower.models.build` for ``seed`` and errors.
     """
@@ -37,10 +37,10 @@ def build_trainer(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> Trainer:
-    """Make the trainer that ``client`` names; ``ConfigError`` if it or an argument is unknown.
+    """Make the trainer of a config; ``ConfigError`` if its name or an argument is unknown.
 
-    Of the method's arguments it gets those that are not its exchanges' alone. See
-    `Trainer` for the others.
+    Arguments of the method's exchanges alone are not passed to it. See `Trainer` for the other
+    parameters.
     """
     client.check()
     trainer: type[Trainer] = client.factory

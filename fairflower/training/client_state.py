@@ -1,14 +1,13 @@
-"""Memory of a client from round to round: in Flower's ``Context.state``, and on its disk.
+"""State of a client between rounds: in Flower's ``Context.state`` and on the client's disk.
 
-``Context.state`` dies with a SuperNode, and in a simulation with the whole run. So it is
-also written to ``$FAIRFLOWER_HOME/state/<run id>/<client id>/round-000007.safetensors``,
-from where it is taken when the context has none: by a SuperNode that was restarted, and
-when the server goes on from a checkpoint. Clients that keep nothing write nothing.
+``Context.state`` is lost with a SuperNode, and in a simulation with the run. The state is therefore
+also written to ``$FAIRFLOWER_HOME/state/<run id>/<client id>/round-000007.safetensors``, and read
+from there if the context has none: after a restart of the SuperNode, or if the run is resumed from
+a checkpoint. Clients without state write nothing.
 
-A server that goes on may do rounds again. Then each client has to begin as it did
-before, so the files of all rounds stay that a checkpoint may need. The last files of a
-run are deleted by the server where it sees them, as in a simulation, and else by a
-client that has other work, after `DAYS`.
+A resumed run may repeat rounds, in which each client needs its earlier state: the files of all
+rounds that a checkpoint may need are kept. The last files of a run are deleted by the server if it
+can see them, as in a simulation, or after `DAYS` by a client that works for another run.
 """
 
 from __future__ import annotations
@@ -32,38 +31,35 @@ from fairflower.training.trainer import Trainer, server_round
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
 
-#: Days that the state of a run that is not heard of stays on a client's disk.
+#: Days after its last change until the state of another run is deleted from a client's disk.
 DAYS = 30
 
 
 def load_state(
     trainer: Trainer, context: Context, config: Mapping[str, Any], before: float = math.inf
 ) -> int:
-    """Give the trainer what it kept after an earlier round of this run, and return that round.
+    """Load the trainer's state of an earlier round of this run, and return this round; 0: none.
 
-    That is 0 if there is none, as in a client's first round. A node may serve one run after
-    another, so state bears the ``run-id`` that came with the message (none from a server that
-    sends none) and the round. State of another run, or not from ``before`` this round (a run that
-    is done again), is not used. Nor is that of a round whose update the server did not merge: it
-    says under ``merged-round`` which was the last one, and what a client learnt in a later round
-    that came too late, or was left out, is forgotten as if it had sat that round out.
+    State is stored with the message's ``run-id`` and its round, as a node may serve several runs.
+    State of another run is not used, nor state of round ``before`` or later (of a round that is
+    repeated), nor state of a round after ``merged-round``, the last round in which the server
+    merged this client: an update that came too late or was left out counts as not made.
     """
     trainer.state = {}
     folder = _folder(trainer, config)
-    if folder is not None:  # without a copy of the round before there is no way back
+    if folder is not None:  # otherwise there is no earlier state
         before = min(before, _last_merged_round(config) + 1)
     files = {kept: path for kept, path in _files(folder).items() if kept < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
-    at_hand = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
-    # A round that ended after a later one, for whose reply nobody waited, is in the
-    # context, and the later one on the disk.
-    if max(files, default=0) <= at_hand < before:
+    in_context = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
+    # A late round, whose reply was not awaited, may be in the context, and a later one on disk.
+    if max(files, default=0) <= in_context < before:
         trainer.state = {
             name.removeprefix(_PREFIX): arrays_of(record)
             for name, record in context.state.array_records.items()
             if name.startswith(_PREFIX)
         }
-        return at_hand
+        return in_context
     for kept in sorted(files, reverse=True):
         try:
             arrays, _ = read_arrays(files[kept])
@@ -77,7 +73,7 @@ def load_state(
 
 
 def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) -> None:
-    """Keep what the trainer wants to have in its next round."""
+    """Store the trainer's state for its next round."""
     for name in [name for name in context.state if name.startswith(_PREFIX)]:
         del context.state[name]
     for name, arrays in trainer.state.items():
@@ -100,12 +96,11 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
 def rounds_to_keep(
     rounds: Iterable[int], now: int, every: int, keep: int, merged: float = math.inf
 ) -> set[int]:
-    """Select those of ``rounds`` from which a run can go on after round ``now``.
+    """Select the ``rounds`` whose state a run may need after round ``now``.
 
-    The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now``
-    (none if ``every`` is 0). From each of them a client goes on with its newest state
-    that is not newer. It goes on with that of the last ``merged`` round if round ``now``
-    is not merged; what it has of rounds between these two was not.
+    The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now`` (none if
+    ``every`` is 0). A client resumes from each of them with its newest state that is not newer. If
+    round ``now`` is not merged, it continues with its state of round ``merged`` or before.
 
     >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2))
     [5, 6, 7]
@@ -118,13 +113,13 @@ def rounds_to_keep(
     checkpoints = [newest - i * every for i in range(keep)] if every else []
     last = min(merged, now - 1)
     known = [kept for kept in rounds if kept <= last]
-    found = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))
-    # Later ones are there if ``now`` ended after them, for nobody waited for it any more.
-    return {max(kept) for kept in found if kept} | {kept for kept in rounds if kept >= now}
+    candidates = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))
+    # Later rounds exist if the reply of round ``now`` was late.
+    return {max(kept) for kept in candidates if kept} | {kept for kept in rounds if kept >= now}
 
 
 def _last_merged_round(config: Mapping[str, Any]) -> float:
-    """The last round that the server has merged this client in, if it says so."""
+    """Return the last round in which the server merged this client; infinity: not known."""
     return float(config.get("merged-round", math.inf))
 
 
@@ -133,22 +128,25 @@ def _run_id(config: Mapping[str, Any]) -> str:
 
 
 def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
-    """Folder of the client's state of this run; None for a run that has no proper id."""
+    """Return the folder of the client's state; None if the run id has another form."""
     run_id = _run_id(config)
-    if not re.fullmatch("[0-9a-f]{32}", run_id):  # a server's text must not become any path
+    if not re.fullmatch(
+        "[0-9a-f]{32}", run_id
+    ):  # a server's text must not become an arbitrary path
         return None
     return client_states() / run_id / str(trainer.client_id)
 
 
 def _files(folder: Path | None) -> dict[int, Path]:
-    """The states in a folder, by the round that each was kept in."""
+    """Return the state files in a folder by their rounds."""
     paths = folder.glob("round-*.safetensors") if folder else ()
     return {int(path.stem.removeprefix("round-")): path for path in paths}
 
 
-def _delete_old_states(mine: Path) -> None:
+def _delete_old_states(current: Path) -> None:
+    """Delete the states of runs but the current one that have not changed for `DAYS`."""
     oldest = time.time() - DAYS * 24 * 3600
-    for run in mine.parent.iterdir():
-        with suppress(OSError):  # another client may be at it, too
-            if run != mine and max(p.stat().st_mtime for p in (run, *run.iterdir())) < oldest:
+    for run in current.parent.iterdir():
+        with suppress(OSError):  # another client may delete it, too
+            if run != current and max(p.stat().st_mtime for p in (run, *run.iterdir())) < oldest:
                 shutil.rmtree(run)

@@ -1,4 +1,4 @@
-"""Choice of a client's device, and of its number of threads."""
+"""Choice of a client's device and number of threads."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from fairflower.errors import ConfigError
 
 
 def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
-    """Turn ``train.device``, or a command's ``option``, into a device that this process may use.
+    """Return the device of ``train.device``, or of a command's ``option``.
 
     Parameters
     ----------
     name
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``auto`` is ``cuda`` where there
-        is a GPU that this process, if it is a Ray worker, was granted, else ``cpu``.
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``auto`` is ``cuda`` if there is a GPU, which
+        must be granted to this process if it is a Ray worker; else ``cpu``.
     option
-        What errors call it on a command line, where it is not ``train.device``.
+        Name of the command-line option, for errors; by default ``train.device``.
 
     Raises
     ------
     ConfigError
-        On another name, or a GPU that is not there.
+        If the name is unknown, or the GPU does not exist.
+
+    Examples
+    --------
+    >>> choose_device("cpu")
+    device(type='cpu')
     """
     given = f"{option} {name!r}" if option else f"train.device = {name!r}"
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
@@ -46,10 +51,10 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
 
 
 def limit_threads(n: int = 1) -> int:
-    """Let torch use as many threads as there are CPUs for this process; return how many.
+    """Set torch's number of threads to the number of CPUs of this process, and return it.
 
-    In a Ray worker that is the number of CPUs that Ray assigned to it, and n
-    elsewhere. More threads than free cores make a training step slower, not faster.
+    In a Ray worker this is the number of CPUs that Ray assigned to it, elsewhere ``n``. More
+    threads than free cores make a training step slower.
     """
     granted = _granted_by_ray("CPU")
     threads = max(1, n if granted is None else int(granted))
@@ -58,9 +63,9 @@ def limit_threads(n: int = 1) -> int:
 
 
 def _granted_by_ray(resource: str) -> float | None:
-    """Share of "CPU" or "GPU" that this Ray worker was assigned; None outside of Ray."""
-    ray = sys.modules.get("ray")  # a worker has imported it; others need not
-    # Another thread may be in the middle of importing it, which a worker's never is.
+    """Return how much "CPU" or "GPU" Ray assigned to this worker; None outside of Ray."""
+    ray = sys.modules.get("ray")  # always imported in a worker
+    # Outside of workers another thread may still be importing it.
     if ray is None or not getattr(ray, "is_initialized", bool)():
         return None
     context = ray.get_runtime_context()

@@ -1,4 +1,4 @@
-"""Base of the methods that look at the representation, and what they share of it."""
+"""Base classes of trainers that use features, and the mean representation of a client."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fairflower.training.trainer import Trainer
 
 
 class FeatureTrainer(Trainer):
-    """Local training whose loss sees a network's features z [B, d] beside its logits.
+    """Local training whose loss uses the network's features z [B, d] beside its logits.
 
-    The model has to be a `fairflower.models.Classifier`, which tells the two apart, or it
-    is a ``TypeError``.
+    ``TypeError`` if the model is not a `fairflower.models.Classifier`.
     """
 
     model: Classifier
@@ -30,15 +29,15 @@ class FeatureTrainer(Trainer):
         self._extractor = _Features(self.model)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, d] and logits [B, classes] of one pass through the network."""
+        """Return features [B, d] and logits [B, classes] of a forward pass."""
         z = at_least_float32(self.model.features(x))
         return z, self.model.head(z)
 
     def frozen_features(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Features [B, d] that the network has with other arrays: eval mode, no gradient.
+        """Return the network's features [B, d] with other arrays, in eval mode, without gradient.
 
-        The arrays are lent to the worker's one model for the call, so that nothing is
-        copied, and batch norm uses, and leaves alone, their running statistics.
+        The arrays replace those of the model during the call, without a copy. Batch norm uses their
+        running statistics and does not update them.
         """
         lent = {f"model.{name}": tensor for name, tensor in arrays.items()}
         with torch.no_grad(), eval_mode(self.model):
@@ -49,13 +48,13 @@ class FeatureTrainer(Trainer):
 class PrototypeTrainer(FeatureTrainer):
     """Local training with class prototypes (the exchange ``prototypes``).
 
-    Afterwards the client returns its class means: of the trained network's features,
-    in eval mode, of the training images as they are, with the number of images.
+    After training the client returns, per class, the mean of the trained network's features in eval
+    mode over its training images, not augmented, and the number of images.
     """
 
-    #: The server's, [C, d]; None before anybody has returned any.
+    #: Prototypes of the server, [C, d]; None before any client has returned prototypes.
     prototypes: Tensor | None
-    #: Which classes have one, bool [C].
+    #: Whether each class has a prototype, bool [C].
     known: Tensor
 
     def begin(self, server_round: int) -> None:
@@ -66,7 +65,7 @@ class PrototypeTrainer(FeatureTrainer):
             self.prototypes, self.known = arrays["mean"], arrays["count"] > 0
 
     def end(self, server_round: int) -> None:
-        """Return ``mean`` [C, d], zero for an absent class, and ``count`` [C] of images."""
+        """Write the class means ``mean`` [C, d], 0 for absent classes, and ``count`` [C]."""
         batches = self.train_examples.eval_batches(self.eval_batch_size)
         with torch.no_grad(), eval_mode(self.model):
             pairs = ((self.model.features(x), y) for x, y in batches)
@@ -80,14 +79,13 @@ class PrototypeTrainer(FeatureTrainer):
 def mean_representation(
     model: nn.Module, data: Batches, represent: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Mean of what tells a client's type, balanced over its classes: FedGCR's h~ (Eq. 4), [d].
+    """Return FedGCR's h~ (Eq. 4), [d]: the mean representation of a client, balanced over classes.
 
-    ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)``, over the C classes that the client
-    has, so that it does not show how often it has them. Taken before training it is
-    ``received_representation``, and after it ``representation``. ``represent`` gives features
-    [B, d] of inputs; by default a `Classifier`'s own. The model is in eval mode for it and is
-    left as it was found. ``model``, ``data`` and errors are those of
-    `fairflower.training.gradients.mean_gradient`.
+    ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)`` over the client's C classes, so that h
+    does not depend on the class frequencies. It is ``received_representation`` before training and
+    ``representation`` after it. ``represent`` computes representations [B, d] of inputs; by default
+    `Classifier.represent`. The model is in eval mode during the call, and is not changed. For
+    ``model``, ``data`` and errors see `fairflower.training.gradients.mean_gradient`.
     """
     represent = represent or require_classifier(model, "A representation").represent
     with eval_mode(model):
@@ -100,28 +98,28 @@ def mean_representation(
 
 
 def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor]:
-    """Sums [C, d] over each class of features [B, d] and labels [B], and counts [C]; float64."""
+    """Sum features [B, d] by class to [C, d], and count labels [B] to [C]; float64."""
     total = count = torch.zeros((), dtype=torch.float64)
     for z, y in pairs:
         members = F.one_hot(y, classes).double()
-        # A product, since index_add on a GPU adds in any order.
+        # A product, as index_add on a GPU adds in random order.
         total = total + members.T @ z.double()
         count = count + members.sum(0)
     return total, count
 
 
 def require_classifier(model: nn.Module, who: str) -> Classifier:
-    """Give the model back if it tells features from logits; raise ``TypeError`` if not."""
+    """Return the model if it is a `Classifier`; raise ``TypeError`` if not."""
     if not isinstance(model, Classifier):
         raise TypeError(
-            f"{who} looks at a network's features, and {type(model).__name__} does not say "
-            "which they are. Make it a fairflower.models.Classifier: set head, define features(x)."
+            f"{who} needs the network's features, which {type(model).__name__} does not define. "
+            "Make it a fairflower.models.Classifier: set head, define features(x)."
         )
     return model
 
 
 class _Features(nn.Module):
-    """Calls ``features`` where functional_call only knows ``forward``."""
+    """Module whose ``forward`` is the model's ``features``, for functional_call."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()

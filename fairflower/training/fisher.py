@@ -1,10 +1,9 @@
-"""Diagonal of the Fisher information: the mean of squared per-sample gradients.
+"""Diagonal of the empirical Fisher information: the mean of squared per-sample gradients.
 
-It needs every sample's own gradient. Two ways lead there. `torch.func` takes any
-differentiable model, but on a CPU it is slow where there are convolutions. So for models
-built of the usual layers one ordinary backward pass over a batch tells every layer's
-input and the gradient of its output, whose product is the gradient of its weight.
-Whether that accounts for all of a model is found out on two samples.
+There are two ways to per-sample gradients. `torch.func` works for any differentiable model, but is
+slow for convolutions on a CPU. For models of common layers, an ordinary backward pass over a batch
+gives every layer's input and the gradient of its output, whose product is the gradient of the
+layer's weight. Two samples are used to test whether the second way is right for a model.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fairflower.models import trainable
 from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
 from fairflower.training.modes import eval_mode
 
-#: Elements of one layer's per-sample gradients at a time, 1 MB: a CPU's cache holds it.
+#: Elements of a layer's per-sample gradients at a time: 1 MB, which fits into a CPU's cache.
 _BLOCK = 2**18
 
 
@@ -33,37 +32,45 @@ _BLOCK = 2**18
 def fisher_diagonal(
     model: nn.Module, data: Batches, *, memory_mb: float = 512
 ) -> dict[str, Tensor]:
-    """Diagonal of the empirical Fisher information: the mean of squared per-sample gradients.
+    """Return the diagonal of the empirical Fisher information: mean squared per-sample gradients.
 
-    F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the cross entropy L and the true
-    labels y. The model is put into eval mode for it (batch norm uses its running
-    statistics, so a sample's loss is its own) and is left as it was found.
+    F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the cross entropy L and the true labels y. The
+    model is in eval mode during the call (batch norm uses its running statistics, so that the loss
+    of a sample does not depend on others), and is not changed.
 
     Parameters
     ----------
     model, data
-        As for `mean_gradient`.
+        See `mean_gradient`.
     memory_mb
-        Megabytes (2**20 bytes) that the gradients and activations of the samples in
-        work may take; it decides how many are in work, at least one. On top come the
-        result and, for a moment, five arrays as large as the model.
+        Memory in MiB for gradients and activations of the samples that are processed at a time, at
+        least one sample. The result, and for a moment five arrays of the model's size, come on top.
 
     Returns
     -------
     dict
-        As `mean_gradient`.
+        See `mean_gradient`.
 
     Raises
     ------
     ValueError
-        When there are no samples.
+        If there are no samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 2, bias=False)
+    >>> _ = torch.nn.init.zeros_(model.weight)
+    >>> x, y = torch.tensor([[2.0], [4.0]]), torch.tensor([0, 1])
+    >>> fisher_diagonal(model, [(x, y)])["weight"].tolist()
+    [[2.5], [2.5]]
     """
     total = zeros_like(trainable(model))
     n = 0
     with eval_mode(model), _attention_for_vmap():
         for x, y in batches_of(model, data):
             if n == 0:
-                by_layer = _layers_tell_all(model, x, y)
+                by_layer = _is_exact_by_layer(model, x, y)
                 add_squares = _add_by_layer if by_layer else _add_by_vmap
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
@@ -75,11 +82,11 @@ def fisher_diagonal(
 def chunk_size(
     model: nn.Module, x: Tensor, y: Tensor, memory_mb: float, *, gradients: bool = True
 ) -> int:
-    """Count the samples that fit into memory at a time, at least 1.
+    """Return the number of samples that fit into memory at a time, at least 1.
 
-    Activations are counted by a forward pass over ``x`` and ``y``; with ``gradients``,
-    a gradient of every trainable parameter comes on top. All of it counts twice,
-    because the backward pass holds gradients of activations and intermediate results.
+    A forward pass over ``x`` and ``y`` counts the activations; with ``gradients``, a gradient of
+    every trainable parameter is added. The sum is doubled, because the backward pass also holds
+    gradients of activations and intermediate results.
     """
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -90,7 +97,7 @@ def chunk_size(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    x, y = x.clone(), y.clone()  # they may be parts of larger storages
+    x, y = x.clone(), y.clone()  # views would count their whole storage
     with saved_tensors_hooks(count, lambda tensor: tensor):
         F.cross_entropy(model(x), y)
     per_sample = sum(kept.values()) / len(y)
@@ -101,7 +108,7 @@ def chunk_size(
 
 @contextmanager
 def _attention_for_vmap() -> Iterator[None]:
-    """Use the attention that vmap knows; it takes the samples of others one at a time."""
+    """Use the attention that vmap can batch; with others it loops over samples."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -111,11 +118,11 @@ def _attention_for_vmap() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-# --- adding the squares of a batch's per-sample gradients, two ways --------------------
+# --- two ways to add the squares of a batch's per-sample gradients ----------------------
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Any model, through torch.func."""
+    """Add the squares for any model, by torch.func."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
@@ -127,7 +134,7 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """A model of convolutions, linear layers and norms; what others own is left alone."""
+    """Add the squares of convolutions, linear layers and norms; other parameters get nothing."""
 
     def watch(prefix: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if inputs and _is_understood(module, inputs[0]) and output.requires_grad:
@@ -147,9 +154,9 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
         for name, module in model.named_modules()
     ]
     try:
-        # Differentiating by the images alone spares the weights' ordinary gradients.
+        # A gradient by the images alone saves the ordinary gradients of the weights.
         images = x.detach().requires_grad_()
-        # A clone, because a model may work in place on what it is given, but not on a leaf.
+        # A clone, as models may change their input in place, which a leaf does not allow.
         loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
         torch.autograd.grad(loss, images, allow_unused=True)
     finally:
@@ -157,35 +164,34 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
             handle.remove()
 
 
-def _layers_tell_all(model: nn.Module, x: Tensor, y: Tensor) -> bool:
-    """Test on two samples whether `_add_by_layer` is right about this model.
+def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Return whether `_add_by_layer` is right for this model, by a test on two samples.
 
-    It is not when a parameter belongs to another kind of layer or to several, or is
-    used without a call of its layer, or when a layer's input has something else than
-    the samples in its first dimension.
+    It is wrong if a parameter belongs to another kind of layer or to several layers, or is used
+    without a call of its layer, or if the first dimension of a layer's input is not the samples.
     """
     if not x.is_floating_point():
         return False
-    # A single sample is doubled: it takes two to see whether they are kept apart.
+    # A single sample is repeated: two are needed to see whether samples are mixed.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
-    truth, found = zeros_like(parameters), zeros_like(parameters)
-    _add_by_layer(found, model, x, y)
+    truth, by_layer = zeros_like(parameters), zeros_like(parameters)
+    _add_by_layer(by_layer, model, x, y)
     for loss in F.cross_entropy(model(x), y, reduction="none"):
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items()}
-    # What is zero but for rounding may differ by all of it.
+    # Values that are zero up to rounding may differ by all of it.
     noise = 1e-12 * max(largest.values(), default=0.0)
     return all(
-        torch.allclose(found[name], truth[name], rtol=0, atol=1e-4 * largest[name] + noise)
+        torch.allclose(by_layer[name], truth[name], rtol=0, atol=1e-4 * largest[name] + noise)
         for name in truth
     )
 
 
-# --- one layer -------------------------------------------------------------------------
-# x is its input, d the gradient of the summed loss by its output; both begin with the
-# samples' dimension n.
+# --- a layer ---------------------------------------------------------------------------
+# x is the layer's input, d the gradient of the summed loss by its output; the first dimension
+# of both is the n samples.
 
 
 def _is_understood(module: nn.Module, x: Tensor) -> bool:
@@ -198,20 +204,20 @@ def _is_understood(module: nn.Module, x: Tensor) -> bool:
 
 
 def _by_channel(module: nn.Module, d: Tensor) -> Tensor:
-    """To [n, channels, places]: a linear layer's channels come last, all others' second."""
+    """Return d as [n, channels, places]; a linear layer's channels are last, all others' second."""
     if isinstance(module, nn.Linear):
         return d.reshape(len(d), -1, d.shape[-1]).transpose(1, 2)
     return d.reshape(*d.shape[:2], -1)
 
 
 def _weight_squares(module: nn.Module, x: Tensor, d: Tensor) -> Tensor:
-    """Sum over samples of the squared gradients of the weight, in its shape."""
+    """Return the sum over samples of the weight's squared gradients, in the weight's shape."""
     if isinstance(module, nn.GroupNorm):
-        normalised = F.group_norm(x, module.num_groups, eps=module.eps)
-        return _by_channel(module, d * normalised).sum(2).square().sum(0)
+        normalized = F.group_norm(x, module.num_groups, eps=module.eps)
+        return _by_channel(module, d * normalized).sum(2).square().sum(0)
     if isinstance(module, _BatchNorm):
-        normalised = F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
-        return _by_channel(module, d * normalised).sum(2).square().sum(0)
+        normalized = F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+        return _by_channel(module, d * normalized).sum(2).square().sum(0)
     if isinstance(module, nn.Linear) and x.ndim == 2:
         return d.square().T @ x.square()  # the square of a product of two numbers
 
@@ -232,10 +238,10 @@ def _weight_squares(module: nn.Module, x: Tensor, d: Tensor) -> Tensor:
 
 
 def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
-    """Cut out what each place of the output sees of the input: [n, groups, places, seen].
+    """Return the patch of the input for each place of the output: [n, groups, places, seen].
 
-    ``torch.nn.functional.unfold`` with the channels last in what is seen, the order in
-    which channels-last images lie in memory; that makes it ten times as fast.
+    As ``torch.nn.functional.unfold``, but with the channels last in a patch, which is the memory
+    order of channels-last images and ten times as fast.
     """
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), 1, -1, module.in_features)

@@ -1,4 +1,4 @@
-"""Gradient of the cross entropy over a data set, and how fast the loss rises along it."""
+"""Mean cross entropy over a data set, its gradient, and its sharpness."""
 
 from __future__ import annotations
 
@@ -14,45 +14,56 @@ from fairflower.models import trainable
 from fairflower.training.batches import Examples
 from fairflower.training.modes import eval_mode
 
-#: A client's examples; or batches (x [B, ...], y int64 [B]), as dicts by the names below, too.
+#: A client's examples; or batches (x [B, ...], y int64 [B]), also as dicts with the names below.
 Batches = Examples | Iterable[Sequence[Tensor] | Mapping[str, Any]]
 
-#: What data sets on the Hugging Face Hub, and so Flower's tutorials, call x and y.
+#: Names of x and y in data sets of the Hugging Face Hub, and in Flower's tutorials.
 INPUTS = ("img", "image", "x", "pixel_values", "features")
 LABELS = ("label", "labels", "y", "fine_label")
 
-#: Examples per forward pass over `Examples`: as many as training takes, so memory is alike.
+#: Examples per forward pass over `Examples`: as in training, for the same memory.
 _BATCH_SIZE = 64
 
 
 @torch.enable_grad()
 def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
-    """Gradient of the mean cross entropy over a data set.
+    """Return the gradient of the mean cross entropy over a data set.
 
-    The model is put into eval mode for it and is left as it was found, ``.grad``
-    included. Parameters that the output does not depend on have gradient zero.
+    The model is in eval mode during the call, and is not changed, ``.grad`` included. Parameters on
+    which the output does not depend get the gradient 0.
 
     Parameters
     ----------
     model
-        Gives logits [B, classes].
+        Returns logits [B, classes].
     data
-        A client's images, taken as they are, without augmentation; or any batches
-        (x [B, ...], y int64 [B]), such as a DataLoader's, also as dicts
-        ``{"img": x, "label": y}``; a generator of them will do.
+        A client's examples, not augmented; or batches (x [B, ...], y int64 [B]), for example a
+        DataLoader or a generator, also as dicts ``{"img": x, "label": y}``.
 
     Returns
     -------
     dict
-        By the name of each trainable parameter: in its type and shape, on its device.
-        A parameter shared by several modules appears once, as in ``named_parameters``.
+        Name of each trainable parameter -> gradient of its type and shape, on its device. A
+        parameter shared by several modules appears once, as in ``named_parameters``.
 
     Raises
     ------
     ValueError
-        When there are no samples.
+        If there are no samples.
     TypeError
-        When a batch is none of these.
+        If a batch has another form.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 2, bias=False)
+    >>> _ = torch.nn.init.zeros_(model.weight)
+    >>> mean_gradient(model, [(torch.tensor([[2.0]]), torch.tensor([0]))])["weight"].tolist()
+    [[-1.0], [1.0]]
+
+    See Also
+    --------
+    mean_loss, sharpness, fairflower.training.fisher.fisher_diagonal
     """
     with eval_mode(model):
         return _loss_and_gradient(model, data)[1]
@@ -60,10 +71,10 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, data: Batches) -> float:
-    """Mean cross entropy over a data set: ``received_loss`` before training.
+    """Return the mean cross entropy over a data set.
 
-    After training it is ``trained_loss``. The model is in eval mode for it and is left as it
-    was found. Parameters and errors are those of `mean_gradient`.
+    It is ``received_loss`` before training and ``trained_loss`` after it. The model is in eval mode
+    during the call, and is not changed. Parameters and errors as of `mean_gradient`.
     """
     with eval_mode(model):
         return _loss(model, data, model)
@@ -71,33 +82,33 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
 
 @torch.enable_grad()
 def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
-    """Rise of the mean cross entropy within rho of the model, to first order.
+    """Return the rise of the mean cross entropy within distance rho of the model, to first order.
 
-    S = L(theta + rho g / ||g||) - L(theta) with the gradient g of the mean L over the
-    data set, and one norm over all trainable parameters (Foret et al., ICLR 2021; Eq. 8
-    of Wu et al., IJCAI 2024). The model is in eval mode for it (batch norm uses its
-    running statistics, and keeps them) and is left as it was found.
+    S = L(theta + rho g / ||g||) - L(theta) with the gradient g of the mean L over the data set, and
+    the norm over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al., IJCAI
+    2024). The model is in eval mode during the call (batch norm uses its running statistics and
+    does not update them), and is not changed.
 
     Parameters
     ----------
     model, data
-        As for `mean_gradient`.
+        See `mean_gradient`.
     rho
-        Radius, in the parameters' own units. Default 0.05 (FedISM).
+        Radius, in units of the parameters. Default 0.05 (FedISM).
 
     Returns
     -------
     float
-        At least 0: where the step leads down, beyond a bend, the maximum over the
-        neighbourhood is at the model itself.
+        At least 0: if the loss is lower after the step, the maximum over the neighborhood is taken
+        to be at the model.
 
     Raises
     ------
     ValueError
-        When there are no samples.
+        If there are no samples.
     """
     if isinstance(data, Iterator):
-        data = list(data)  # which is gone through twice
+        data = list(data)  # for two passes
     with eval_mode(model):
         loss, gradient = _loss_and_gradient(model, data)
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
@@ -107,23 +118,23 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
         step = rho / norm
         moved = {name: p.detach() + step * gradient[name] for name, p in trainable(model).items()}
         with torch.no_grad():
-            there = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
-    return max(there - loss, 0.0)
+            neighbor = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
+    return max(neighbor - loss, 0.0)
 
 
 def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]) -> float:
-    """Mean cross entropy over a data set."""
+    """Return the mean cross entropy over a data set."""
     total, n = _zero(model), 0
     for x, y in batches_of(model, data):
         total += F.cross_entropy(logits_of(x), y, reduction="sum")
         n += len(y)
     if n == 0:
-        raise ValueError("There are no samples to take a loss on. Give at least one.")
+        raise ValueError("There are no samples for a loss. Give at least one.")
     return total.item() / n
 
 
 def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str, Tensor]]:
-    """Mean cross entropy and its gradient, of the model in the mode that it is in."""
+    """Return the mean cross entropy and its gradient, in the model's current mode."""
     parameters = trainable(model)
     total = zeros_like(parameters)
     losses, n = _zero(model), 0
@@ -138,7 +149,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
 
 
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Deal batches on the model's device."""
+    """Yield batches on the model's device."""
     device = next(model.parameters()).device
     for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Examples) else data:
         x, y = _pair(batch)
@@ -146,33 +157,33 @@ def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch; ``TypeError`` if they are not to be found."""
-    found = batch
+    """Return inputs and labels of a batch; ``TypeError`` if it has another form."""
+    pair = batch
     if isinstance(batch, Mapping):
-        found = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
-    if isinstance(found, Sequence) and len(found) == 2 and all(map(torch.is_tensor, found)):
-        return found[0], found[1]
-    held = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        pair = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
+    if isinstance(pair, Sequence) and len(pair) == 2 and all(map(torch.is_tensor, pair)):
+        return pair[0], pair[1]
+    content = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
     raise TypeError(
-        f"A batch is {held}: expected tensors (x, y), or a dict of them under one of "
-        f"{', '.join(INPUTS)} and one of {', '.join(LABELS)}."
+        f"A batch is {content}: expected tensors (x, y), or a dict of x as {' or '.join(INPUTS)} "
+        f"and y as {' or '.join(LABELS)}."
     )
 
 
 def _zero(model: nn.Module) -> Tensor:
-    """A sum to begin with, on the model's device: asking a GPU per batch would wait for it."""
+    """Return a 0 on the model's device; a sum on the CPU would wait for the GPU in every batch."""
     return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
 
 
 def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums to begin with."""
+    """Return zeros in the parameters' shapes."""
     return {name: torch.zeros_like(p) for name, p in parameters.items()}
 
 
 def gradients_of(
     loss: Tensor, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """Gradient by each parameter, zero for what the loss does not depend on."""
+    """Return the gradient by each parameter; 0 where the loss does not depend on it."""
     gradients = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=retain_graph, materialize_grads=True
     )
@@ -180,7 +191,7 @@ def gradients_of(
 
 
 def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
-    """Divide a sum over n samples."""
+    """Divide sums over n samples by n; ``ValueError`` if n is 0."""
     if n == 0:
-        raise ValueError("There are no samples to take gradients on. Give at least one.")
+        raise ValueError("There are no samples for a gradient. Give at least one.")
     return {name: value / n for name, value in total.items()}

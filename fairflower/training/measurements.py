@@ -1,13 +1,12 @@
-"""Measurements on a client that a strategy can ask for, whatever the method of training.
+"""Measurements on a client for a strategy, with any method of training.
 
-A strategy that needs more than a trained model puts names of `MEASUREMENTS` into the
-config that it sends: ``config["measure"] = "fisher,received_loss"``, one text, because
-Flower's configs hold single values only. Every trainer then measures them on its
-training images as they are, in eval mode. The trained model is the same to the last bit,
-measured or not.
+A strategy that needs more than the trained model sends names of `MEASUREMENTS` in the config:
+``config["measure"] = "fisher,received_loss"``, a single text. Every trainer
+measures them on its training examples, not augmented, in eval mode. Measurements do not change the
+bits of the trained model.
 
-Arrays are an ArrayRecord of the measurement's name, float32, one array per trainable
-parameter under its name. A representation is one array ``h``, as long as the model makes it.
+Arrays are sent as an ArrayRecord with the measurement's name: float32, an array per trainable
+parameter under its name. A representation is a single array ``h``, whose length the model decides.
 """
 
 from __future__ import annotations
@@ -33,56 +32,59 @@ from fairflower.training.trainer import NDArray, Trainer, server_round
 
 @dataclass(frozen=True)
 class Measurement:
-    """Something to measure on a client."""
+    """A measurement on a client."""
 
-    #: On which model: before training, or after it.
+    #: Measured model: received (before training) or trained.
     model: Literal["received", "trained"]
-    #: Measures the trainer's model, which is in eval mode, and leaves it as it is. A float
-    #: goes into the reply's metrics, named tensors become an ArrayRecord. Random draws from
-    #: torch's global generator are reproducible.
+    #: Function of the trainer, whose model is in eval mode and must not be changed. A float is
+    #: added to the reply's metrics, named tensors become an ArrayRecord. Torch's global generator
+    #: is seeded.
     compute: Callable[[Trainer], float | Mapping[str, Tensor]]
-    #: The same in words, for tables.
-    what: str
-    #: Whether the client has to keep its trained model for the next round's.
+    #: Description for tables.
+    description: str
+    #: Whether the next round needs the model that the client trains in this round.
     keeps: bool = False
 
 
-#: Where `Trainer.state` holds the model that the client trained in the round before.
+#: Key of `Trainer.state` for the model that the client trained in its last round.
 KEPT = "last-trained"
 
-#: Where it holds what `standalone_loss` found; the most epochs of that, and when it stops before.
+#: Key of `Trainer.state` for the `standalone_loss`; its largest number of epochs, and the epochs
+#: without a decrease by `FALL` after which it stops.
 ALONE = "trained-alone"
 EPOCHS, PATIENCE, FALL = 50, 5, 0.01
 
 
 def accuracy(trainer: Trainer) -> float:
-    """Share of the training images that the model recognises."""
+    """Return the accuracy on the training examples, 0 to 1."""
     return trainer.measure(trainer.train_examples)[1]
 
 
 def balanced_accuracy(trainer: Trainer) -> float:
-    """Mean over the client's classes of the share that the model recognises of each."""
+    """Return the mean accuracy over the client's classes on the training examples, 0 to 1."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-        found = torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
-    return metrics.balanced_accuracy(trainer.data.train.y, found)
+        predicted = torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
+    return metrics.balanced_accuracy(trainer.data.train.y, predicted)
 
 
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
-    """Measure the received model without the client's part in it.
+    """Return a function that measures the received model without the client's part in it.
 
-    That is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that the
-    client trained in the round before, and c its ``coefficient`` in the received one, as
-    the server tells it. Where one of them is not known, it is the received model itself.
+    The model is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that the
+    client trained in its last round, and c its ``coefficient`` in the received model, which the
+    server sends. If either is missing, the received model is measured.
     """
 
     def measure_the_rest(trainer: Trainer) -> float:
-        c, own = float(trainer.round_config.get("coefficient", 0)), trainer.state.get(KEPT)
-        if own is None or not 0 < c < 1:
+        c, trained = float(trainer.round_config.get("coefficient", 0)), trainer.state.get(KEPT)
+        if trained is None or not 0 < c < 1:
             return measure(trainer)
         received = trainer.send()
         try:
-            trainer.receive({name: _rest(name, a, own[name], c) for name, a in received.items()})
+            trainer.receive(
+                {name: _rest(name, a, trained[name], c) for name, a in received.items()}
+            )
             return measure(trainer)
         finally:
             trainer.receive(received)
@@ -90,21 +92,21 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
     return measure_the_rest
 
 
-def _rest(name: str, received: NDArray, own: NDArray, c: float) -> NDArray:
-    """(theta - c theta_k) / (1 - c); counters as received, variances not below 0."""
+def _rest(name: str, received: NDArray, trained: NDArray, c: float) -> NDArray:
+    """Return (theta - c theta_k) / (1 - c); counters as received, variances at least 0."""
     if received.dtype.kind != "f":
         return received
-    rest = (received.astype(np.float64) - c * own) / (1 - c)
+    rest = (received.astype(np.float64) - c * trained) / (1 - c)
     if name.endswith("running_var"):
-        rest = np.maximum(rest, 0)  # what is 0 up to rounding
+        rest = np.maximum(rest, 0)  # 0 up to rounding errors
     return rest.astype(received.dtype)
 
 
 def standalone_loss(trainer: Trainer) -> float:
-    """Find the lowest mean cross entropy that plain training alone reaches, once for all rounds.
+    """Return the lowest mean cross entropy of plain training without a server, computed once.
 
-    From the first model that the client receives it trains an epoch at a time, with the run's
-    steps, until `PATIENCE` epochs have not lowered the loss by `FALL`, or `EPOCHS` are over.
+    The client trains the first received model with the run's steps until `PATIENCE` epochs have not
+    lowered the loss by `FALL`, for `EPOCHS` epochs at most.
     """
     kept = trainer.state.get(ALONE)
     if kept is None:
@@ -113,7 +115,7 @@ def standalone_loss(trainer: Trainer) -> float:
 
 
 def _train_alone(trainer: Trainer) -> float:
-    """Give the lowest loss on the way; the model is afterwards what it was."""
+    """Return the lowest loss over the epochs; the trainer's model is not changed."""
     plain = replace(
         trainer.settings,
         local_epochs=1,
@@ -135,10 +137,13 @@ def _train_alone(trainer: Trainer) -> float:
     waited = 0
     try:
         for epoch in range(1, EPOCHS + 1):
-            with torch.enable_grad(), suppress(FloatingPointError):  # worse than what it had
+            with (
+                torch.enable_grad(),
+                suppress(FloatingPointError),
+            ):  # a diverged loss is not the lowest
                 alone.run_epochs(epoch)
             loss = trainer.measure(trainer.train_examples)[0]
-            lowest = min(lowest, loss)  # in this order never NaN
+            lowest = min(lowest, loss)  # this order ignores NaN
             target, waited = (loss, 0) if loss < target - FALL else (target, waited + 1)
             if waited == PATIENCE:
                 break
@@ -150,7 +155,7 @@ def _train_alone(trainer: Trainer) -> float:
 
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
-    """Measure FedGCR's h~; see `mean_representation`."""
+    """Return FedGCR's h~; see `mean_representation`."""
     batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
     return mean_representation(trainer.model, batches)
 
@@ -161,23 +166,26 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
     "received_balanced_accuracy": Measurement(
-        "received", balanced_accuracy, "mean of the accuracies on the client's classes"
+        "received", balanced_accuracy, "mean accuracy over the client's classes"
     ),
     "local_loss": Measurement(
-        "received", standalone_loss, "the lowest that training alone reaches, found once"
+        "received", standalone_loss, "lowest loss of training without a server, computed once"
     ),
     "sharpness": Measurement(
         "received",
         lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
-        "rise of the mean cross entropy at distance rho, up the gradient",
+        "rise of the mean cross entropy at distance rho along the gradient",
     ),
     "minus_accuracy": Measurement(
-        "received", without_own_part(accuracy), "accuracy without the client's part", keeps=True
+        "received",
+        without_own_part(accuracy),
+        "accuracy of the received model without the client's part",
+        keeps=True,
     ),
     "minus_balanced_accuracy": Measurement(
         "received",
         without_own_part(balanced_accuracy),
-        "likewise, mean over the client's classes",
+        "as minus_accuracy, mean over the client's classes",
         keeps=True,
     ),
     "gradient": Measurement(
@@ -185,7 +193,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         lambda t: mean_gradient(t.model, t.train_examples),
         "gradient of the mean cross entropy",
     ),
-    "steps": Measurement("trained", lambda t: float(t.steps), "optimiser steps of the round"),
+    "steps": Measurement("trained", lambda t: float(t.steps), "optimizer steps of the round"),
     "trained_loss": Measurement(
         "trained", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
     ),
@@ -195,10 +203,12 @@ MEASUREMENTS: dict[str, Measurement] = {
         "diagonal of the empirical Fisher: mean of squared per-sample gradients",
     ),
     "representation": Measurement(
-        "trained", representation, "one array ``h``: mean over classes of their images' mean"
+        "trained",
+        representation,
+        "a single array ``h``: mean over classes of the mean over their examples",
     ),
     "received_representation": Measurement(
-        "received", representation, "likewise, by the received model"
+        "received", representation, "as representation, of the received model"
     ),
 }
 
@@ -206,11 +216,10 @@ MEASUREMENTS: dict[str, Measurement] = {
 def train_and_measure(
     trainer: Trainer, config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
-    """Train on the received model, and measure what the config asks for on the way.
+    """Train the received model, with the config's measurements before and after.
 
-    Metrics are what training reports, and the measured numbers; arrays come by name for each
-    measured vector. ``ConfigError`` before anything is trained, on a name that is not in
-    `MEASUREMENTS`.
+    Returns the metrics of training with the measured numbers, and the measured arrays by
+    measurement and name. ``ConfigError`` before training if a name is not in `MEASUREMENTS`.
     """
     names, now = requested(config), server_round(config)
     trainer.round_config = config
@@ -238,7 +247,7 @@ def train_and_measure(
 
 
 def requested(config: Mapping[str, Any]) -> list[str]:
-    """Read the names under ``measure``, each once.
+    """Return the distinct names under ``measure``.
 
     >>> requested({"measure": "fisher, received_loss"}), requested({})
     (['fisher', 'received_loss'], [])

@@ -1,4 +1,4 @@
-"""Modes of a model, and of torch, for a moment: eval_mode, statistics left alone, seeded."""
+"""Context managers for temporary modes of a model and of torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Put the model into eval mode; put every module back as it was."""
+    """Put the model into eval mode, and every module back into its mode afterwards."""
     return _temporarily(model.modules(), "training", False)
 
 
 def use_running_stats(model: nn.Module) -> AbstractContextManager[None]:
-    """Let batch norm normalise by, and leave alone, its running statistics."""
+    """Let batch norm normalize by its running statistics, without an update of them."""
     return _temporarily(
         (m for m in model.modules() if isinstance(m, _BatchNorm)), "training", False
     )
 
 
 def no_stats_update(model: nn.Module) -> AbstractContextManager[None]:
-    """Let batch norm, and what keeps statistics as it does, neither update nor count them."""
+    """Let batch norm normalize by the batch, without an update of its running statistics."""
     norms = (m for m in model.modules() if getattr(m, "track_running_stats", False))
     return _temporarily(norms, "track_running_stats", False)
 
@@ -41,16 +41,13 @@ def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> I
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """What autocast computed in 16 bits, from here on in float32; any other tensor as it is."""
+    """Convert 16-bit results of autocast to float32; return other tensors unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Take numbers too small for a normalised float for zero, in this thread; undo it after.
-
-    A processor computes with them a hundred times slower.
-    """
+    """Treat denormal numbers, which slow a processor down a hundred times, as 0 in this thread."""
     before = not torch.tensor(1e-39).mul(1)
     torch.set_flush_denormal(True)
     try:
@@ -61,13 +58,13 @@ def flushed_denormals() -> Iterator[None]:
 
 @contextmanager
 def reproducible(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators (dropout), pick repeatable kernels; undo both after."""
+    """Seed torch's global generators (dropout) and use repeatable kernels; undo both afterwards."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             if device.type == "cpu":
-                # `torch.manual_seed` would note a seed, with who gave it, for every GPU to come.
+                # `torch.manual_seed` would also queue the seed for every GPU used later.
                 torch.default_generator.manual_seed(seed)
             else:
                 torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The optimisers of local training, and sharpness-aware gradients for them."""
+"""Optimizers of local training, and sharpness-aware gradients for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflower.training.modes import no_stats_update
 def build_optimizer(
     parameters: Sequence[nn.Parameter], settings: TrainConfig
 ) -> torch.optim.Optimizer:
-    """Make a new optimiser of torch: ``sgd``, ``adam`` or ``adamw``."""
+    """Make torch's optimizer for ``train.optimizer``: ``sgd``, ``adam`` or ``adamw``."""
     lr, decay = settings.lr, settings.weight_decay
     if settings.optimizer == "sgd":
         momentum = settings.momentum
@@ -26,24 +26,23 @@ def build_optimizer(
 def apply_sam_gradient(
     model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: float
 ) -> None:
-    """Replace the gradient at w by that of SAM (alpha = 0) or GSAM.
+    """Replace the gradient at w by the gradient of SAM (alpha = 0) or GSAM.
 
-    With g the gradient that the parameters hold, and one norm over all of them::
+    With the parameters' current gradient g, and the norm over all of them::
 
         g_p = gradient of the loss at w + rho g / ||g||           (Foret et al., ICLR 2021)
         grad <- g_p - alpha (g - <g, g_p> / ||g_p||^2 g_p)        (Zhuang et al., ICLR 2022)
 
-    GSAM takes the part of g that g_p lacks, at right angles to g_p, back out: a step
-    lowers the loss in the neighbourhood and the gap to the loss at w. Batch norm does
-    not count the second pass: neither its statistics nor its step counter move. Dropout
-    draws a new mask in it, as it does in the authors' code.
+    GSAM subtracts the part of g that is orthogonal to g_p, so that a step lowers the loss in the
+    neighborhood and its gap to the loss at w. Batch norm's statistics and step counter do not
+    change in the second pass. Dropout draws a new mask in it, as in the authors' code.
 
-    Own code, because the published optimisers (pytorch_optimizer has both) wrap the
-    optimiser, let batch norm count twice, give w back by subtraction, which rounds, and
-    take GSAM's radius from a schedule.
+    Published optimizers (pytorch_optimizer has both) are not used: they wrap the optimizer, let
+    batch norm count twice, restore w by subtraction, which rounds, and take GSAM's radius from a
+    schedule.
 
-    Parameters without a gradient are left alone, and w is the same to the last bit. FedISM
-    (IJCAI 2024) has rho = 0.05, constant, and alpha = 0.1.
+    Parameters without a gradient are not changed, and w keeps its bits. FedISM (IJCAI 2024) uses a
+    constant rho = 0.05 and alpha = 0.1.
     """
     moved = [p for p in model.parameters() if p.grad is not None]
     w = [p.detach().clone() for p in moved]

@@ -1,4 +1,4 @@
-"""Trainer: what a client does in a round, whatever its method of local training."""
+"""Trainer: the base class of all methods of local training."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ Arrays = dict[str, NDArray]
 
 
 class TrainerSpec(Configurable):
-    """What a method of local training says of itself, beside its arguments."""
+    """Declarations of a method of local training, as class attributes."""
 
-    #: Where the method comes from, for ``fairflower list``.
+    #: Paper of the method, for ``fairflower list``.
     paper: ClassVar[str] = ""
-    #: What has to travel beside the model: subclasses of `Exchange`.
+    #: Subclasses of `Exchange` whose arrays are sent with the model.
     exchanges: ClassVar[tuple[type[Any], ...]] = ()
-    #: The only ``train.optimizer`` that it is defined for; empty: any.
+    #: The ``train.optimizer`` that the method needs; empty: any.
     optimizer: ClassVar[str] = ""
-    #: The only models that it trains; empty: any.
+    #: The models that the method can train; empty: any.
     models: ClassVar[tuple[str, ...]] = ()
-    #: The only kinds of examples that it trains on, "images", "features" or "tokens"; empty: any.
+    #: Kinds of examples that it can train on, "images", "features" or "tokens"; empty: any.
     kinds: ClassVar[tuple[str, ...]] = ()
-    #: Sharpness-aware steps, where the method prescribes them: "sam" or "gsam".
+    #: Sharpness-aware steps of the method, "sam" or "gsam"; None: ``train.sharpness`` decides.
     sharpness: ClassVar[str | None] = None
 
     @classmethod
     def argument_specs(cls) -> dict[str, ArgumentSpec]:
-        """The method's own arguments, and those of its exchanges that say what they allow."""
-        own = super().argument_specs()
+        """Return the arguments of the method, and those of its exchanges that declare a range."""
+        specs = super().argument_specs()
         for exchange in cls.exchanges:
             for name, argument in exchange.argument_specs().items():
                 if argument.bounded:
-                    own.setdefault(name, argument)
-        return own
+                    specs.setdefault(name, argument)
+        return specs
 
     @classmethod
     def make_exchanges(cls, arguments: Mapping[str, Any]) -> list[Any]:
-        """Make the method's exchanges, each with those of its arguments that it takes, too."""
+        """Make the method's exchanges, each with the arguments that it accepts."""
         return [exchange.made_with(arguments) for exchange in cls.exchanges]
 
     @classmethod
     def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
-        """Change a network before anybody uses it, clients or server; by default not at all."""
+        """Change a network before its first use by clients and server; by default no change."""
 
     @classmethod
     def check_model(cls, model: str) -> None:
-        """Raise ``ConfigError`` for a model that it does not train, with those that it does."""
+        """Raise ``ConfigError`` if the method cannot train a model."""
         if cls.models and model not in cls.models:
             raise ConfigError(
                 f"model.name = {model!r}: {cls.__name__} trains {' or '.join(cls.models)}. "
@@ -73,7 +73,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def check_kind(cls, kind: str) -> None:
-        """Raise ``ConfigError`` for examples that it does not train on."""
+        """Raise ``ConfigError`` if the method cannot train on this kind of examples."""
         if cls.kinds and kind not in cls.kinds:
             raise ConfigError(
                 f"{cls.__name__} trains on {' or '.join(cls.kinds)}, and the data are {kind}. "
@@ -82,7 +82,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def check_steps(cls, settings: TrainConfig) -> None:
-        """Raise ``ConfigError`` for an optimiser, or a kind of step, that it is not defined for."""
+        """Raise ``ConfigError`` if the method excludes the optimizer or sharpness-aware steps."""
         if cls.optimizer not in ("", settings.optimizer):
             raise ConfigError(
                 f"train.optimizer = {settings.optimizer!r}: {cls.__name__} is defined for "
@@ -90,35 +90,34 @@ class TrainerSpec(Configurable):
             )
         if cls.sharpness is not None and settings.sharpness != "none":
             raise ConfigError(
-                f"train.sharpness = {settings.sharpness!r}: {cls.__name__} has sharpness-aware "
-                "steps of its own. Remove it, or choose another client.name."
+                f"train.sharpness = {settings.sharpness!r}: {cls.__name__} has other "
+                "sharpness-aware steps. Remove it, or choose another client.name."
             )
 
 
 class Trainer(TrainerSpec, Configurable):
-    """One client's local training; a method is a subclass that varies a step of it.
+    """Local training of a client: the base class, and plain training.
 
-    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. What comes
-    out depends on the received arrays, ``shared`` and ``state``, the data, the
-    settings, the seed, the client id and the round, and on nothing else: not on the
-    worker, nor on what the same object did before. `make_client_app` does it for Flower's
-    messages, `fairflower.classic.client.NumPyTrainer` for classic apps.
+    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends on the
+    received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and the
+    round alone; not on the worker, nor on earlier calls of the object. `make_client_app` runs
+    rounds for Flower's messages, `fairflower.classic.client.NumPyTrainer` for classic apps.
 
-    A subclass redefines some of ``begin``, ``loss``, ``adjust_gradients``, ``step``
-    and ``end``. Its own hyper-parameters are keyword arguments of its constructor.
+    A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
+    ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
 
     Parameters
     ----------
     model
-        Moved to ``device``. Its state dict names the arrays that travel, parameters
-        and buffers, float32 as float32 and int64 as int64; a `Classifier` may leave
-        some out (``Classifier.travelling``).
+        Is moved to ``device``. Its state dict names the arrays that server and clients exchange,
+        parameters and buffers, as float32 or int64; a `Classifier` may exclude some
+        (``Classifier.travelling``).
     data
-        The client's examples; a ``ConfigError`` if the method is not for such.
+        The client's examples. ``ConfigError`` if the method cannot train on their kind.
     settings
-        Epochs, batch size, learning rate, momentum, weight decay and precision. Whatever
-        that is, the model's arrays, the optimiser's and those of ``send`` are float32, and so
-        is all that is computed outside of a step.
+        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision
+        the arrays of the model, of the optimizer and of ``send`` are float32, and so are all
+        computations outside of a step.
     client_id
         The partition id; sent with every reply as ``client-id``.
     seed
@@ -129,29 +128,38 @@ class Trainer(TrainerSpec, Configurable):
     Attributes
     ----------
     state
-        What the client keeps from round to round, here and on no other machine:
-        named arrays by what they are, empty in its first round. Read it in ``begin``,
-        write it in ``end``.
+        State of the client between rounds, which stays on its machine: named arrays by name of the
+        state, empty in its first round. Read it in ``begin``, write it in ``end``.
     shared
-        What travels beside the model, as the server sent it: named arrays by the
-        exchange's name, none where it sent nothing.
+        Arrays that the server sent with the model: named arrays by name of the exchange.
     returns
-        What goes back to those exchanges; written in ``end``.
+        Arrays for the exchanges, sent back with the model; written in ``end``.
     steps
-        Optimiser steps of this round so far.
+        Number of optimizer steps of this round so far.
     round_config
-        What the server said with this round's message.
+        Config of this round's message.
     num_rounds
-        Rounds that the run is to have, for methods with a schedule; 0: not known.
+        Number of rounds of the run, for methods with a schedule; 0: unknown.
+
+    Examples
+    --------
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> trainer = Trainer(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
+    >>> list(trainer.train(server_round=1))
+    ['train_loss']
+
+    See Also
+    --------
+    fairflower.testing.check_trainer : Checks a subclass.
     """
 
-    #: Examples per forward pass when nothing is trained: a matter of speed and memory.
+    #: Examples per forward pass without training; affects speed and memory alone.
     eval_batch_size = 500
 
-    #: Memory for measuring what a strategy asks for; see `fairflower.training.measurements`.
+    #: Memory for measurements, in MiB; see `fairflower.training.measurements`.
     measure_memory_mb = 512
 
-    #: Radius of sharpness.
+    #: Radius of the measured sharpness.
     measure_rho = 0.05
 
     def __init__(
@@ -178,55 +186,55 @@ class Trainer(TrainerSpec, Configurable):
         self.round_config: Mapping[str, Any] = {}
         self.num_rounds = 0
 
-    # --- what a method varies ----------------------------------------------------------
+    # --- hooks that a method overrides -------------------------------------------------
 
     def begin(self, server_round: int) -> None:
-        """Prepare a round of training: the model holds what was received."""
+        """Prepare a round of training; the model is the received model."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of a batch, the cross entropy: labels [B] of images [B, C, H, W].
+        """Return the mean loss of a batch, by default the cross entropy.
 
-        Or of features [B, D], or of token ids [B, L].
+        ``x`` are images [B, C, H, W], features [B, D] or token ids [B, L], ``y`` labels [B].
         """
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy of logits [B, classes], adjusted if ``train`` says so, in float32."""
+        """Return the mean cross entropy of logits [B, classes], adjusted if configured; float32."""
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
         return F.cross_entropy(logits, y)
 
     def adjust_gradients(self) -> None:
-        """Change the parameters' ``grad`` before the optimiser sees them."""
+        """Change the parameters' ``grad`` before the optimizer's step."""
 
     def end(self, server_round: int) -> None:
         """Finish a round of training: write ``state`` and ``returns``."""
 
     def test(self) -> dict[str, float]:
-        """Test the model on the client's own test examples."""
+        """Test the model on the client's test examples."""
         loss, accuracy = self.measure(self.test_examples)
         return {"eval_loss": loss, "accuracy": accuracy}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Make the round's optimiser; its state does not outlive the round."""
+        """Make the round's optimizer, whose state ends with the round."""
         return build_optimizer(self.trainable, self.settings)
 
     def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-        """Take one optimiser step on a batch; return the batch's mean loss before it."""
+        """Take an optimizer step on a batch; return the batch's mean loss before the step."""
         optimizer.zero_grad()
         loss = self.objective(x, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        rule = self.sharpness or self.settings.sharpness
-        if rule != "none":
-            alpha = self.settings.alpha if rule == "gsam" else 0.0
+        sharpness = self.sharpness or self.settings.sharpness
+        if sharpness != "none":
+            alpha = self.settings.alpha if sharpness == "gsam" else 0.0
             apply_sam_gradient(self.model, lambda: self.objective(x, y), self.settings.rho, alpha)
         self.adjust_gradients()
         optimizer.step()
         return loss.detach()
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
-        """``loss`` as a step computes it: under autocast, if ``train.precision`` says so."""
+        """Return ``loss``, computed under autocast if ``train.precision`` is not float32."""
         if self.settings.precision == "float32":
             return self.loss(x, y)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -238,31 +246,31 @@ class Trainer(TrainerSpec, Configurable):
         return list(trainable(self.model).values())
 
     def copy_trainable(self) -> list[Tensor]:
-        """Values of ``trainable`` at this moment."""
+        """Copy the values of ``trainable``."""
         return [p.detach().clone() for p in self.trainable]
 
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
-        """One value for each of ``trainable``, as arrays by the parameters' names."""
+        """Name a value per parameter of ``trainable``; as arrays on the CPU."""
         named = zip(trainable(self.model), values, strict=True)
         return {name: value.cpu().numpy() for name, value in named}
 
     def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
-        """Undo ``to_named``; zero for what is not there."""
+        """Invert ``to_named``; zeros for missing names."""
         return [
             torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
             for name, p in trainable(self.model).items()
         ]
 
     def to_device(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Arrays as tensors on the device, by the same names."""
+        """Copy named arrays to the device."""
         return {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
 
     def drift(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Differences of ``trainable`` from values such as ``copy_trainable``'s, one by one."""
+        """Yield the differences of ``trainable`` from values of ``copy_trainable``."""
         return (p - value for p, value in zip(self.trainable, values, strict=True))
 
     def add_to_gradients(self, terms: Iterable[Tensor], scale: float = 1.0) -> None:
-        """Add ``scale * terms`` to the gradients of ``trainable``, where there are any."""
+        """Add ``scale * terms`` to the existing gradients of ``trainable``."""
         with torch.no_grad():
             for p, term in zip(self.trainable, terms, strict=True):
                 if p.grad is not None:
@@ -272,9 +280,9 @@ class Trainer(TrainerSpec, Configurable):
     def log_prior(self) -> Tensor:
         """Log of the local class frequencies [classes]; minus infinity for an absent class.
 
-        Added to the logits in training, it takes the client's class imbalance off the
-        model (Menon et al., ICLR 2021, with tau = 1). An absent class is no label of
-        this client, so its logit just drops out: no NaN, and no gradient.
+        Added to the logits in training, it keeps the client's class imbalance out of the model
+        (Menon et al., ICLR 2021, with tau = 1). No label is of an absent class, so its logit has no
+        gradient and causes no NaN.
         """
         counts = np.bincount(self.data.train.y, minlength=self.data.num_classes)
         with np.errstate(divide="ignore"):
@@ -284,15 +292,15 @@ class Trainer(TrainerSpec, Configurable):
     # --- a round -----------------------------------------------------------------------
 
     def receive(self, arrays: Mapping[str, NDArray]) -> None:
-        """Copy named arrays into the model; ``ValueError`` if they are not exactly its own."""
+        """Copy named arrays into the model; ``ValueError`` if names, shapes or types differ."""
         set_arrays(self.model, arrays, str(self))
 
     def train(self, server_round: int) -> dict[str, float]:
         """Train the model on the local data for ``local_epochs``.
 
-        Gives ``train_loss``: the mean loss over all examples seen, each before the step that it
-        took part in (Flower's convention). With no local epochs, the received model's loss on the
-        training examples as they are. ``FloatingPointError`` when the loss is no longer finite.
+        Returns ``train_loss``, the mean loss over all examples, each before its step (Flower's
+        convention). With 0 local epochs it is the received model's loss on the training examples,
+        not augmented. ``FloatingPointError`` if the loss becomes NaN or infinite.
         """
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
@@ -302,9 +310,9 @@ class Trainer(TrainerSpec, Configurable):
         return {"train_loss": loss}
 
     def run_epochs(self, server_round: int) -> float:
-        """Take the round's optimiser steps; return the mean loss as ``train`` reports it.
+        """Run the local epochs of a round; return the mean loss as ``train`` does.
 
-        A second time in the same round gives the same batches.
+        A second call in the same round uses the same batches.
         """
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
@@ -318,7 +326,7 @@ class Trainer(TrainerSpec, Configurable):
                 with use_running_stats(self.model) if len(y) == 1 else nullcontext():
                     total += self.step(optimizer, x, y) * len(y)
                 self.steps += 1
-            # Once an epoch: asking a GPU after every batch would wait for it.
+            # Once per epoch, as the check waits for the GPU.
             if not math.isfinite(total.item()):
                 raise FloatingPointError(
                     f"{self}: the training loss became {total.item()} in epoch {epoch} of "
@@ -334,33 +342,33 @@ class Trainer(TrainerSpec, Configurable):
         """Copy the model's arrays, by name."""
         return copy_arrays(self.model)
 
-    def measure(self, images: Examples) -> tuple[float, float]:
-        """Mean cross entropy and accuracy (0 to 1) of the model on examples as they are."""
+    def measure(self, examples: Examples) -> tuple[float, float]:
+        """Return mean cross entropy and accuracy (0 to 1) on examples, not augmented."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         self.model.eval()
         with torch.inference_mode():
-            for x, y in images.eval_batches(self.eval_batch_size):
+            for x, y in examples.eval_batches(self.eval_batch_size):
                 logits = self.model(x)
                 loss += F.cross_entropy(logits, y, reduction="sum")
                 correct += (logits.argmax(1) == y).sum()
-        return loss.item() / len(images), correct.item() / len(images)
+        return loss.item() / len(examples), correct.item() / len(examples)
 
     def derive_seed(self, server_round: int, purpose: str) -> int:
-        """Derive the seed of this client's draws for one purpose in one round."""
+        """Derive the seed of this client's random numbers for a purpose in a round."""
         return derive_seed(self.seed, self.client_id, server_round, purpose)
 
     @cached_property
     def train_examples(self) -> Examples:
-        """The training images, features or token ids on the device."""
-        return self._images(self.data.train, "training")
+        """The training examples on the device."""
+        return self._examples(self.data.train, "training")
 
     @cached_property
     def test_examples(self) -> Examples:
-        """Those to test on."""
-        return self._images(self.data.test, "test")
+        """The test examples on the device."""
+        return self._examples(self.data.test, "test")
 
-    def _images(self, split: Split, purpose: str) -> Examples:
+    def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
             raise ValueError(f"{self} has no {purpose} {data.kind}. Give it some, or leave it out.")
@@ -380,12 +388,12 @@ class Trainer(TrainerSpec, Configurable):
     descend = renamed_attribute("descend", "run_epochs")
 
     def __str__(self) -> str:
-        """Name the client, for error messages."""
+        """Return the client's name for errors."""
         return f"Client {self.client_id}"
 
 
 def server_round(config: Mapping[str, Any]) -> int:
-    """Read the round from a message's config, where Flower's strategies put it."""
+    """Return the round in a message's config, under the key of Flower's strategies."""
     if "server-round" not in config:
         raise ValueError(
             "The config sent for training has no 'server-round', from which the client's seeds "

@@ -105,7 +105,7 @@ def with_(**changes: Any) -> Callable[[Arrays], Arrays]:
         (with_(x_test=np.zeros((6, 64), np.uint8)), r"x_test: found uint8 \[6, 64\]; .*N, H, W"),
         (with_(x_train=np.zeros((12, 3, 8, 8), np.uint8)), r"\[12, 3, 8, 8\]; .*\[N, H, W, 3\]"),
         (with_(x_train=np.zeros((12, 0, 8), np.uint8)), r"found uint8 \[12, 0, 8\]"),
-        (with_(x_train=np.zeros((11, 8, 8), np.uint8)), r"found 11 images; expected 12, as y_tr"),
+        (with_(x_train=np.zeros((11, 8, 8), np.uint8)), r"found 11 images; expected 12, the"),
         (with_(y_train=np.zeros(12)), r"y_train: found float64 \[12\]; expected whole-number"),
         (with_(y_train=np.zeros((12, 1), int)), r"y_train: found int64 \[12, 1\]; expected whole"),
         (with_(y_test=np.full(6, -1)), r"y_test: found labels from -1 to -1; expected 0 to 65535"),

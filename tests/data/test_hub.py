@@ -98,7 +98,7 @@ def test_cifar_comes_from_the_hub_where_there_is_no_folder(
         return cifar() if "cifar" in name else femnist()
 
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-    monkeypatch.setattr("fairflower.data.split_hugging_face.load_hub", fetched)
+    monkeypatch.setattr("fairflower.data.split_files.load_hub", fetched)
     for name in ("cifar10", "femnist"):
         federation = prepare(changed(config, name=name, dir=""))
         assert federation.sources == (f"Hugging Face {asked[-1]}",)
@@ -163,7 +163,7 @@ def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
 def test_a_partitioner_and_a_setting_do_not_both_divide(
     changes: dict[str, Any], config: DataConfig
 ) -> None:
-    with pytest.raises(DataError, match=r"data.*: test_hub:Shards is divided by a partitioner of"):
+    with pytest.raises(DataError, match=r"data.*: test_hub:Shards is divided by its partitioner"):
         prepare(changed(config, name="test_hub:Shards", **changes))
 
 
@@ -179,7 +179,7 @@ def test_a_partitioner_that_finds_nothing_to_go_by_is_told_so(config: DataConfig
 
 
 def test_a_site_has_no_partitioner(config: DataConfig) -> None:
-    with pytest.raises(DataError, match=r"a site has data of its own. Choose another"):
+    with pytest.raises(DataError, match=r"a site's data are not divided. Choose another"):
         open_site(changed(config, name="femnist"), "femnist")
 
 

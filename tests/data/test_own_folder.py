@@ -116,7 +116,8 @@ def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
 ) -> None:
     prepare(config(deep(tmp_path, largest, largest), image_size=2))
     named = f"largest number in the 16-bit images is {largest}, but white is 65535: the images "
-    named += f"are dark. If white is {2**bits - 1}, set data.name = images:bits={bits} (--data images:bits={bits})."
+    named += f"are dark. If white is {2**bits - 1}, set data.name = images:bits={bits} (--data "
+    named += f"images:bits={bits})."
     assert len(caplog.messages) == (bits < 16)
     assert (named in caplog.text) is (bits < 16)
 

@@ -100,5 +100,5 @@ def test_they_measure_what_a_trainer_measures_and_leave_the_model_as_it_was() ->
 
 
 def test_a_network_that_does_not_tell_its_features_is_told_how() -> None:
-    with pytest.raises(TypeError, match="A representation looks at a network's features"):
+    with pytest.raises(TypeError, match="A representation needs the network's features"):
         mean_representation(MODEL, PAIRS)

@@ -257,7 +257,7 @@ def test_fisher_and_gradient_are_those_of_a_loop_over_samples(name: str) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_both_ways_agree_wherever_the_short_one_is_taken(name: str) -> None:
     model, (x, y) = make(name).eval(), batch(5)
-    assert module._layers_tell_all(model, x, y) == MODELS[name][1]
+    assert module._is_exact_by_layer(model, x, y) == MODELS[name][1]
     expected = {key: 5 * value for key, value in loop(model, x, y)[1].items()}
     for add in [module._add_by_vmap, module._add_by_layer][: 1 + MODELS[name][1]]:
         total = {key: torch.zeros(value.shape) for key, value in expected.items()}
@@ -359,7 +359,7 @@ def test_memory_decides_how_many_samples_are_in_work(
         sizes.append(len(y))
 
     monkeypatch.setattr(module, "chunk_size", spy)
-    monkeypatch.setattr(module, "_layers_tell_all", lambda *args: MODELS[name][1])
+    monkeypatch.setattr(module, "_is_exact_by_layer", lambda *args: MODELS[name][1])
     for way in ("_add_by_layer", "_add_by_vmap"):
         monkeypatch.setattr(module, way, add)
     model = make(name)
