@@ -1,9 +1,9 @@
-"""Checks for parts of your own: what every strategy, client, model and data set here keeps.
+"""Checks for strategies, clients, models and data sets of any package.
 
-A check raises ``AssertionError`` with what is broken and what to do. Any test runner will do::
+A check raises ``AssertionError`` with the broken property and the remedy, in any test runner::
 
-    def test_my_rule():
-        check_strategy(MyRule, power=2.0)
+    def test_my_strategy():
+        check_strategy(MyStrategy, power=2.0)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: a strategy is checked without torch."""
+    """Import a name when it is used: checks of strategies need no torch."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

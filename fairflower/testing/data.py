@@ -1,4 +1,4 @@
-"""What every data set has to keep."""
+"""Checks of data sets."""
 
 from __future__ import annotations
 
@@ -16,70 +16,75 @@ from fairflower.data.federation import Ints
 def check_data(
     made_by: Callable[..., DataSet], config: DataConfig | None = None, **arguments: Any
 ) -> None:
-    """Check what every data set keeps: labels and examples that belong together, always the same.
+    """Check that labels and examples of a data set match, and are the same in every call.
 
     Parameters
     ----------
     made_by
-        A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and these
+        A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and
         ``arguments``.
     config
-        Where its files are; by default in $FAIRFLOWER_DATA, if it has any.
+        The ``data`` table with the folder of its files; by default $FAIRFLOWER_DATA, if needed.
 
     Raises
     ------
     AssertionError
-        With what is broken, and what to do.
+        With the broken property and the remedy.
+
+    Examples
+    --------
+    >>> from fairflower.data.randhie import RandHIE
+    >>> check_data(RandHIE, groups="site")
     """
     config = DataConfig() if config is None else config
-    one, two = made_by(config, **arguments), made_by(config, **arguments)
-    name = type(one).__name__
-    assert one.domains, f"{name}: it has no domains."
-    assert len(set(one.domains)) == len(one.domains), f"{name}: two domains have one name."
-    assert json.dumps(one.fingerprint()) == json.dumps(two.fingerprint()), (
-        f"{name}: two of the same files have different fingerprints."
+    first, second = made_by(config, **arguments), made_by(config, **arguments)
+    name = type(first).__name__
+    assert first.domains, f"{name}: it has no domains."
+    assert len(set(first.domains)) == len(first.domains), f"{name}: two domains have the same name."
+    assert json.dumps(first.fingerprint()) == json.dumps(second.fingerprint()), (
+        f"{name}: the fingerprint differs from call to call."
     )
-    for scale in (one.mean, one.std) if one.kind == "features" else ():
-        count = _examples(one, one.domains[0], "train", np.array([0])).shape[1]
+    for scale in (first.mean, first.std) if first.kind == "features" else ():
+        count = _examples(first, first.domains[0], "train", np.array([0])).shape[1]
         assert len(scale) in (0, count), f"{name}: {count} features, {len(scale)} in mean or std."
-    if one.classes:
-        assert one.num_classes in (None, len(one.classes)), (
-            f"{name}: {len(one.classes)} names for {one.num_classes} classes."
+    if first.classes:
+        assert first.num_classes in (None, len(first.classes)), (
+            f"{name}: {len(first.classes)} names for {first.num_classes} classes."
         )
-    for domain in one.domains:
-        assert one.source(domain), f"{name}: it does not say where {domain} comes from."
+    for domain in first.domains:
+        assert first.source(domain), f"{name}: source({domain!r}) is empty."
         for split in ("train", "test"):
-            _check_split(one, two, domain, split)
+            _check_split(first, second, domain, split)
 
 
-def _check_split(one: DataSet, two: DataSet, domain: str, split: str) -> None:
-    words = f"{type(one).__name__}: {domain}, {split}"
-    y = one.labels(domain, split)
+def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> None:
+    where = f"{type(first).__name__}: {domain}, {split}"
+    y = first.labels(domain, split)
     fits = y.ndim == 1 and y.dtype == np.int64
-    assert fits, f"{words}: labels are {y.dtype} {y.shape}, expected int64 [N]."
-    assert len(y), f"{words}: there are no {one.kind}."
-    fits = y.min() >= 0 and (one.num_classes is None or y.max() < one.num_classes)
-    assert fits, f"{words}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
-    assert np.array_equal(y, two.labels(domain, split)), (
-        f"{words}: labels differ from call to call."
+    assert fits, f"{where}: labels are {y.dtype} {y.shape}, expected int64 [N]."
+    assert len(y), f"{where}: there are no {first.kind}."
+    fits = y.min() >= 0 and (first.num_classes is None or y.max() < first.num_classes)
+    assert fits, f"{where}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
+    assert np.array_equal(y, second.labels(domain, split)), (
+        f"{where}: labels differ from call to call."
     )
 
     rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
-    x = _examples(one, domain, split, rows)
+    x = _examples(first, domain, split, rows)
     fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
-    assert fits or one.kind != "images", (
-        f"{words}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
+    assert fits or first.kind != "images", (
+        f"{where}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
     )
-    assert len(x) == len(rows), f"{words}: {len(x)} {one.kind} for {len(rows)} rows."
+    assert len(x) == len(rows), f"{where}: {len(x)} {first.kind} for {len(rows)} rows."
     for k, row in enumerate(rows):
-        (alone,) = two.examples(domain, split, np.array([row]))
+        (alone,) = second.examples(domain, split, np.array([row]))
         assert np.array_equal(alone, x[k]), (
-            f"{words}: {one.kind} of row {row} differ from call to call, or by the rows beside it."
+            f"{where}: {first.kind} of row {row} differ from call to call, or by the other rows."
         )
 
 
 def _examples(data_set: DataSet, domain: str, split: str, rows: Ints) -> Any:
-    """What a set gives; of features and token ids it checks itself what they are."""
+    """Read examples; features and token ids are checked by the data set."""
     try:
         return data_set.examples(domain, split, rows)
     except DataError as error:

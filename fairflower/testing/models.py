@@ -1,4 +1,4 @@
-"""What every network has to keep."""
+"""Checks of networks."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ def check_model(
     shape: tuple[int, ...] = (1, 16, 16),
     **arguments: Any,
 ) -> None:
-    """Check what every network keeps: its head, its classes, what travels, what is trained.
+    """Check a network: its head, its classes, its exchanged arrays, its trained parameters.
 
     Parameters
     ----------
     made_by
-        A subclass of `Classifier`, or a function that makes one, called with the number of
-        classes, ``shape`` and these ``arguments``.
+        A subclass of `Classifier`, or a function that makes a `Classifier`, called with the number
+        of classes, ``shape`` and ``arguments``.
     shape
-        Channels, height and width of the images that it is tried on; (D,) for D features, or
-        (vocabulary, length) for token ids.
+        Channels, height and width of images, (D,) for D features, or (vocabulary, length) for
+        token ids.
 
     Raises
     ------
     AssertionError
-        With what is broken, and what to do.
+        With the broken property and the remedy.
+
+    Examples
+    --------
+    >>> from fairflower.models.cnn import CNN
+    >>> check_model(CNN, shape=(1, 16, 16))
     """
     name = getattr(made_by, "__name__", str(made_by))
     kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
     assert kind in kinds, (
-        f"{name}: tried on {kind}, and it takes {' or '.join(kinds)}. Give it kinds = ({kind!r},), "
-        "or `check_model` another shape."
+        f"{name}: checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), "
+        "or give `check_model` another shape."
     )
 
     def make(seed: int) -> Classifier:
@@ -58,25 +63,27 @@ def check_model(
         x = torch.randn(_BATCH, *shape, generator=draws)
     y = torch.arange(_BATCH) % _CLASSES
 
-    for one in (model, again, other):
-        one.eval()
+    for network in (model, again, other):
+        network.eval()
     with torch.no_grad():
         logits, features = model(x), model.features(x)
-        found = tuple(logits.shape)
-        assert found == (_BATCH, _CLASSES), (
-            f"{name}: logits of {_BATCH} images in {_CLASSES} classes have shape {found}."
+        sizes = tuple(logits.shape)
+        assert sizes == (_BATCH, _CLASSES), (
+            f"{name}: logits of {_BATCH} examples in {_CLASSES} classes have shape {sizes}."
         )
         assert torch.equal(logits, model.head(features)), (
             f"{name}: forward(x) is not head(features(x))."
         )
-        assert model.represent(x).shape[:1] == (_BATCH,), f"{name}: `represent` loses images."
+        assert model.represent(x).shape[:1] == (_BATCH,), (
+            f"{name}: `represent` returns another number of examples."
+        )
         assert torch.equal(logits, again(x)), (
-            f"{name}: two of the same seed differ. Draw from torch's generator alone."
+            f"{name}: two models with the same seed differ. Draw from torch's generator alone."
         )
         set_arrays(other, copy_arrays(model), name)
         assert torch.equal(logits, other(x)), (
-            f"{name}: a copy that got all that travels computes something else. What is not in "
-            "the state dict, or left out of `travelling`, has to be the same for every seed."
+            f"{name}: a model that received all exchanged arrays has other outputs. Arrays outside "
+            "of the state dict, or of `travelling`, have to be the same for every seed."
         )
 
     model.train()

@@ -1,4 +1,4 @@
-"""A strategy driven through rounds by replies that a test makes up."""
+"""Rounds of a strategy with made-up replies, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
 
-#: A layer with batch norm: arrays that are trained, averaged and counted.
+#: A layer with batch norm: a trained, an averaged and a counted array.
 MODEL: Arrays = {
     "conv.weight": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
     "bn.running_mean": np.linspace(-1, 1, 3, dtype=np.float32),
@@ -43,7 +43,7 @@ def make_cohort(
     Parameters
     ----------
     updates : array of shape (K, d)
-        What each client adds to a model ``w`` of d zeros.
+        Update of each client to a model ``w`` of d zeros.
     num_examples : array of shape (K,), optional
         Training examples. Default 100 per client.
     server_round : int
@@ -80,19 +80,26 @@ def make_cohort(
 
 
 class Rounds:
-    """Drives a strategy through rounds with made-up replies, as a server app would.
+    """Runs rounds of a strategy with made-up replies, as a ServerApp would with real replies.
 
     Parameters
     ----------
     model
-        The first global model, named arrays; ``model`` is then always the newest one.
+        The first global model, named arrays; the attribute ``model`` is the newest model.
     clients
         The ids of all clients of the federation.
 
     Attributes
     ----------
     config : dict of str -> Any
-        What goes to the clients.
+        Config of the messages to the clients.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedAvg
+    >>> rounds = Rounds(FedAvg(), {"w": np.zeros(1)}, clients=[0, 1])
+    >>> rounds.step({0: {"w": np.ones(1)}, 1: {"w": 3 * np.ones(1)}})
+    {'w': array([2.])}
     """
 
     def __init__(self, strategy: FairStrategy, model: Arrays, clients: Sequence[int]) -> None:
@@ -104,7 +111,7 @@ class Rounds:
         self.config: dict[str, Any] = {"train.lr": 0.05}
 
     def ask(self) -> list[Message]:
-        """Begin a round; the messages to the clients."""
+        """Begin a round; return the messages to the clients."""
         self.round += 1
         config = ConfigRecord(dict(self.config))
         messages = list(
@@ -122,17 +129,16 @@ class Rounds:
         metrics: Mapping[int, Mapping[str, Any]] | None = None,
         measured: Mapping[int, Mapping[str, Arrays]] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Make a round in which client i returns the model plus ``updates[i]``; the next model.
+        """Run a round with ``updates`` by client, added to the model; return the next model.
 
         Parameters
         ----------
         examples
             Training examples by client; 100 each by default.
         order
-            In which the replies come in; by default that of ``updates``.
+            Order of the replies; by default the order of ``updates``.
         metrics, measured
-            What clients report as numbers, and as named arrays. What the strategy needs and is
-            not given is made up.
+            Reported numbers, and named arrays, by client. Missing measurements are made up.
         """
         asked = {message.metadata.dst_node_id - _FIRST_NODE: message for message in self.ask()}
         replies = []
@@ -152,7 +158,7 @@ class Rounds:
         return self.finish(replies)
 
     def make_up(self, client: int) -> dict[str, Any]:
-        """Measurements as a client might send them, the same in every test."""
+        """Make up a client's measurements, the same in every test."""
         random = np.random.default_rng([client, self.round])
         trained = {
             name: np.abs(random.normal(size=array.shape)).astype(array.dtype)
@@ -170,7 +176,7 @@ class Rounds:
         return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:
-        """End a round with these replies; the next model."""
+        """End a round with these replies; return the next model."""
         merged, _ = self.strategy.aggregate_train(self.round, replies)
         assert merged is not None
         self.model = arrays_of(merged)
@@ -183,7 +189,7 @@ def reply(
     metrics: Mapping[str, Any],
     vectors: Mapping[str, Arrays] | None = None,
 ) -> Message:
-    """A client's reply: its model, numbers and, by what they are, named arrays."""
+    """Make a client's reply of its model, metrics and named arrays."""
     content = RecordDict({"arrays": record_of(arrays), "metrics": MetricRecord(dict(metrics))})
     for name, values in (vectors or {}).items():
         content[name] = record_of(values)
@@ -193,7 +199,7 @@ def reply(
 def updates(
     random: np.random.Generator, clients: Iterable[int]
 ) -> dict[int, dict[str, NDArray[Any]]]:
-    """What clients add to `MODEL`, at random."""
+    """Draw random updates of clients to `MODEL`."""
     return {
         client: {
             "conv.weight": random.normal(size=(3, 4)).astype(np.float32),
@@ -205,5 +211,5 @@ def updates(
 
 
 def zero_update() -> dict[str, NDArray[Any]]:
-    """What a client adds that has not moved."""
+    """Return an update of zeros to `MODEL`."""
     return {name: np.zeros_like(array) for name, array in MODEL.items()}

@@ -1,4 +1,4 @@
-"""What every strategy has to keep, whatever its rule."""
+"""Checks of strategies."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ __getattr__ = renamed(__name__, check_agreement="check_unanimity")
 
 
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
-    """Check what every strategy keeps: all of `CHECKS`; a second or less.
+    """Run all `CHECKS` of a strategy, in a second or less.
 
     Parameters
     ----------
     rule
-        A subclass of `FairStrategy`, of which many are made, with these ``arguments``.
+        A subclass of `FairStrategy`, constructed many times with ``arguments``.
 
     Raises
     ------
     AssertionError
-        With what is broken, and what to do.
+        With the broken property and the remedy.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import TERM
+    >>> check_strategy(TERM, t=2.0)
     """
     with _quiet():
         for check in CHECKS:
@@ -42,7 +47,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Say nothing of clients that are away on purpose."""
+    """Suppress warnings of absent clients."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -53,11 +58,11 @@ def _quiet() -> Iterator[None]:
 
 
 def check_arguments(make: Make) -> None:
-    """Its own arguments say what they allow, and stay apart from those of every strategy."""
+    """Check that arguments declare their ranges, and do not repeat those of every strategy."""
     rule = type(make())
     for name, argument in rule.argument_specs().items():
         assert argument.bounded or argument.text, (
-            f"{rule.__name__}: {name} does not say what it allows. Declare it as "
+            f"{rule.__name__}: {name} has no declared range. Declare it as "
             "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
         )
     assert "fraction_train" not in rule.arguments(), (
@@ -70,7 +75,7 @@ def check_arguments(make: Make) -> None:
 
 
 def check_measurements(make: Make) -> None:
-    """Clients can measure what it needs."""
+    """Check that the measurements in ``needs`` exist."""
     rule = make()
     for name in rule.measurements:
         assert name in MEASUREMENTS, (
@@ -79,32 +84,32 @@ def check_measurements(make: Make) -> None:
 
 
 def check_zero_updates(make: Make) -> None:
-    """Clients that change nothing leave every bit of the model."""
+    """Check that updates of zeros keep the model's bits."""
     rounds = Rounds(make(), MODEL, range(3))
     for _ in range(3):
         model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
-    _expect_same(model, MODEL, f"{_name(rounds)}: clients that change nothing changed the model")
+    _expect_same(model, MODEL, f"{_name(rounds)}: updates of zeros changed the model")
 
 
 def check_order_of_replies(make: Make) -> None:
-    """Who replies first moves no bit, nor does whatever else is drawn in the process."""
+    """Check that neither the order of replies nor other random numbers move a bit."""
     random = np.random.default_rng(1)
-    one, two = Rounds(make(), MODEL, range(5)), Rounds(make(), MODEL, range(5))
+    first, second = Rounds(make(), MODEL, range(5)), Rounds(make(), MODEL, range(5))
     for _ in range(4):
         moves = updates(random, range(5))
         examples = {k: 10 * k + 1 for k in range(5)}
-        a = one.step(moves, examples)
-        b = two.step(moves, examples, order=random.permutation(5).tolist())
+        a = first.step(moves, examples)
+        b = second.step(moves, examples, order=random.permutation(5).tolist())
         _expect_same(
             a,
             b,
-            f"{_name(one)}: the same replies in another order gave another model. Sum in the "
+            f"{_name(first)}: the same replies in another order gave another model. Sum in the "
             "order of cohort.client_ids, and draw from self.seed and the round alone",
         )
 
 
 def check_weights_and_hull(make: Make) -> None:
-    """Weights are on the simplex; a rule that does not extrapolate stays in the hull."""
+    """Check that weights are on the simplex, and the model in the hull unless it extrapolates."""
     for clients in range(1, 7):
         for seed in range(3):
             random = np.random.default_rng([seed, clients])
@@ -118,17 +123,17 @@ def check_weights_and_hull(make: Make) -> None:
                 if rounds.strategy.extrapolates:
                     continue
                 steps = np.stack([moves[k]["conv.weight"] for k in moves])
-                # A masked coordinate may stand still, which is no convex combination.
+                # A masked coordinate may keep its value, which is no convex combination.
                 low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
                 inside = (after >= before + low - 1e-5) & (after <= before + high + 1e-5)
                 assert inside.all(), (
-                    f"{_name(rounds)}: the merged model is outside of what {clients} clients "
-                    "returned. Set extrapolates = True if it may be."
+                    f"{_name(rounds)}: the merged model is outside of the models of {clients} "
+                    "clients. Set extrapolates = True if the strategy may extrapolate."
                 )
 
 
 def check_unanimity(make: Make) -> None:
-    """Clients that return the same model get it back, unless the rule says otherwise."""
+    """Check that equal models are merged to this model, if ``keeps_agreement`` is set."""
     random = np.random.default_rng(2)
     rounds = Rounds(make(), MODEL, range(4))
     count = "bn.num_batches_tracked"
@@ -140,29 +145,29 @@ def check_unanimity(make: Make) -> None:
             for key in MODEL:
                 wanted = before[key] + move[key]
                 assert np.allclose(after[key], wanted, rtol=1e-6, atol=1e-6), (
-                    f"{_name(rounds)}: clients that agree on {key} did not get it back. Set "
-                    "keeps_agreement = False if they need not."
+                    f"{_name(rounds)}: equal values of {key} were merged to another value. Set "
+                    "keeps_agreement = False if this is intended."
                 )
         assert after[count] == before[count] + move[count], (
-            f"{_name(rounds)}: a counter of batches that all clients agree on was changed. "
-            "Merge buffers as a mean."
+            f"{_name(rounds)}: equal counters of batches were merged to another value. Merge "
+            "buffers as a mean."
         )
 
 
 def check_shapes_and_types(make: Make) -> None:
-    """Every array keeps its shape and type, those of batch norm included."""
+    """Check that every array keeps its shape and type, also batch norm's."""
     random = np.random.default_rng(3)
     rounds = Rounds(make(), MODEL, range(2))
     for _ in range(2):
         model = rounds.step(updates(random, range(2)))
         assert list(model) == list(MODEL), f"{_name(rounds)}: arrays were added, lost or reordered."
         for key, array in MODEL.items():
-            found, wanted = ((a.dtype, a.shape) for a in (model[key], array))
-            assert found == wanted, f"{_name(rounds)}: {key} became {found}, it was {wanted}."
+            after, before = ((a.dtype, a.shape) for a in (model[key], array))
+            assert after == before, f"{_name(rounds)}: {key} became {after}, it was {before}."
 
 
 def check_partial_participation(make: Make) -> None:
-    """Any of the clients may be there, some for the first time."""
+    """Check rounds with any clients, some of them for the first time."""
     random = np.random.default_rng(4)
     rounds = Rounds(make(min_clients=1), MODEL, range(6))
     for present in ([0, 1], [1, 2, 3], [0, 5], [4], [0, 1, 2, 3, 4, 5]):
@@ -173,8 +178,8 @@ def check_partial_participation(make: Make) -> None:
 
 
 def check_enormous_updates(make: Make) -> None:
-    """A client that is far away is no overflow."""
-    # So large a model, as an update of its own length would not be taken from a smaller one.
+    """Check that the update of a distant client does not overflow."""
+    # The model is large, as updates far longer than the model are refused.
     rounds = Rounds(make(), {"x": np.full(4, 1e24, np.float32)}, range(2))
     for _ in range(2):
         model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1e24)}})
@@ -183,24 +188,23 @@ def check_enormous_updates(make: Make) -> None:
 
 
 def check_resuming(make: Make) -> None:
-    """A strategy that is saved and loaded every round goes on as if it had never stopped."""
+    """Check that a strategy that is saved and loaded in every round gives the same models."""
     random = np.random.default_rng(8)
     plan = [(present, updates(random, present)) for present in ([0, 1], [1, 2, 3], [0, 3], [1, 2])]
-    whole = Rounds(make(min_clients=1), MODEL, range(4))
+    steady = Rounds(make(min_clients=1), MODEL, range(4))
     stopped = Rounds(make(min_clients=1), MODEL, range(4))
     for present, moves in plan:
         resumed = Rounds(make(min_clients=1), stopped.model, range(4))
         resumed.round = stopped.round
         resumed.strategy.load_state_dict(stopped.strategy.state_dict())
         stopped = resumed
-        whole.config = stopped.config = {"train.lr": 0.1 / (whole.round + 1)}  # as of a schedule
+        steady.config = stopped.config = {"train.lr": 0.1 / (steady.round + 1)}  # as by a schedule
         examples = {k: 10 * k + 1 for k in present}
-        one, two = whole.step(moves, examples), stopped.step(moves, examples)
         _expect_same(
-            one,
-            two,
-            f"{_name(whole)}: resumed before round {whole.round}, it gave another model. Name "
-            "in STATE what it carries from round to round, and read the config anew in each",
+            steady.step(moves, examples),
+            stopped.step(moves, examples),
+            f"{_name(steady)}: resumed before round {steady.round}, it gave another model. Name "
+            "its state in STATE, and read the config in every round",
         )
 
 
@@ -223,10 +227,10 @@ def _name(rounds: Rounds) -> str:
 
 
 def _expect_same(
-    one: Mapping[str, NDArray[Any]], two: Mapping[str, NDArray[Any]], words: str
+    a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]], problem: str
 ) -> None:
     for key in MODEL:
-        assert one[key].tobytes() == two[key].tobytes(), f"{words} ({key})."
+        assert a[key].tobytes() == b[key].tobytes(), f"{problem} ({key})."
 
 
 def _expect_finite(rounds: Rounds, model: Mapping[str, NDArray[Any]]) -> None:
@@ -237,12 +241,14 @@ def _expect_finite(rounds: Rounds, model: Mapping[str, NDArray[Any]]) -> None:
 def _expect_simplex(strategy: FairStrategy, clients: int) -> None:
     name = type(strategy).__name__
     assert "weights" in strategy.diagnostics, (
-        f"{name}: a merge of its own has to say what the weights were, in "
+        f"{name}: its `merge` does not write the weights. Write them to "
         "self.diagnostics['weights']."
     )
     weights = np.asarray(strategy.diagnostics["weights"])
     assert weights.shape == (clients,), (
-        f"{name}: weights of {clients} clients have shape {weights.shape}."
+        f"{name}: weights of {clients} clients have shape {weights.shape}. Return ({clients},)."
     )
     fits = weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6
-    assert fits, f"{name}: the weights {weights} are not non-negative with the sum 1."
+    assert fits, (
+        f"{name}: the weights {weights} are not on the simplex. Return weights >= 0 of sum 1."
+    )

@@ -1,4 +1,4 @@
-"""What every method of local training has to keep, alone and with strategies."""
+"""Checks of methods of local training, alone and with strategies."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __getattr__ = renamed(
 
 @dataclass(frozen=True)
 class TrainerCase:
-    """A method of local training on tiny data."""
+    """A method of local training with toy data."""
 
     kind: type[Trainer]
-    #: Makes the network, for images of 8x8 pixels in `CLASSES` classes, always the same one.
+    #: Makes the same network in every call, for gray images of 8x8 pixels in `CLASSES` classes.
     model: Callable[[], Classifier] = tiny_model
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: Makes what has to travel beside the model; by default what the method says.
+    #: Makes the exchanges; by default those that the method declares.
     exchanges: Callable[[], Sequence[Any]] | None = None
 
     def trainer(
@@ -54,15 +54,15 @@ class TrainerCase:
         data_: ClientData | None = None,
         settings: TrainConfig = SETTINGS,
     ) -> Trainer:
-        """A client's trainer."""
-        own = self.model() if model is None else model
-        there = data(client) if data_ is None else data_
-        return self.kind(own, there, settings, client_id=client, seed=0, **self.arguments)
+        """Make a client's trainer."""
+        network = self.model() if model is None else model
+        examples = data(client) if data_ is None else data_
+        return self.kind(network, examples, settings, client_id=client, seed=0, **self.arguments)
 
     def strategy(self, kind: type[FairStrategy] = Uniform, **options: Any) -> FairStrategy:
-        """A strategy that carries the method's exchanges."""
-        made = self.exchanges or (lambda: self.kind.make_exchanges(self.arguments))
-        return kind(exchanges=made(), **options)
+        """Make a strategy with the method's exchanges."""
+        make = self.exchanges or (lambda: self.kind.make_exchanges(self.arguments))
+        return kind(exchanges=make(), **options)
 
     def two_rounds(
         self,
@@ -72,7 +72,7 @@ class TrainerCase:
         reverse: bool = False,
         settings: TrainConfig = SETTINGS,
     ) -> tuple[Model, InlineGrid]:
-        """Five clients of which three take part; one model for all if given, else one each."""
+        """Run two rounds with three of five clients, which share ``model`` if given."""
         return run_toy_rounds(
             self.strategy(strategy, fraction_train=0.6),
             lambda client: self.trainer(client, model=model, settings=settings),
@@ -83,122 +83,131 @@ class TrainerCase:
         )
 
     def start(self) -> Model:
-        """The first global model."""
+        """Return the first global model."""
         return self.trainer().send()
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name of the method in errors."""
         return self.kind.__name__
 
 
 def check_trainer(
     kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
 ) -> None:
-    """Check what every method of local training keeps: all of `CHECKS`; a few seconds.
+    """Run all `CHECKS` of a method of local training, in a few seconds.
 
     Parameters
     ----------
     kind
-        A subclass of `Trainer`, of which many are made, with these ``arguments``.
+        A subclass of `Trainer`, constructed many times with ``arguments``.
     model
-        Makes the network that it trains, for grey images of 8x8 pixels in 4 classes and each
-        time the same one; by default a small one with batch norm.
+        Makes the same network in every call, for gray images of 8x8 pixels in 4 classes; by default
+        a small network with batch norm.
 
     Raises
     ------
     AssertionError
-        With what is broken, and what to do.
+        With the broken property and the remedy.
+
+    Examples
+    --------
+    >>> from fairflower.clients import FedProx
+    >>> check_trainer(FedProx, mu=0.1)
     """
     for check in CHECKS:
         check(TrainerCase(kind, model, arguments))
 
 
 def check_training(method: TrainerCase, strategy: type[FairStrategy]) -> None:
-    """It trains under a strategy, and whoever works first moves no bit."""
+    """Check that the method trains under a strategy, in any order of clients with the same bits."""
     start, (model, _) = method.start(), method.two_rounds(strategy)
-    words = f"{method.name} with {strategy.__name__}"
-    assert list(model) == list(start), f"{words}: arrays were added, lost or reordered."
+    problem = f"{method.name} with {strategy.__name__}"
+    assert list(model) == list(start), f"{problem}: arrays were added, lost or reordered."
     for key, array in model.items():
-        found, wanted = ((a.dtype, a.shape) for a in (array, start[key]))
-        assert found == wanted, f"{words}: {key} became {found}, it was {wanted}."
-        assert np.isfinite(array).all(), f"{words}: {key} is no longer finite."
+        after, before = ((a.dtype, a.shape) for a in (array, start[key]))
+        assert after == before, f"{problem}: {key} became {after}, it was {before}."
+        assert np.isfinite(array).all(), f"{problem}: {key} is no longer finite."
     moved = any(not np.array_equal(model[key], start[key]) for key in start)
-    assert moved, f"{words}: two rounds changed nothing."
+    assert moved, f"{problem}: two rounds changed nothing."
     again, _ = method.two_rounds(strategy, reverse=True)
     assert models_equal(model, again), (
-        f"{words}: clients that worked in another order trained another model. Draw from "
+        f"{problem}: another order of clients gave another model. Draw from "
         "derive_seed(server_round, purpose) or torch's generator, and keep nothing in globals."
     )
 
 
 def check_training_under_strategies(method: TrainerCase) -> None:
-    """It trains under strategies that ask for nothing, for gradients, and merge by coordinate."""
+    """Check training under a plain, a gradient-based and a coordinate-wise strategy."""
     for strategy in (Uniform, FedEquilibria, FedHEAL):
         check_training(method, strategy)
 
 
 def check_reused_model(method: TrainerCase) -> None:
-    """Clients that share a worker's model do not see each other."""
-    alone, contexts = method.two_rounds()
-    shared, also = method.two_rounds(model=method.model(), reverse=True)
-    words = (
-        f"{method.name}: clients of one worker, who share its network, train otherwise than each "
-        "with its own. Keep what is a client's in self.state, and put back what `begin` changes."
+    """Check that clients that share a worker's model do not influence each other."""
+    separate, contexts = method.two_rounds()
+    shared, shared_contexts = method.two_rounds(model=method.model(), reverse=True)
+    problem = (
+        f"{method.name}: clients that share a worker's network train otherwise than with separate "
+        "networks. Keep a client's state in self.state, and undo the changes of `begin`."
     )
-    assert models_equal(alone, shared), words
+    assert models_equal(separate, shared), problem
     for node, context in contexts.contexts.items():
-        own, other = (c.state.array_records for c in (context, also.contexts[node]))
-        assert own.keys() == other.keys(), words
-        for key in own:
-            kept = [{name: a.data for name, a in state[key].items()} for state in (own, other)]
-            assert kept[0] == kept[1], words
+        states = [c.state.array_records for c in (context, shared_contexts.contexts[node])]
+        assert states[0].keys() == states[1].keys(), problem
+        for key in states[0]:
+            kept = [{name: a.data for name, a in state[key].items()} for state in states]
+            assert kept[0] == kept[1], problem
 
 
 def check_steps_of_length_zero(method: TrainerCase) -> None:
-    """With a learning rate of 0 the parameters come back as they were received."""
+    """Check that a learning rate of 0 keeps the parameters."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, lr=0.0, sharpness="none"))
     for key in filter(start.__contains__, trainable(method.model())):
         assert np.array_equal(model[key], start[key]), (
-            f"{method.name}: with train.lr = 0, {key} changed all the same."
+            f"{method.name}: {key} changed although train.lr = 0."
         )
 
 
 def check_no_epochs(method: TrainerCase) -> None:
-    """With no epochs the model comes back as it was received."""
+    """Check that 0 epochs keep the model."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, local_epochs=0))
     for key in start:
         assert np.array_equal(model[key], start[key]), (
-            f"{method.name}: with train.local-epochs = 0, {key} changed all the same."
+            f"{method.name}: {key} changed although train.local-epochs = 0."
         )
 
 
 def check_diverging_loss(method: TrainerCase) -> None:
-    """A loss that is no longer finite names client and round."""
+    """Check that the error of a diverging loss names client and round."""
     settings = replace(SETTINGS, local_epochs=4, batch_size=2, lr=1e30)
-    said = ""
+    text = ""
     try:
         method.trainer(3, settings=settings).train(7)
     except FloatingPointError as error:
-        said = str(error)
-    assert said, (
+        text = str(error)
+    assert text, (
         f"{method.name}: train.lr = 1e30 raised no FloatingPointError. Return the batch's mean "
         "loss from `step`."
     )
-    assert "Client 3: " in said, f"{method.name}: an exploded loss does not name the client."
-    assert "round 7" in said, f"{method.name}: an exploded loss does not name the round."
+    assert "Client 3: " in text, (
+        f"{method.name}: the error of a diverging loss does not name the client."
+    )
+    assert "round 7" in text, (
+        f"{method.name}: the error of a diverging loss does not name the round."
+    )
 
 
 def check_without_exchanges(method: TrainerCase) -> None:
-    """It trains where the server shares nothing, as in somebody else's app."""
+    """Check training with a server without exchanges, as in other apps."""
     model, _ = run_toy_rounds(Uniform(), method.trainer, 2, 2)
-    _expect_finite(method, model, "with a server that shares nothing")
+    _expect_finite(method, model, "with a server without exchanges")
 
 
 def check_absent_class(method: TrainerCase) -> None:
-    """A class that a client lacks does no harm."""
+    """Check training of a client that lacks a class."""
     model, _ = run_toy_rounds(
         method.strategy(),
         lambda k: method.trainer(k, data_=data(k, classes=CLASSES - k)),
@@ -209,16 +218,16 @@ def check_absent_class(method: TrainerCase) -> None:
 
 
 def check_arguments(method: TrainerCase) -> None:
-    """Its own arguments say what they allow, and exchanges have the same defaults."""
-    own = method.kind.argument_specs()
-    for name, argument in own.items():
+    """Check that arguments declare their ranges, and exchanges have the same defaults."""
+    specs = method.kind.argument_specs()
+    for name, argument in specs.items():
         assert argument.bounded or argument.text, (
-            f"{method.name}: {name} does not say what it allows. Declare it as "
+            f"{method.name}: {name} has no declared range. Declare it as "
             "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
         )
     for exchange in method.kind.exchanges:
         for name, default in exchange.arguments().items():
-            assert name not in own or own[name].default == default, (
+            assert name not in specs or specs[name].default == default, (
                 f"{method.name}: {name} has another default in {exchange.__name__}."
             )
 
@@ -235,6 +244,6 @@ CHECKS: tuple[Callable[[TrainerCase], None], ...] = (
 )
 
 
-def _expect_finite(method: TrainerCase, model: Model, words: str) -> None:
+def _expect_finite(method: TrainerCase, model: Model, problem: str) -> None:
     for key, array in model.items():
-        assert np.isfinite(array).all(), f"{method.name}: {words}, {key} is no longer finite."
+        assert np.isfinite(array).all(), f"{method.name}: {problem}, {key} is no longer finite."

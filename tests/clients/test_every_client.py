@@ -95,10 +95,10 @@ class Undeclared(SGD):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Undeclared, "mu does not say what it allows"),
-        (Draws, "clients that worked in another order"),
-        (Remembers, "clients of one worker"),
-        (Pushes, "with train.lr = 0, .* changed"),
+        (Undeclared, "mu has no declared range"),
+        (Draws, "another order of clients gave another model"),
+        (Remembers, "clients that share a worker's network"),
+        (Pushes, "changed although train.lr = 0"),
         (Stalls, "two rounds changed nothing"),
         (HidesTheLoss, "raised no FloatingPointError"),
     ],

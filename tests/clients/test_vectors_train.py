@@ -85,7 +85,7 @@ def test_the_models_keep_what_is_checked_of_any() -> None:
     check_model(MLP, (7,))
     check_model(MLP, (3, 8, 8), hidden=5)
     check_model(EmbeddingBag, (30, 6))
-    with pytest.raises(AssertionError, match="tried on images, and it takes tokens"):
+    with pytest.raises(AssertionError, match="checked on images, but it takes tokens"):
         check_model(EmbeddingBag)
 
 

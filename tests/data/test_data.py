@@ -86,7 +86,7 @@ class Restless(DomainNpzFolder):
         (Fickle, "a, train: images of row 0 differ from call to call"),
         (FromMinusOne, "labels from -1 to 1, expected 0 to num_classes - 1"),
         (Scaled, "images are float64"),
-        (Restless, "different fingerprints"),
+        (Restless, "the fingerprint differs from call to call"),
     ],
 )
 def test_a_data_set_that_breaks_a_rule_is_told_so(

@@ -216,7 +216,9 @@ def test_several_domains_have_two_groups_each(one: DataConfig) -> None:
 
 @pytest.mark.parametrize("count", [10, 11])
 def test_some_client_stays_clean(one: DataConfig, count: int) -> None:
-    with pytest.raises(DataError, match=f"corrupted-clients = {count}: at least one of the 10 clients"):
+    with pytest.raises(
+        DataError, match=f"corrupted-clients = {count}: at least one of the 10 clients"
+    ):
         prepare(replace(one, corrupted_clients=count))
 
 

@@ -159,7 +159,7 @@ class Widened(Headless):
     [
         (TwoTiered, r"forward\(x\) is not head\(features\(x\)\)"),
         (Idle, r"spare.weight, spare.bias get no gradient"),
-        (KeepsBack, "a copy that got all that travels computes something else"),
+        (KeepsBack, "a model that received all exchanged arrays has other outputs"),
         (Widened, r"in 3 classes have shape \(4, 4\)"),
         (lambda classes, shape: nn.Linear(3, classes), "expected a Classifier"),
     ],

@@ -105,11 +105,11 @@ class Misreads(FedAvg):
     ("rule", "message"),
     [
         (Misspells, "Unknown measurement 'received_los'. Did you mean 'received_loss'"),
-        (Drifts, "clients that change nothing changed the model"),
+        (Drifts, "updates of zeros changed the model"),
         (Draws, "the same replies in another order gave another model"),
         (LeapsOut, "Set extrapolates = True"),
         (Halves, "Set keeps_agreement = False"),
-        (Undeclared, "tau does not say what it allows"),
+        (Undeclared, "tau has no declared range"),
         (KeepsToItself, r"hand \*\*options on"),
         (Forgets, "Name in STATE"),
         (Silent, r"self.diagnostics\['weights'\]"),
