@@ -170,8 +170,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
 def _refuse(name: str, setting: str, value: float) -> None:
     if value:
         raise DataError(
-            f"data.{argument_to_key(setting)}: {name} is divided by its partitioner instead. Leave this "
-            "setting at its default."
+            f"data.{argument_to_key(setting)}: {name} is divided by its partitioner instead. "
+            "Leave this setting at its default."
         )
 
 
