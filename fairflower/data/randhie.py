@@ -1,10 +1,10 @@
-"""Visits to doctors by self-rated health: the embedded benchmark of features, no files.
+"""RAND Health Insurance Experiment: doctor visits by self-rated health, embedded, of features.
 
-The RAND Health Insurance Experiment gave families in six places of the United States insurances
-that bore between all and almost none of their costs, and noted for up to five years what they used
-(1974-1982; J. Newhouse, *Free for All?*, Harvard University Press, 1993). An example is
-a person in a year, and the class whether they saw doctors more often than the median of once.
-The domains are how the person had rated their own health before:
+From 1974 to 1982 the experiment gave families in six places of the United States different health
+insurances, from almost free care to almost none, and recorded up to five years of use (J. Newhouse,
+*Free for All?*, Harvard University Press, 1993). An example is a year of a person; the class is
+whether the person had more doctor visits than the median of 1. The domain is how the person rated
+their health before the experiment:
 
 =========  =======  =====  ====  ===================
 domain     persons  train  test  more than one visit
@@ -15,23 +15,23 @@ fair       457      1242   318   54 %
 poor       92       236    66    65 %
 =========  =======  =====  ====  ===================
 
-Who is in poor health is older (43 years in the mean, those in excellent health 22), is
-oftener seen and is rare: weighted by samples, poor counts for 1.5 % of the model. No feature says
-much: what is right in 60 % to 70 % of the cases is good here.
+Persons in poor health are older (mean age 43, in excellent health 22), see doctors more often and
+are rare: weighted by samples, poor has 1.5 % of the weight. The features predict little: 60 % to
+70 % is a good accuracy.
 
-``randhie:groups=site:visits=1`` has the study's six places for domains, and for a class whether
-a doctor was seen at all, which is so in 53 % to 76 % of a place's years: there what is right for
-most places is wrong for two of them.
+In ``randhie:groups=site:visits=1`` the domains are the study's six places, and the class is whether
+the person saw a doctor at all, which is the case in 53 % to 76 % of a place's years: the best
+prediction for most places is wrong for two of them.
 
 The features are the regressors of A. Cameron and P. Trivedi, *Microeconometrics* (Cambridge
-University Press, 2005, chapter 20) but for health, which is the domain, and race, which is left
-out: coinsurance, deductible plan, participation incentive, maximum expenditure, limitations,
-chronic diseases, income, family size, education, age, and sex and child with their product.
+University Press, 2005, chapter 20) without health, which is the domain, and race: coinsurance,
+deductible plan, participation incentive, maximum expenditure, limitations, chronic diseases,
+income, family size, education, age, sex, child, and the product of the last two.
 
-The table is that of their book, as statsmodels ships it with the words "This is in the public
+The table is from their book, shipped by statsmodels with the words "This is in the public
 domain" (``statsmodels/datasets/randhie/src``); ``experiments/embed_randhie.py`` rounded and
-packed it. Of each domain's persons, in their order, every fifth from the first is for testing, in
-all of their years. Members of a family may be on both sides.
+packed it. In each domain every fifth person, from the first, is a test person in all years.
+Members of a family may be on both sides.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from fairflower.config import DataConfig
 from fairflower.data.federation import Floats, Ints
 from fairflower.data.vectors import FeatureSet
 
-#: What a domain may be -> the domains, and their numbers in the table.
+#: Grouping -> domain -> its number in the table.
 GROUPS = {
     "health": {"excellent": 0, "good": 1, "fair": 2, "poor": 3},
     "site": {f"site {number}": number for number in range(1, 7)},
 }
-#: Features that are columns of the table, in their order, under names that can be read.
+#: Column of the table -> name of the feature, in the order of the features.
 COLUMNS = {
     "logc": "log coinsurance",
     "idp": "deductible plan",
@@ -75,12 +75,11 @@ COLUMNS = {
 
 
 class RandHIE(FeatureSet):
-    """See the module's text. Each domain is divided equally among its clients.
+    """See the module's documentation. Each domain is divided equally among its clients.
 
-    ``mean`` and ``std`` are of the training examples of all domains, published here with the data:
-    insurers that share no records would take such numbers from a survey. ``groups`` says what a
-    domain is, and ``visits`` from how many visits on an example is of class 1: 2 is above the
-    median.
+    ``mean`` and ``std`` are over the training examples of all domains, published with the data;
+    insurers that share no records would take them from a survey. ``groups`` selects the domains;
+    with ``visits`` or more visits an example is of class 1 (the default 2 is above the median).
     """
 
     feature_names = (*COLUMNS.values(), "female child")
@@ -112,19 +111,19 @@ class RandHIE(FeatureSet):
         return (seen >= self.visits).astype(np.int64)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        own = self._rows(domain, split)[rows]
-        columns = [_table()[name][own] for name in (*COLUMNS, "fchild")]
+        chosen = self._rows(domain, split)[rows]
+        columns = [_table()[name][chosen] for name in (*COLUMNS, "fchild")]
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _rows(self, domain: str, split: str) -> Ints:
-        """Those of the table, int64 [N]."""
+        """Return a split's rows of the table, int64 [N]."""
         rows: Ints = np.flatnonzero(_table()[self.groups] == GROUPS[self.groups][domain])
         _, person = np.unique(_table()["person"][rows], return_inverse=True)
-        own: Ints = rows[(person % 5 == 0) == (split == "test")]
-        return own
+        chosen: Ints = rows[(person % 5 == 0) == (split == "test")]
+        return chosen
 
     def fingerprint(self) -> Any:
-        """Nothing but the version decides what is embedded."""
+        """Return the version of the embedded table."""
         return {"version": 1}
 
     def source(self, domain: str) -> str:
@@ -133,7 +132,7 @@ class RandHIE(FeatureSet):
 
 @cache
 def _table() -> dict[str, npt.NDArray[np.float64]]:
-    """The columns by name, [20190] each."""
+    """Return the columns by name, [20190] each."""
     file = resources.files(__package__).joinpath("randhie.json")
     packed = json.loads(file.read_text(encoding="utf-8"))
     text = zlib.decompress(base64.b85decode(packed["values"])).decode()

@@ -1,4 +1,4 @@
-"""Looking at a prepared benchmark: a table of clients, and a contact sheet or numbers."""
+"""Views of a prepared data set: a table of clients, and a contact sheet or statistics."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from fairflower.data.federation import Federation, Split
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Training images of each domain on the contact sheet.
+#: Training images per domain on the contact sheet.
 COLUMNS = 12
 
-#: Letters of a class's name over an image.
+#: Letters of a class name above an image.
 LONGEST = 13
 
 
 def contact_sheet(federation: Federation, path: str | Path) -> Path:
-    """Write a PNG with a row of training images for each domain, and their labels.
+    """Write a PNG with a row of labeled training images per domain, and return its path.
 
-    The images are spread over the domain's clients. The folder of ``path`` is made if it
-    is missing; the path is returned.
+    The images are from all clients of a domain. The folder of ``path`` is created if needed.
     """
     from matplotlib.figure import Figure
 
-    # In inches: square cells, with room above each row for its heading and the labels.
+    # In inches: square cells, with space above each row for its heading and the labels.
     cell, gap, margin, heading = 0.7, 0.05, 0.15, 0.45
     rows, names = len(federation.domains), federation.class_names
     width = 2 * margin + COLUMNS * cell + (COLUMNS - 1) * gap
@@ -71,7 +70,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
 
 
 def clients_table(federation: Federation) -> Table:
-    """Clients, domains and class counts, with each domain's totals, and what is not to train on."""
+    """Make a table of clients with class counts, and of domains with totals and test sizes."""
     named = zip(federation.domains, federation.sources, strict=True)
     sources = [f"{domain}: {source}" for domain, source in named]
     numbered = ", ".join(f"{k} {name}" for k, name in enumerate(federation.classes))
@@ -104,10 +103,10 @@ def clients_table(federation: Federation) -> Table:
 
 
 def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
-    """What a domain's training examples are like, where no picture shows it.
+    """Make a table of statistics of each domain's training examples, for features or token ids.
 
-    Of features, by their ``names`` or else their numbers, the mean and the standard deviation;
-    of token ids how long texts are, and how many of the vocabulary they use.
+    Features have mean and standard deviation, with ``names`` or else numbers; token ids have the
+    length of texts, and the number of different ids.
     """
     title = f"{federation.name}: {federation.kind} per domain, of training"
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -126,7 +125,7 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     if federation.kind == "features":
         rows = list(names) or [f"feature {k}" for k in range(*federation.shape)]
     else:
-        rows = ["tokens in a text", f"different ones, of {federation.shape[0] - 1:,}"]
+        rows = ["tokens in a text", f"different tokens, of {federation.shape[0] - 1:,}"]
     for row, *cells in zip(rows, *columns, strict=True):
         shown.add_row(escape(row), *cells)
     return shown
@@ -137,12 +136,12 @@ def _heading(axis: Axes, x: float, text: str, **style: Any) -> None:
 
 
 def _short(name: str) -> str:
-    """A class's name, cut to what fits over an image."""
+    """Shorten a class name to the width of an image."""
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _sample(federation: Federation, clients: list[int]) -> Split:
-    """A few training images of each of these clients, ``COLUMNS`` in all if there are."""
+    """Return the first training images of these clients, ``COLUMNS`` in all if possible."""
     each = -(-COLUMNS // len(clients))
     parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
     return Split(*(np.concatenate(part)[:COLUMNS] for part in zip(*parts, strict=True)))

@@ -1,30 +1,30 @@
-"""UCI handwritten digits in four domains: the embedded benchmark, no network and no files.
+"""UCI handwritten digits in four domains: embedded, without network or files.
 
 The handwriting is real: the 1797 images of 8x8 pixels that scikit-learn ships
 (`load_digits`; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits,
 UCI Machine Learning Repository, 1998, CC BY 4.0). The shift between the domains is
-made here, always from the same seed, so everybody has the same benchmark:
+generated here from a fixed seed, so that the data set is the same for everybody:
 
 ========  ======================================================  ===========  ====
-domain    what it shows                                           train        test
+domain    images                                                  train        test
 ========  ======================================================  ===========  ====
 plain     the handwriting, light on black                         600          200
-inverted  the handwriting, dark on bright coloured clouds         300          200
+inverted  the handwriting, dark on bright colored clouds         300          200
 rotated   the handwriting turned by 20-45 degrees either way,     200          200
           half the contrast, Gaussian noise
-printed   digits of matplotlib's bundled fonts in random colours  200          200
+printed   digits of matplotlib's bundled fonts in random colors  200          200
           at random places, sizes (9-13 pixels) and slants
 ========  ======================================================  ===========  ====
 
-With five clients per domain these are 120, 60, 40 and 40 images per client: weighted by
-samples, plain counts for 46 % of the model and the two hardest domains for 15 % each.
+With five clients per domain the clients have 120, 60, 40 and 40 images: weighted by samples, plain
+has 46 % of the weight and the two hardest domains have 15 % each.
 
-What is kept apart, so that the test accuracies are honest:
+Training and test images are separate, for honest test accuracies:
 
-- An image of the source is used at most once: in one domain, in train or in test.
-- The source file holds its 14 sessions of writing one after the other (every one begins
-  with 0-9 written in order); the test images come from the last five, so no session, and
-  as far as the file tells no writer, is on both sides.
+- An image of the source is used at most once: in a single domain, in train or in test.
+- The source file holds 14 writing sessions in sequence (each begins with 0-9 in order). The test
+  images are from the last five, so no session, and as far as the file tells no writer, is on both
+  sides.
 - The test fonts (DejaVu Serif, Computer Modern Sans and Typewriter) are of other
   families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
 """
@@ -43,7 +43,7 @@ from PIL import Image
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
 
-#: Images are made at this side, in pixels; another ``data.image-size`` rescales them.
+#: Side of the generated images, in pixels; another ``data.image-size`` resizes them.
 SIZE = 16
 TRAIN_SIZES = {"plain": 600, "inverted": 300, "rotated": 200, "printed": 200}
 TEST_SIZE = 200
@@ -63,14 +63,14 @@ _FONTS = {
     ),
 }
 
-#: Ink: how much of each pixel the digit covers, [N, SIZE, SIZE] in [0, 1].
+#: Share of each pixel that the digit covers, [N, SIZE, SIZE] in [0, 1].
 Ink = npt.NDArray[np.float64]
-#: [N, SIZE, SIZE, 3] in [0, 1], or [N, 1, 1, 3] for one colour per image.
-Colours = npt.NDArray[np.float64]
+#: [N, SIZE, SIZE, 3] in [0, 1], or [N, 1, 1, 3] for a single color per image.
+Colors = npt.NDArray[np.float64]
 
 
 class UCIDigits(DataSet):
-    """See the module's text. All training images are divided equally among the clients."""
+    """See the module's documentation. Training images are divided equally among the clients."""
 
     num_classes: ClassVar[int] = 10
     channels: ClassVar[int] = 3
@@ -86,7 +86,7 @@ class UCIDigits(DataSet):
         return _generated()[domain, split][0][rows]
 
     def fingerprint(self) -> Any:
-        """Nothing but the version decides what is generated."""
+        """Return the version of the generator."""
         return {"version": 1}
 
     def source(self, domain: str) -> str:
@@ -94,7 +94,7 @@ class UCIDigits(DataSet):
 
 
 def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
-    """Every (domain, split) as images uint8 [N, 16, 16, 3] and labels int64 [N]."""
+    """Return images uint8 [N, 16, 16, 3] and labels int64 [N] by (domain, split)."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -109,11 +109,11 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
     return splits
 
 
-_generated = cache(generate)  # 3 MB, for all that is divided in this process
+_generated = cache(generate)  # 3 MB
 
 
 def source_rows() -> dict[tuple[str, str], Ints]:
-    """Which rows of ``load_digits`` make up each handwritten (domain, split)."""
+    """Return the rows of ``load_digits`` by handwritten (domain, split)."""
     rows = {}
     spans = {"train": (0, _FIRST_TEST_IMAGE), "test": (_FIRST_TEST_IMAGE, 1797)}
     for split, span in spans.items():
@@ -125,7 +125,7 @@ def source_rows() -> dict[tuple[str, str], Ints]:
 
 
 def fonts(split: str) -> list[Path]:
-    """The font files of a split, as matplotlib ships them."""
+    """Return the font files of a split, which matplotlib ships."""
     from matplotlib import get_data_path
 
     return [Path(get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in _FONTS[split]]
@@ -136,20 +136,20 @@ def _rng(*purpose: str) -> np.random.Generator:
 
 
 def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Pixels:
-    """8x8 digits in [0, 1] as the images of a handwritten domain."""
+    """Make the images of a handwritten domain from 8x8 digits in [0, 1]."""
     count = len(digits)
     if domain == "plain":
-        return _grey(_enlarged(digits, np.zeros(count)))
+        return _gray(_enlarged(digits, np.zeros(count)))
     if domain == "inverted":
         stroke = rng.uniform(0, 0.2, (count, 1, 1, 3))
         return _blend(_enlarged(digits, np.zeros(count)), stroke, _clouds(count, rng))
     angles = rng.uniform(20, 45, count) * rng.choice([-1, 1], count)
     ink = _enlarged(digits, angles)
-    return _grey(0.25 + 0.5 * ink + rng.normal(0, 0.1, ink.shape))
+    return _gray(0.25 + 0.5 * ink + rng.normal(0, 0.1, ink.shape))
 
 
 def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixels:
-    """Digits of random fonts, drawn with exact anti-aliasing."""
+    """Draw digits in random fonts, with exact anti-aliasing."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -171,59 +171,58 @@ def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixel
     for i, label in enumerate(labels):
         outline, box = drawn(int(label), int(rng.integers(len(faces))))
         height = rng.uniform(9, 13)
-        centre = SIZE / 2 + rng.uniform(-1, 1, 2)
+        center = SIZE / 2 + rng.uniform(-1, 1, 2)
         to_picture = (
             Affine2D()
             .translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2)
             .scale(height / box.height)
             .rotate_deg(rng.uniform(-12, 12))
-            .translate(*centre)
+            .translate(*center)
         )
         renderer.clear()
         renderer.draw_path(pen, outline, to_picture, (1.0, 1.0, 1.0))
         ink[i] = np.asarray(renderer.buffer_rgba())[..., 3] / 255
-    colours = np.stack([_colours(rng) for _ in labels])
-    return _blend(ink, colours[:, None, None, 0], colours[:, None, None, 1])
+    colors = np.stack([_colors(rng) for _ in labels])
+    return _blend(ink, colors[:, None, None, 0], colors[:, None, None, 1])
 
 
 def _enlarged(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) -> Ink:
-    """8x8 digits, enlarged 1.75 times into the middle and turned by degrees."""
+    """Enlarge 8x8 digits 1.75 times around the center, and rotate them by degrees."""
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     ink = np.empty((len(digits), *size))
     for i, (digit, angle) in enumerate(zip(digits, np.radians(angles), strict=True)):
         source = Image.fromarray(np.pad(digit, 4).astype(np.float32))
-        # PIL wants the map from the result's pixels back to the source's; both have their
-        # centre at (8, 8).
+        # PIL needs the map from the result's pixels to the source's; both have the center (8, 8).
         cos, sin = np.cos(angle) / 1.75, np.sin(angle) / 1.75
         back = (cos, sin, 8 - 8 * (cos + sin), -sin, cos, 8 - 8 * (cos - sin))
         ink[i] = np.asarray(source.transform(size, Image.Transform.AFFINE, back, bicubic))
     return ink.clip(0, 1)
 
 
-def _colours(rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Colours of ink and paper whose brightness differs by at least 0.35; [2, 3]."""
+def _colors(rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Draw colors of ink and paper, [2, 3], whose brightness differs by at least 0.35."""
     while True:
         pair = rng.uniform(0, 1, (2, 3))
         if abs(pair[0].mean() - pair[1].mean()) >= 0.35:
             return pair
 
 
-def _clouds(count: int, rng: np.random.Generator) -> Colours:
-    """Bright and smooth: random 4x4 colours, enlarged."""
+def _clouds(count: int, rng: np.random.Generator) -> Colors:
+    """Draw bright, smooth images: random 4x4 colors, enlarged."""
     coarse = (255 * rng.uniform(0.55, 1, (count, 4, 4, 3))).astype(np.uint8)
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(c).resize(size, bicubic)) for c in coarse]) / 255
 
 
-def _grey(values: Ink) -> Pixels:
+def _gray(values: Ink) -> Pixels:
     return _uint8(np.repeat(values[..., None], 3, axis=-1))
 
 
-def _blend(ink: Ink, stroke: Colours, paper: Colours) -> Pixels:
+def _blend(ink: Ink, stroke: Colors, paper: Colors) -> Pixels:
     cover = ink[..., None]
     return _uint8(cover * stroke + (1 - cover) * paper)
 
 
-def _uint8(values: Colours) -> Pixels:
+def _uint8(values: Colors) -> Pixels:
     pixels: Pixels = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
     return pixels
