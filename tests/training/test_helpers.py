@@ -56,7 +56,7 @@ def test_helpers_take_whatever_tutorials_have(kind: str, helper: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"picture": X, "label": Y}, r"\['picture', 'label'\]: expected .* one of img, image"),
+        ({"picture": X, "label": Y}, r"\['picture', 'label'\]: expected .* x \(img, image"),
         ({"img": [X], "label": Y}, "expected tensors"),
         ((X, Y, Y), "A batch is tuple: expected tensors"),
         (X, "A batch is Tensor"),
