@@ -165,8 +165,8 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         return pair[0], pair[1]
     content = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
     raise TypeError(
-        f"A batch is {content}: expected tensors (x, y), or a dict of x ({', '.join(INPUTS)}) and y "
-        f"({', '.join(LABELS)})."
+        f"A batch is {content}: expected tensors (x, y), or a dict of x ({', '.join(INPUTS)}) "
+        f"and y ({', '.join(LABELS)})."
     )
 
 
