@@ -111,7 +111,7 @@ class Misreads(FedAvg):
         (Halves, "Set keeps_agreement = False"),
         (Undeclared, "tau has no declared range"),
         (KeepsToItself, r"hand \*\*options on"),
-        (Forgets, "Name in STATE"),
+        (Forgets, "Name its state in STATE"),
         (Silent, r"self.diagnostics\['weights'\]"),
     ],
 )
