@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.domains=,', "data.domains = ',': Unknown domain ''."),
             ('data.clients-per-domain=0', 'data.clients-per-domain = 0: expected at least 1.'),
             ('data.clients-per-domain=100000', "Domain 'plain' has 600 training examples for 100000 clients. Lower data.clients-per-domain."),
+            ('data.clients-per-domain=99999999', "Domain 'plain' has 600 training examples for 99999999 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=2.0', 'data.clients-per-domain = 2.0: expected a whole number, got float.'),
             ('data.clients_per_domain=3', "Unknown run config key 'data.clients_per_domain'. Did you mean 'data.clients-per-domain'?"),
             ('data.examples-per-client=-5', 'data.examples-per-client = -5: expected at least 0.'),

@@ -210,6 +210,11 @@ def stratified_mask(
 
 
 def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
+    if clients > available:  # before there is a list of all of them
+        raise DataError(
+            f"Domain {domain!r} has {available} training examples for {clients} clients. Lower "
+            "data.clients-per-domain."
+        )
     total = data_set.train_size(domain, available, clients)
     each, rest = divmod(total, clients)
     if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number
