@@ -92,6 +92,23 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures for the page as they are, but with no layout sought, and files without pixels."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def save(figure: Any, target: Any, **options: Any) -> None:
+        if options.get("format") == "svg":
+            savefig(figure, target, **options)
+        else:
+            figure.set_layout_engine("none")
+            Path(target).touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made, but not drawn, which takes most of a report's time: they are empty."""
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 from rich.console import Console
 
-from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report import Run, analyze, read_run, terminal_table, write_report
 
 Accuracies = Sequence[Mapping[str, float]]
 MINUS = "\N{MINUS SIGN}"
@@ -147,6 +147,36 @@ class Page(HTMLParser):
         return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
 
 
+class Tables:
+    """All tables of runs with the verdicts and notes, as they are before a page draws them."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        chapters = analyze(runs).chapters
+        self.all = [t for c in chapters for t in (*c.tables, *c.fairness_tables)]
+        sentences = [str(v) for c in chapters for s in c.sections for v in s.verdicts]
+        notes = [note for c in chapters for note in c.notes]
+        lines = [line for t in self.all for line in (t.title, t.caption, *t.footers)]
+        lines += [group.heading for t in self.all for group in t.groups]
+        self.text = "\n".join([*lines, *sentences, *notes])
+
+    def table(self, start: str) -> dict[str, dict[str, str]]:
+        """Method -> column -> text, of the only table whose title starts so."""
+        (table,) = (table for table in self.all if table.title.startswith(start))
+        columns = ["method", *table.columns]
+        rows = [row for group in table.groups for row in group.rows]
+        texts = [
+            [f"{row.name} {row.remark}".strip()]
+            + [f"{cell.text} {cell.spread}".strip() for cell in row.cells]
+            for row in rows
+        ]
+        return {row[0]: dict(zip(columns, row, strict=True)) for row in texts}
+
+
+def tables_of(*folders: Path) -> Tables:
+    """The tables of run folders."""
+    return Tables([read_run(folder) for folder in folders])
+
+
 def page_of(out: Path, *folders: Path) -> Page:
     """The page without its figures, which take most of the time."""
     with mock.patch("fairflower.report.figures.comparison.draw", return_value=[]):
@@ -217,3 +247,19 @@ def clustered(
         records.append(record | (places if mapped else {}))
     options.setdefault("label", "fedgcr")
     return make_run(folder, rising(0.5, rounds=len(clusters) + 1), diagnostics=records, **options)
+
+
+def several(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
+    """One run per value of domain a; domain b is 0.9 throughout."""
+    return [
+        make_run(tmp_path / f"{label}-{s}", constant(a=a, b=0.9), label=label, seed=s, **options)
+        for s, a in enumerate(values)
+    ]
+
+
+def trained_by(client: str, strategy: str, a: float, folder: Path) -> Path:
+    label = strategy if client == "sgd" else f"{client}+{strategy}"
+    config = f'[client]\nname = "{client}"\n'
+    return make_run(
+        folder / label, constant(a=a, b=0.9), label=label, strategy=strategy, config=config
+    )

@@ -36,7 +36,7 @@ def test_python_objects_do_not_travel():
         record_of({"a": np.array([{}], dtype=object)})
 
 
-def test_an_array_in_shared_memory_is_read_in_place_and_copied_by_who_asks_for_its_bytes():
+def test_an_array_in_shared_memory_is_copied_only_for_its_bytes():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     plain = Array(values)
     memory = np.frombuffer(plain.data, np.uint8).copy()

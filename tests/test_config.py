@@ -31,7 +31,7 @@ def test_pyproject_declares_every_key_with_its_default():
         assert type(declared[key]) is type(default), key
 
 
-def test_a_run_that_went_on_by_other_settings_that_are_allowed_is_still_the_same_method():
+def test_a_run_resumed_with_allowed_settings_is_the_same_method():
     (more_rounds,) = CHANGEABLE - config.execution()
     assert more_rounds == "num-server-rounds"
     own = config.keys()
@@ -41,7 +41,7 @@ def test_a_run_that_went_on_by_other_settings_that_are_allowed_is_still_the_same
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategys_arguments_are_refused_alike_in_a_config_and_in_a_constructor(name):
+def test_arguments_are_refused_alike_in_a_config_and_in_a_constructor(name):
     for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         bad = float("nan") if allowed.range else 0

@@ -165,7 +165,7 @@ ADAPTING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ADAPTING)
-def test_adapters_of_a_transformer_are_merged_in_the_type_in_which_they_are_sent(
+def test_adapters_of_a_transformer_are_merged_in_the_type_they_are_sent_in(
     name: str, kind: str, programs: Any, merged: list[Any]
 ) -> None:
     """Arrays of float16 from a network in float32, and, as the page says, float32 of bfloat16."""

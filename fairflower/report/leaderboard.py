@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -172,20 +171,6 @@ def read_board(path: Path) -> Board:
 def is_board(path: Path) -> bool:
     """Whether a CSV file is a leaderboard's; `RunFolderError` if it cannot be read."""
     return read_text(path).startswith(f"{COLUMNS[0]},")
-
-
-def add_to_board(path: Path, rows: Sequence[Mapping[str, Any]]) -> Board:
-    """Write rows into the file, in place of all that it has of their methods and benchmarks."""
-    new = pd.DataFrame(rows, columns=list(COLUMNS))
-    if path.exists():
-        old, which = read_board(path).rows, ["benchmark", "method"]
-        taken = pd.MultiIndex.from_frame(old[which]).isin(pd.MultiIndex.from_frame(new[which]))
-        new = pd.concat([old[~taken], new])
-    order = list(dict.fromkeys(new["benchmark"]))
-    new = new.sort_values("benchmark", key=lambda names: names.map(order.index), kind="stable")
-    text = new.to_csv(index=False, lineterminator="\n")
-    path.write_text(text, encoding="utf-8")
-    return read_board(path)
 
 
 # --- tables ----------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def test_exchanges_need_arrays_by_name(initial: Parameters | None) -> None:
         LegacyStrategy(FedAvg(exchanges=[ControlVariates()]), initial)
 
 
-def test_a_client_that_returns_nothing_to_an_exchange_is_dropped_with_the_reason() -> None:
+def test_a_client_that_returns_nothing_to_an_exchange_is_dropped() -> None:
     rounds = ClassicRounds(FedAvg(exchanges=[ControlVariates()]), 2)
     results = [(proxy, result(MODEL, 5, {}, {})) for proxy, _ in rounds.ask().values()]
     with pytest.raises(RoundFailed, match="no ArrayRecord 'control', which ControlVariates"):

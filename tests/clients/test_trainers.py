@@ -519,7 +519,7 @@ def test_ditto_with_a_large_lambda_is_the_global_model():
     assert np.abs(free - last_received).max() > 0.2
 
 
-def test_dittos_global_track_is_plain_training_and_the_personal_model_stays_home():
+def test_dittos_global_track_is_plain_training_and_personal_models_stay():
     plain, _ = run_toy_rounds(Uniform(), lambda k: trainer("sgd", k), 3, 2)
     model, _ = run_toy_rounds(Uniform(), lambda k: trainer("ditto", k), 3, 2)
     assert models_equal(model, plain)

@@ -221,7 +221,7 @@ def test_signed_and_colour_dicom(tmp_path: Path) -> None:
         read_picture(path)
 
 
-def test_a_folder_of_dicom_files_is_a_data_set_and_without_pydicom_names_the_extra(
+def test_a_folder_of_dicom_files_is_a_data_set_or_names_the_missing_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for label, stored in (("healthy", 0), ("ill", 4095)):

@@ -59,7 +59,7 @@ def run(tmp_path: Path, nodes: InlineGrid, **changes: Any) -> Path:
     return Session(nodes, config, Console(quiet=True)).run()
 
 
-def test_sites_with_their_own_folders_end_where_one_folder_divided_among_clients_does(
+def test_sites_with_own_folders_end_like_a_folder_divided_among_clients(
     tmp_path: Path,
 ) -> None:
     """A grey site and one in colour, which has more classes."""

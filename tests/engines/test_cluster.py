@@ -291,7 +291,7 @@ def lines_of_the_guide(folder: Path) -> list[str]:
 # Nightly: on a busy machine Ray at times takes minutes to see that a node is gone.
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_two_nodes_one_of_which_is_killed_in_a_round_give_the_bits_of_one_machine(folder: Path):
+def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: Path):
     data = folder / "data"
     data.mkdir()
     np.savez(data / "noise.npz", **{f"{k}_{split}": IMAGES[k] for k in IMAGES for split in SPLITS})

@@ -40,7 +40,7 @@ def net() -> nn.Module:
     )
 
 
-def test_a_direction_has_the_models_filter_norms_and_leaves_biases_and_norms_alone() -> None:
+def test_a_direction_has_the_models_filter_norms_and_spares_biases() -> None:
     model = net()
     with torch.no_grad():
         model[0].weight[2] = 0.0  # type: ignore[index]

@@ -164,7 +164,7 @@ def test_a_rows_name_is_local_training_and_rule() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_design_screens_every_rule_and_confirms_what_its_protocol_says() -> None:
+def test_the_shipped_design_screens_and_confirms_what_its_protocol_says() -> None:
     design = Design.read(LEADERBOARD)
     assert {parse_method(method)[1].name for method in design.screened} == {*STRATEGIES}
     assert len(design.screened) == 27

@@ -39,7 +39,7 @@ from fairflower.server.session import Session
 
 
 @pytest.mark.slow
-def test_every_method_has_its_budget_with_the_papers_values_first_and_none_is_tested(
+def test_every_method_has_its_budget_with_the_papers_values_first(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
@@ -60,7 +60,7 @@ def test_every_method_has_its_budget_with_the_papers_values_first_and_none_is_te
 
 
 @pytest.mark.slow
-def test_what_is_given_is_not_tuned_and_without_anything_to_tune_one_trial_will_do(
+def test_given_values_are_not_tuned_and_nothing_to_tune_takes_one_trial(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal:tau=0.4,fedavg")

@@ -24,9 +24,9 @@ from run_folders import (
     give_clients,
     lose,
     make_run,
-    page_of,
     rising,
     shown,
+    tables_of,
     with_scores,
 )
 from scipy import stats
@@ -92,9 +92,9 @@ def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_pat
         "(corrupted ACC, average ACC, ACC gap) than FedAvg."
     )
     assert sentences[1] in text
-    row = page_of(tmp_path / "out", *folders).table(
-        "Difference to the baselines, class-balanced accuracy"
-    )["uniform 5 seeds of federation 0"]
+    row = tables_of(*folders).table("Difference to the baselines, class-balanced accuracy")[
+        "uniform 5 seeds of federation 0"
+    ]
     # By Bonferroni over four figures: t(1 - 0.05 / 8; 4) = 4.315, and 0.38 / sqrt(5) = 0.170.
     assert row["corrupted ACC vs FedAvg"].startswith("+2.00 ▲ [1.27, 2.73]; ")
     assert row["ACC gap vs FedAvg"].startswith(f"{MINUS}2.00 ▲ [{MINUS}2.73, {MINUS}1.27]; ")
@@ -259,7 +259,7 @@ def trained(folder: Path, client: str, strategy: str, a: Callable[[int], float])
     ]
 
 
-def test_a_product_is_judged_within_each_client_and_clients_within_each_strategy(
+def test_a_grid_is_judged_within_each_client_and_within_each_strategy(
     tmp_path: Path,
 ) -> None:
     steady: Mapping[tuple[str, str], float] = {
@@ -428,7 +428,7 @@ def test_every_report_names_the_processor_and_versions_under_its_first_table(
     assert f"\n\n{line}\n\n" in first
     assert line not in rest
     assert line in shown(*folders)
-    assert line in page_of(tmp_path / "out", *folders).text
+    assert line in tables_of(*folders).text
     assert "several kinds of processor" not in text
 
 
@@ -715,7 +715,7 @@ def federated(
     return folders
 
 
-def test_runs_on_federations_of_their_own_are_one_method_and_paired_by_federation(
+def test_runs_on_several_federations_are_a_method_paired_by_federation(
     tmp_path: Path,
 ) -> None:
     base, gains = (0.5, 0.3, 0.7, 0.4, 0.6, 0.45), (0.06, 0.05, 0.07, 0.055, 0.065, 0.06)

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from fairflower.errors import RunFolderError
 from fairflower.report.leaderboard import (
     AVERAGE,
+    COLUMNS,
     WORST,
     Board,
-    add_to_board,
     board_tables,
     conclusions,
     read_board,
@@ -24,6 +25,20 @@ from fairflower.report.leaderboard import (
 from fairflower.report.tables.cells import Table
 
 # --- what is concluded ---------------------------------------------------------------------------
+
+
+def board_of(path: Path, rows: Sequence[dict[str, Any]]) -> Board:
+    """The board of rows, in place of earlier rows of their methods, read back from the file."""
+    new = pd.DataFrame(rows, columns=list(COLUMNS))
+    if path.exists():
+        old, keys = read_board(path).rows, ["benchmark", "method"]
+        again = pd.MultiIndex.from_frame(old[keys]).isin(pd.MultiIndex.from_frame(new[keys]))
+        new = pd.concat([old[~again], new])
+    order = list(dict.fromkeys(new["benchmark"]))
+    new.sort_values("benchmark", key=lambda names: names.map(order.index), kind="stable").to_csv(
+        path, index=False
+    )
+    return read_board(path)
 
 
 def made_up(tmp_path: Path, gains: dict[str, float], benchmarks: Sequence[str]) -> Board:
@@ -40,7 +55,7 @@ def made_up(tmp_path: Path, gains: dict[str, float], benchmarks: Sequence[str]) 
         for number, lr in enumerate((0.01, 0.1, 1.0)):
             for method, gain in {"uniform": 0.0, **gains}.items():
                 found.append(row(benchmark, method, "trial", number, 50 + gain, lr))
-    return add_to_board(tmp_path / "x.csv", found)
+    return board_of(tmp_path / "x.csv", found)
 
 
 def row(
@@ -83,7 +98,7 @@ def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_
     ]
     lost = {**row("one", "afl", "trial", 0, 0), "outcome": "lost", "figures": ""}
     tests = [row("one", "uniform", "chosen", seed, 50) for seed in (1, 2)]
-    board = add_to_board(tmp_path / "x.csv", [*found, lost, *tests])
+    board = board_of(tmp_path / "x.csv", [*found, lost, *tests])
     assert board.variance("one")["learning rate"] == pytest.approx(1)
     assert any("over 7 trials (2 of them pruned), aggr" in line for line in conclusions(board))
 
@@ -94,7 +109,7 @@ def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
     rows_now = read_board(tmp_path / "x.csv").rows.to_dict("records")
     there = [r for r in rows_now if (r["method"], r["kind"], r["number"]) != ("afl", "chosen", 3)]
     nowhere = {**row("one", "term", "trial", 0, 0), "outcome": "lost", "figures": ""}
-    board = add_to_board(tmp_path / "x.csv", [*there, gone, nowhere])
+    board = board_of(tmp_path / "x.csv", [*there, gone, nowhere])
     assert board.figures("one", WORST).loc["afl"].isna().sum() == 1
     assert board.against_reference("one", WORST)["afl"].n == 4
     _, _, one, _ = board_tables(board)
@@ -106,7 +121,7 @@ def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
 
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     found = [row("one", name, "both", 1, 50) for name in ("uniform", "afl")]
-    board = add_to_board(tmp_path / "x.csv", [*found, row("one", "afl", "trial", 0, 50)])
+    board = board_of(tmp_path / "x.csv", [*found, row("one", "afl", "trial", 0, 50)])
     assert not any("Holm" in line for line in conclusions(board))
     assert "nan" not in str(board_tables(board))
 
@@ -116,7 +131,7 @@ def test_of_trials_that_came_to_the_same_no_variance_is_told(count: int, tmp_pat
     names = ("uniform", "fedavg")  # of clients of one size they are one rule
     found = [row("one", name, "both", 1, 50) for name in names]
     found += [row("one", name, "trial", k, 50) for name in names for k in range(count)]
-    board = add_to_board(tmp_path / "x.csv", found)
+    board = board_of(tmp_path / "x.csv", found)
     assert not any("variance" in line for line in conclusions(board))
     assert [c.text for c in board_tables(board)[-1].groups[0].rows[0].cells] == ["\N{EN DASH}"]
 
@@ -125,7 +140,7 @@ def test_of_trials_that_came_to_the_same_no_variance_is_told(count: int, tmp_pat
 def test_a_plus_that_ends_a_rules_name_is_no_local_training(name: str, tmp_path: Path) -> None:
     found = [row("one", m, "trial", k, 50 + k, lr=0.1**k) for m in (name, "afl") for k in (0, 1, 2)]
     tests = [row("one", "uniform", "chosen", 1, 50)]
-    shares = add_to_board(tmp_path / "x.csv", [*found, *tests]).variance("one")
+    shares = board_of(tmp_path / "x.csv", [*found, *tests]).variance("one")
     assert ("local training" in shares) == name.startswith("scaffold")
 
 
@@ -166,7 +181,7 @@ def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:
         {**row("one", "afl", "trial", number, 50), **more}
         for number, more in enumerate(({}, {"outcome": "pruned"}, gone))
     ]
-    board = add_to_board(tmp_path / "x.csv", found)
+    board = board_of(tmp_path / "x.csv", found)
     (moved,) = (line for line in conclusions(board) if "tuning moves" in line)
     assert moved == (
         "one: tuning moves the worst domain by +5.25 points on average, from +0.00 (term) to "
@@ -193,7 +208,7 @@ def test_a_method_that_was_not_tested_everywhere_has_no_rank(tmp_path: Path) -> 
         for method, worst in (("pa3fed", 10), ("term", 80))
         for number in range(1, 6)
     ]
-    board = add_to_board(tmp_path / "x.csv", more)
+    board = board_of(tmp_path / "x.csv", more)
     overview = rows_of(board_tables(board)[0])
     assert [r.name for r in overview][:1] + [r.name for r in overview][-2:] == [
         "afl", "term", "pa3fed",
@@ -208,7 +223,7 @@ def test_two_benchmarks_are_not_more_than_two(tmp_path: Path) -> None:
     rows_now = read_board(tmp_path / "x.csv").rows.to_dict("records")
     term = [{**r, "method": "term"} for r in rows_now
             if r["method"] == "afl" and r["benchmark"] != "three"]  # fmt: skip
-    said = conclusions(add_to_board(tmp_path / "x.csv", term))
+    said = conclusions(board_of(tmp_path / "x.csv", term))
     assert sum("methods: afl and term" in line for line in said) == 2
     assert "Better than uniform weights on more than two of 3 benchmarks: afl (3)." in said
 
@@ -221,7 +236,7 @@ def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) ->
     assert "The lowest mean rank, 1.0, is that of afl" in line
     assert line.endswith("critical difference, 2.7, it is better than that of fedavg.")
     last = [row("three", "afl", "both", number, 10 + number) for number in range(1, 6)]
-    said = conclusions(add_to_board(tmp_path / "x.csv", last))
+    said = conclusions(board_of(tmp_path / "x.csv", last))
     (line,) = (line for line in said if "Friedman" in line)
     assert line.endswith("critical difference, 2.7, none is better than another.")
 
@@ -255,7 +270,7 @@ def test_a_table_tells_its_settings(tmp_path: Path) -> None:
     board = made_up(tmp_path, GAINS, ["one"])
     assert "Settings: not told." in board_tables(board)[2].caption
     told = row("one", "", "protocol", 0, 0) | {"settings": "num-server-rounds=30 budget=12"}
-    board = add_to_board(tmp_path / "x.csv", [told])
+    board = board_of(tmp_path / "x.csv", [told])
     assert "Settings: num-server-rounds=30 budget=12." in board_tables(board)[2].caption
     assert board.figures("one", WORST).shape == (4, 5)
 

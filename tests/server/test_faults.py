@@ -128,7 +128,7 @@ def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
     assert name in rounds.strategy.dropped[2]
 
 
-def test_where_training_diverges_it_is_told_who_returned_what_is_far_longer_than_usual():
+def test_diverging_training_names_clients_with_unusually_long_updates():
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), MODEL, range(4))
     sent = {k: {"control": {"conv.weight": np.ones((3, 4), np.float32)}} for k in range(4)}
     sent[2]["control"]["conv.weight"] *= 1e6
@@ -428,9 +428,7 @@ ROUND_BY_ROUND += [("train_loss", "accuracy"), ("client-id", "client-id"), ("mor
 @pytest.mark.parametrize(
     ("trained", "tested"), thinned(ROUND_BY_ROUND, standing_for_all=ROUND_BY_ROUND[:1])
 )
-def test_a_client_that_reports_another_hostile_number_in_every_round_ends_no_run(
-    trained, tested, tmp_path
-):
+def test_a_client_with_another_hostile_number_in_every_round_ends_no_run(trained, tested, tmp_path):
     def lie(message: Message, context: Context) -> Message:
         answer = client_app(message, context)
         record, kind = answer.content["metrics"], message.metadata.message_type

@@ -74,7 +74,7 @@ def test_a_log_that_cannot_be_written_prints_nothing(
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_place_that_cannot_be_written_is_told_once_and_before_anything_is_loaded(
+def test_a_folder_that_cannot_be_written_is_named_once_before_loading(
     command: str,
 ) -> None:
     output = call(command, "--output-dir=/proc/x", expect=1)

@@ -109,7 +109,7 @@ def test_a_spread_below_one_example_is_taken_for_that_of_the_test_set() -> None:
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), SAMPLES, min_size=1, max_size=6))
-def test_an_interval_without_zero_has_a_verdict_and_one_in_the_margin_is_equivalent(
+def test_intervals_without_zero_have_verdicts_and_in_the_margin_equivalence(
     values: dict[str, list[int]],
 ) -> None:
     for one in judged_as_family(differences(values, 15.0)).values():

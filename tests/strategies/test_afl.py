@@ -98,9 +98,3 @@ def test_a_client_that_sat_out_keeps_its_lambda():
     assert found[0] == pytest.approx(held[0], abs=1e-6)
     pair = nearest(held[1:] / held[1:].sum() + 0.1 * np.array([1, 0]))
     np.testing.assert_allclose(found[1:], pair * held[1:].sum(), atol=1e-6)
-
-
-@pytest.mark.parametrize("lr", [-0.1, np.inf, np.nan])
-def test_arguments_out_of_range_are_named(lr):
-    with pytest.raises(ValueError, match="lr"):
-        AFL(lr=lr)

@@ -80,7 +80,7 @@ def test_statistics_are_averaged_equally():
     np.testing.assert_allclose(found, mean, rtol=1e-6)
 
 
-def test_a_layer_without_a_direction_is_taken_with_the_next_or_the_last_with_the_one_before():
+def test_a_layer_without_a_direction_is_taken_with_its_neighbor():
     narrow = {"a.bias": np.zeros(1), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
     random, equal = np.random.default_rng(5), np.ones(2)
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]

@@ -63,12 +63,3 @@ def test_losses_of_zero_do_no_harm():
     assert found == pytest.approx([0.1, 0.3, 0.6])
     found = weights(PA3Fed(), {0: 0.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0})
     assert found.sum() == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"delta": -1.0}, "delta = -1"), ({"beta": 1.5}, "beta = 1.5"), ({"beta": -0.1}, "beta")],
-)
-def test_arguments_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PA3Fed(**arguments)

@@ -48,9 +48,3 @@ def test_equal_losses_share_what_is_left_by_their_examples():
 def test_the_whole_is_fedavg_and_a_small_share_the_worst_client():
     np.testing.assert_allclose(weights(1, (0.1, 0.2, 0.5, 0.9)), EXAMPLES / 1000)
     np.testing.assert_allclose(weights(0.01, (0.1, 0.2, 0.5, 0.9)), (0, 0, 0, 1))
-
-
-@pytest.mark.parametrize("theta", [0, -0.1, 1.5, np.nan])
-def test_arguments_out_of_range_are_named(theta):
-    with pytest.raises(ValueError, match=r"theta = .* a number above 0, at most 1"):
-        Superquantile(theta=theta)

@@ -47,7 +47,7 @@ def test_t_to_0_is_fedavg(t):
 
 
 @pytest.mark.parametrize("t", [1e3, 1e300, 1.7e308])
-def test_a_large_t_gives_all_to_the_largest_loss_and_a_negative_one_to_the_smallest(t):
+def test_a_large_t_gives_all_to_the_largest_loss_a_negative_to_the_smallest(t):
     np.testing.assert_allclose(weights(t, (3.0, 0.1, 40.0)), (0, 0, 1))
     np.testing.assert_allclose(weights(-t, (3.0, 0.1, 40.0)), (0, 1, 0))
     np.testing.assert_allclose(weights(t, (7.0, 7.0, 1.0)), (1 / 51, 50 / 51, 0))
@@ -68,9 +68,3 @@ def test_the_step_is_a_whole_one():
             metrics={k: {"received_loss": 1.0 + k} for k in range(4)},
         )
         assert after["x"][0] == pytest.approx(t)
-
-
-@pytest.mark.parametrize("t", [np.inf, -np.inf, np.nan])
-def test_arguments_out_of_range_are_named(t):
-    with pytest.raises(ValueError, match="t = "):
-        TERM(t=t)

@@ -1,0 +1,169 @@
+"""Runs are grouped into methods, and what may not be compared is noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import (
+    Page,
+    constant,
+    edit,
+    give_clients,
+    make_run,
+    several,
+    shown,
+    tables_of,
+)
+
+from fairflower.report import methods, read_run, write_report
+from fairflower.report.methods import group_runs
+from fairflower.report.tables.accuracy import (
+    accuracy_table,
+)
+
+
+def test_differing_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform"),
+        make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal", config="momentum = 0.5"),
+    ]
+    note = "The runs differ in train.momentum: 0.9 (uniform), 0.5 (fedheal)."
+    assert note in shown(*folders)
+    assert "fedheal: no FedAvg or Uniform run with the same settings" in shown(*folders)
+    page = tables_of(*folders).text
+    assert note in page
+    assert "train.momentum = 0.5, round 6" in page
+
+
+def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_path: Path) -> None:
+    uniform = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    short = make_run(tmp_path / "h", constant(4, a=0.6, b=0.9), status="stopped")
+    edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
+    text = shown(uniform, short)
+    assert (
+        "The runs reached different rounds: 6 (uniform), 3 (fedheal). Only methods at the same "
+        "round are compared." in text
+    )
+    assert "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds" in text
+    (comparison,) = group_runs(map(read_run, [uniform, short]))
+    groups = accuracy_table(comparison, 5).groups
+    assert [group.heading for group in groups] == ["round 6", "round 3"]
+
+
+def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> None:
+    folders = []
+    for t, last, status in (
+        ("0.0", 6, "completed"),
+        ("0.5", 6, "completed"),
+        ("1.0", 3, "stopped"),
+    ):
+        values = constant(last + 1, a=0.5, b=0.9)
+        name = "fedequilibria"
+        folder = make_run(tmp_path / t, values, label=f"t{t}", strategy=name, status=status)
+        edit("config.toml", "[train]", f"t = {t}\n[train]")(folder)
+        edit("config.toml", f"rounds = {last}", "rounds = 6")(folder)
+        folders.append(folder)
+    assert methods.sweeps(group_runs(map(read_run, folders))[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (
+            "[evaluate]\ntest = false\n",
+            "With evaluate.test = false, accuracies are on examples kept out of training",
+        ),
+        (
+            '[evaluate]\nby = "clients"\n',
+            "With evaluate.by = clients, a domain's accuracy is the mean of its clients'",
+        ),
+    ],
+)
+def test_where_models_were_tested_is_noted(tmp_path: Path, config: str, note: str) -> None:
+    usual = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    assert note not in shown(usual)
+    own = make_run(tmp_path / "h", constant(a=0.5, b=0.9), config=config)
+    if "test = false" in config:
+        edit("history.csv", ",domain,", ",validation,")(own)
+    assert note in shown(usual, own)
+
+
+def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
+    ray = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
+    inline = make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal")
+    edit("config.toml", 'engine = "ray"', 'engine = "inline"\nworkers = 2')(inline)
+    edit("config.toml", '"fedheal"', '"fedheal"\ntau = "default"')(inline)
+    (only,) = group_runs([read_run(ray), read_run(inline)])
+    assert not only.differing
+    other = make_run(tmp_path / "o", constant(a=0.6, b=0.9), label="fedheal", seed=1)
+    edit("config.toml", '"fedheal"', '"fedheal"\ntau = 0.3')(other)  # its default
+    (only,) = group_runs(map(read_run, [ray, inline, other]))
+    assert [(method.name, len(method.runs)) for method in only.methods][1:] == [("fedheal", 2)]
+    assert "points against Uniform" in shown(ray, inline)
+
+
+def test_namesakes_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9), config="momentum = 0.5"),
+        make_run(tmp_path / "2", constant(a=0.6, b=0.9), config="momentum = 0.9"),
+    ]
+    (only,) = group_runs(map(read_run, folders))
+    assert [m.name for m in only.methods] == [
+        "fedheal (train.momentum=0.5)", "fedheal (train.momentum=0.9)",
+    ]  # fmt: skip
+
+
+def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "old", constant(a=0.1, b=0.9), started="2025-01-01T00:00:00+00:00")
+    new = make_run(tmp_path / "new", constant(a=0.5, b=0.9))
+    short = make_run(tmp_path / "short", constant(3, a=0.2, b=0.9), seed=1, status="stopped")
+    edit("config.toml", "num-server-rounds = 2", "num-server-rounds = 6")(short)
+    (only,) = group_runs(map(read_run, [old, short, new]))
+    (method,) = only.methods
+    assert [run.path.name for run in method.runs] == ["new"]
+    assert {run.path.name for run, _ in method.left_out} == {"old", "short"}
+    text = shown(old, short, new)
+    assert "stopped after round 2 of 6 is left out" in text
+    assert "a newer run has the same seed" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_other_domains_are_another_comparison(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9)),
+        make_run(tmp_path / "2", constant(c=0.5)),
+    ]
+    write_report([read_run(folder) for folder in folders], tmp_path / "out")
+    page = Page((tmp_path / "out" / "index.html").read_text("utf-8"))
+    assert len([attrs for tag, attrs in page.tags if tag == "section"]) == 2
+    # One domain has no spread with ddof 1, and no figure of it.
+    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert "1-std.png" in names
+    assert "2-std.png" not in names
+    assert "2-average.svg" in names
+
+
+def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "1", constant(a=0.5, b=0.9), sources=["one"]),
+        make_run(tmp_path / "2", constant(a=0.5, b=0.9), label="uniform", sources=["two"],
+                 versions={"flwr": "1.32.0"}),
+    ]  # fmt: skip
+    text = shown(*folders)
+    assert "same data settings had different data or clients" in text
+    assert "several versions of flwr: " in text
+    said = "same data settings had different data or clients"
+    moved = [
+        make_run(tmp_path / label, constant(a=0.5, b=0.9), label=label, sources=[source])
+        for label, source in (("fedavg", "/here/digits"), ("term", "/there/digits"))
+    ]
+    assert said not in shown(*moved), "the same file in another folder"
+    give_clients(moved[0], a=2, b=2)
+    assert said in shown(*moved), "other examples of the clients"
+
+
+def test_uniform_is_missed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
+    assert "Uniform averaging is not among the runs" in shown(folder)
+    assert "Uniform averaging is not" not in shown(*several(tmp_path, "uniform", [0.5]))

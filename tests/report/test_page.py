@@ -1,0 +1,234 @@
+"""The page, the terminal and Markdown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+from run_folders import (
+    ALL,
+    Page,
+    constant,
+    make_run,
+    page_of,
+    rising,
+    shown,
+)
+
+from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report.figures.comparison import draw
+from fairflower.report.methods import group_runs
+from fairflower.report.pages import markdown_tables
+from fairflower.report.text import DASH
+
+HOSTILE = '<script>alert("$x_1$")</script>'
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with everything in it, and names that are markup and formulas."""
+    root = tmp_path_factory.mktemp("hostile")
+    records = [
+        {"round": r, "client_ids": [0, 1, 2, 3], "weights": [0.1, 0.2, 0.3, 0.4], "kept": 0.5,
+         "distance": [1.0, 2.0, 3.0, r], "cosine <i>": np.eye(4).tolist()}
+        for r in range(1, 10)
+    ]  # fmt: skip
+    accuracies = [{"a&b": 0.5 + 0.01 * r, "<i>c": 0.7 + 0.01 * r} for r in range(10)]
+    tests = {r: [0.5, 0.6, 0.7, 0.8] for r in range(10)}
+    folders = [
+        make_run(root / f"{label}{seed}", accuracies, label=name, strategy=label, seed=seed,
+                 diagnostics=records, clients=tests, status="failed", error=HOSTILE,
+                 command=HOSTILE, machine={HOSTILE: HOSTILE})
+        for label, name in [("uniform", "uniform"), ("fedheal", HOSTILE)]
+        for seed in range(2)
+    ]  # fmt: skip
+    write_report([read_run(folder) for folder in folders], root / "out")
+    return root / "out"
+
+
+@pytest.mark.slow
+def test_page_stands_alone(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    for link in page.attributes("href") + page.attributes("src"):
+        assert link.startswith(("#", "data:image/png;base64,"))
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "base"}
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+
+
+@pytest.mark.slow
+def test_text_is_escaped(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert text.count("&lt;script&gt;alert(") > 10
+    # The label is also in the figures, where its dollars are no formula.
+    assert re.search(r"<text[^>]*>&lt;script&gt;alert\(\"?(&quot;)?\$x_1\$", text)
+
+
+@pytest.mark.slow
+def test_ids_are_unique_and_found(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    wanted = re.findall(r"url\(#([^)]+)\)", text)
+    wanted += [href[1:] for href in page.attributes("href") if href.startswith("#")]
+    assert wanted
+    assert set(wanted) <= set(ids)
+
+
+@pytest.mark.slow
+def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
+    text = (hostile / "index.html").read_text("utf-8")
+    page = Page(text)
+    assert ("html", {"lang": "en"}) in page.tags
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    figures = [attrs for tag, attrs in page.tags if tag == "svg"]
+    assert len(figures) == 10
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
+    assert 'style="fill: currentColor' in text.replace("text-anchor: middle; ", "")
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+
+
+@pytest.mark.slow
+def test_figure_files(hostile: Path) -> None:
+    files = {path.name for path in (hostile / "figures").iterdir()}
+    names = {"average", "worst", "std", "bars", "clients", "domains", "client-weights",
+             "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
+    assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    for path in (hostile / "figures").iterdir():
+        if path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=3))
+    pages = [write_report([read_run(folder)], tmp_path / name) for name in ("1", "2")]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    for path in (tmp_path / "1" / "figures").iterdir():
+        assert path.read_bytes() == (tmp_path / "2" / "figures" / path.name).read_bytes()
+
+
+@pytest.mark.usefixtures("drawn_once")
+def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "r", rising(0.5, rounds=4)))
+    titles = [drawn.title for drawn in draw(group_runs([run])[0], tmp_path / "figures")]
+    assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
+    assert not any("Final" in title for title in titles)
+
+
+@pytest.mark.slow
+def test_one_round(tmp_path: Path) -> None:
+    record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
+    page = Page(write_report([read_run(folder)], tmp_path / "out").read_text("utf-8"))
+    assert list(page.table("Accuracy per domain, round 1")) == ["fedheal seed 0"]
+    assert not [caption for caption in page.tables if caption.startswith("Accuracy per domain, la")]
+
+
+def test_terminal_fits_eighty_columns(tmp_path: Path) -> None:
+    values = {"mnist": 0.95, "usps": 0.88, "svhn": 0.8, "synlike": 0.64}
+    folders = [
+        make_run(tmp_path / f"{label}{seed}", constant(**values), label=label, seed=seed)
+        for label in ("fedavg", "uniform", "fedequilibria")
+        for seed in range(3)
+    ]
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    assert (
+        "fedequilibria 95.00 88.00 80.00   64.00 81.75  13.33  11.54 64.00 31.00" in capture.get()
+    )
+
+
+@pytest.mark.slow
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
+    folders = [
+        make_run(
+            tmp_path / f"{label[:2]}-{seed}",
+            constant(a=0.5, b=0.75 + seed / 10),
+            label=label,
+            seed=seed,
+        )
+        for label in ("my|rule", "uniform")
+        for seed in (0, 1)
+    ]
+    write_report([read_run(folder) for folder in folders], tmp_path / "report")
+    text = (tmp_path / "report/tables.md").read_text()
+    (first, *_) = text.split("\n\n**")
+    header, ruler, *rows = [line for line in first.splitlines() if line.startswith("|")]
+    assert header.startswith("| method | a | b | AVG |")
+    assert {row.replace("\\|", "").count("|") for row in (header, ruler, *rows)} == {
+        header.count("|")
+    }
+    assert rows[1].startswith("| my\\|rule (2 seeds) |")
+    assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
+
+
+def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"classes": ["backpack", "bike"], "test_sizes": [200, 30]}
+    runs = [
+        make_run(tmp_path / label, constant(1, a=0.5, b=0.6), label=label, **facts)
+        for label in ("fedavg", "uniform")
+    ]
+    text = page_of(tmp_path / "out", *runs).text
+    assert "backpack" in text
+    assert "class 0" not in text
+    line = "Test examples, and what one is worth in points: a 200 (one is 0.5), b 30 (one is 3.3)."
+    assert line in text
+    other = make_run(tmp_path / "other", constant(1, a=0.5, b=0.6), label="term", test_sizes=[2, 3])
+    assert "worth" not in page_of(tmp_path / "out", *runs, other).text
+    none = make_run(tmp_path / "none", constant(1, a=0.5, b=0.6), test_sizes=[200, 0])
+    assert "worth" not in shown(none), "of a domain without test examples"
+
+
+def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
+    line = "Model: 100,520 bytes to and from each client in a round (25,130 trained parameters)."
+    text = markdown_tables([read_run(folder) for folder in folders])
+    first, second, *_ = text.split("**Accuracy per domain, last round")
+    assert f"\n\n{line}\n\n" in first
+    assert line not in second
+    assert line in shown(*folders)
+    assert line in page_of(tmp_path / "out", *folders).text
+
+
+def test_models_of_several_sizes_are_a_table_by_method(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg", model_bytes=4_000, num_parameters=1_000),
+        make_run(tmp_path / "h", ALL),
+        make_run(tmp_path / "u", ALL, label="uniform", model_bytes=None),
+    ]
+    page = page_of(tmp_path / "out", *folders)
+    rows = [list(row.values()) for row in page.table("Model").values()]
+    assert rows == [
+        ["fedavg seed 0", "4,000", "1,000"],
+        ["uniform seed 0", DASH, "25,130"],
+        ["fedheal seed 0", "100,520", "25,130"],
+    ]
+    assert "Model:" not in shown(*folders)
+    assert "Model" not in shown(folders[2]), "an old run does not know"

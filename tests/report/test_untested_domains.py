@@ -1,0 +1,359 @@
+"""Domains that were not tested: what is left of tables, curves and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_folders import (
+    ALL,
+    Page,
+    constant,
+    edit,
+    give_clients,
+    lose,
+    make_run,
+    rising,
+    shown,
+    tables_of,
+    trained_by,
+)
+
+from fairflower.numerics import metrics
+from fairflower.report import read_run, write_report
+from fairflower.report.figures import diagnostics
+from fairflower.report.figures.grids import sketches_of_products
+from fairflower.report.methods import group_runs
+from fairflower.report.pages import markdown_tables
+from fairflower.report.tables.accuracy import (
+    accuracy_table,
+)
+from fairflower.report.text import DASH
+
+
+@pytest.mark.usefixtures("drawn_once")
+def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", lose(ALL, c=range(3, 7)))
+    edit("history.csv", "2,domain,c,accuracy,0.4\n", "")(folder)
+    run = read_run(folder)
+    assert run.rounds.tolist() == list(range(7))
+    np.testing.assert_array_equal(run.final(5), [0.54, 0.9, np.nan])
+    page = write_report([run], tmp_path / "out")
+    page = Page(page.read_text("utf-8"))
+    row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
+    assert row["fedheal seed 0"] == {
+        "method": "fedheal seed 0",
+        "a": "54.00",
+        "b": "90.00",
+        "c": DASH,
+        "AVG": "72.00†",
+        "STD ddof 1": f"{36 / math.sqrt(2):.2f}†",
+        "STD ddof 0": "18.00†",
+        "MIN": "54.00†",
+        "GAP": "36.00†",
+    }
+    last = page.table("Accuracy per domain, last round (6)")["fedheal seed 0"]
+    assert (last["a"], last["c"], last["AVG"], last["GAP"]) == ("56.00", DASH, "73.00†", "34.00†")
+    fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
+    assert fairness["Jain"] == f"{(0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2)):.4f}†"
+    note = (
+        "fedheal, seed 0: c was not tested in rounds 2 to 6. Figures marked † are not of all "
+        "domains in the same rounds, and so are compared with no other run."
+    )
+    text = shown(folder)
+    assert note in text
+    assert note in page.text
+    assert note in (tmp_path / "out" / "tables.md").read_text()
+    assert "fedheal: not compared, as not every domain was tested throughout." in text
+    assert "nan" not in page.text
+
+
+def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
+    tmp_path: Path,
+) -> None:
+    """c is tested in rounds 3 and 5 of 2 to 6."""
+    values = [accuracies | {"c": 0.1 * r} for r, accuracies in enumerate(ALL)]
+    folder = make_run(tmp_path / "r", lose(values, c=[2, 4, 6]))
+    page = tables_of(folder)
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
+    assert (row["c"], row["AVG"], row["MIN"]) == ("40.00", f"{(54 + 90 + 40) / 3:.2f}†", "40.00†")
+    assert page.table("Fairness over 3 domains")["fedheal seed 0"]["MIN"] == "40.00†"
+    row = page.table("Accuracy per domain, last round")["fedheal seed 0"]
+    assert (row["c"], row["AVG"], row["MIN"]) == (DASH, "73.00†", "56.00†")
+    assert (
+        "c was not tested in rounds 2, 4 and 6. The mean of c is over rounds 3 and 5 alone. "
+        "Figures marked † are not of all domains in the same rounds, and so are compared with no "
+        "other run."
+    ) in shown(folder)
+
+
+def test_an_absence_before_the_rounds_that_are_averaged_changes_nothing(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg"),
+        make_run(tmp_path / "h", lose(ALL, c=[0, 1])),
+    ]
+    text = shown(*folders)
+    assert "c was not tested in rounds 0 and 1." in text
+    assert "†" not in text
+    assert "fedheal: worst domain +0.00 points against FedAvg" in text
+
+
+def test_the_last_round_is_compared_where_it_was_tested_on_every_domain(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "f", ALL, label="fedavg"),
+        make_run(tmp_path / "h", lose(ALL, c=[4])),
+    ]
+    page = tables_of(*folders)
+    assert (
+        page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]["MIN"] == "40.00†"
+    )
+    assert page.table("Accuracy per domain, last round")["fedheal seed 0"]["MIN"] == "40.00"
+
+
+def test_a_round_that_is_still_being_written_is_no_absence(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", lose(ALL, c=[6]), status="running")
+    assert read_run(folder).rounds.tolist() == list(range(7))
+    edit("history.csv", "6,run,,seconds,2.5\n", "")(folder)
+    assert read_run(folder).rounds.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("away", [range(1, 7), range(3, 7), [4]], ids=str)
+@pytest.mark.parametrize("lost", ["fedheal", "uniform"])
+def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
+    tmp_path: Path, lost: str, away: Sequence[int]
+) -> None:
+    """Without its worst domain fedheal would be the fairest; it is in no contest."""
+    folders = [
+        make_run(
+            tmp_path / f"{label}-{seed}",
+            lose(constant(a=a, b=0.9, c=0.4), **({"c": away} if label == lost else {})),
+            label=label,
+            seed=seed,
+        )
+        for label, a in (("fedavg", 0.5), ("uniform", 0.6), ("fedheal", 0.7))
+        for seed in range(3)
+    ]
+    page = tables_of(*folders)
+    table = page.table("Difference to the baselines")
+    first = list(table[next(name for name in table if name.startswith(lost))].values())
+    assert set(first[1:]) == {DASH}
+    (whole,) = {"uniform", "fedheal"} - {lost}
+    row_of = table[f"{whole} 3 seeds of federation 0"]
+    assert row_of["MIN vs FedAvg"] == "+0.00 [0.00, 0.00]"
+    text = shown(*folders)
+    assert f"{lost}: not compared, as not every domain was tested throughout." in text
+    assert ("vs Uniform" in text) == (lost == "fedheal")
+    comparison = group_runs(map(read_run, folders))[0]
+    (group,) = accuracy_table(comparison, 5).groups
+    bold = {row.name: [cell.tone for cell in row.cells] for row in group.rows}
+    assert not any(bold[lost])
+    (row,) = (row for row in group.rows if row.name == lost)
+    assert [cell.text.endswith("†") for cell in row.cells] == 3 * [False] + 5 * [True]
+    assert bold[whole][0] == "better"
+    # With nothing but what lacks a domain beside it, there is nothing to compare with.
+    alone = shown(*(folder for folder in folders if not folder.name.startswith("fedavg")))
+    if lost == "uniform":
+        assert (
+            "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds, tested on "
+            "every domain throughout, to compare with."
+        ) in alone
+
+
+def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"r{s}", lose(ALL, c=range(2, 7)) if s else ALL, seed=s)
+        for s in range(2)
+    ]
+    (method,) = group_runs(map(read_run, folders))[0].methods
+    assert [run.seed for run in method.runs] == [0]
+    text = shown(*folders)
+    assert "seed 1, completed after round 6 of 6 is left out of tables and figures: c was not " in (
+        text
+    )
+    assert "tested in rounds 2 to 6, other runs of the method lack no domain" in text
+    assert "†" not in text
+
+
+def test_the_furthest_runs_stay_also_if_shorter_ones_lack_no_domain(tmp_path: Path) -> None:
+    lost = make_run(tmp_path / "lost", lose(ALL, c=range(2, 7)))
+    short = make_run(tmp_path / "short", ALL[:4], seed=1, status="stopped")
+    edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
+    (method,) = group_runs(map(read_run, [lost, short]))[0].methods
+    assert [run.seed for run in method.runs] == [0]
+    assert [(run.seed, why) for run, why in method.left_out] == [(1, "other seeds reached round 6")]
+
+
+def test_seeds_that_lack_different_domains_are_averaged_over_what_all_have(
+    tmp_path: Path,
+) -> None:
+    lost = [{"c": range(7)}, {"b": range(1, 7)}]
+    folders = [
+        make_run(
+            tmp_path / f"r{s}",
+            lose([{"a": 0.5 + 0.1 * s, "b": 0.9, "c": 0.4, "d": 0.2}] * 7, **without),
+            seed=s,
+            domains=["a", "b", "c", "d"],
+        )
+        for s, without in enumerate(lost)
+    ]
+    page = tables_of(*folders)
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal 2 seeds"]
+    spread = 10 / math.sqrt(2)
+    assert row["a"] == f"55.00 ± {spread:.2f}"
+    assert (row["b"], row["c"], row["d"]) == (DASH, DASH, "20.00 ± 0.00")
+    assert row["AVG"] == f"37.50† ± {spread / 2:.2f}"
+    assert row["GAP"] == f"35.00† ± {spread:.2f}"
+    text = shown(*folders)
+    assert "seed 0: c was not tested in any round. Figures marked" in text
+    assert "seed 1: b was not tested in rounds 1 to 6. Figures marked" in text
+
+
+def test_curves_go_on_with_the_domains_that_are_left_and_say_so(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"r{s}", lose(ALL, c=lost), seed=s)
+        for s, lost in enumerate([[2], [2, 5]])
+    ]
+    (method,) = group_runs(map(read_run, folders))[0].methods
+    curve = method.curve(metrics.worst)
+    assert curve.whole.tolist() == [True, True, False, True, True, False, True]
+    np.testing.assert_allclose(curve.mean, [0.4, 0.4, 0.52, 0.4, 0.4, 0.55, 0.4])
+    of_c = method.curve(metrics.mean, [2])
+    np.testing.assert_array_equal(np.isnan(of_c.mean), ~curve.whole)
+    np.testing.assert_array_equal(of_c.mean[curve.whole], 0.4)
+
+
+def test_personal_models_that_were_not_tested_are_no_crash_and_named(tmp_path: Path) -> None:
+    personal = lose(rising(0.8, rounds=6), b=range(6))
+    folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=personal)
+    page = tables_of(folder)
+    row = page.table("Accuracy of personal models")["ditto seed 0"]
+    assert (row["a"], row["b"], row["AVG"], row["GAP"]) == ("83.00", DASH, "83.00†", DASH)
+    assert row["STD ddof 1"] == row["STD ddof 0"] == DASH
+    row = page.table("Accuracy per domain, mean of the last 5")["ditto seed 0"]
+    assert row["AVG"] == "72.00", "the global model was tested everywhere"
+    assert "ditto, seed 0: personal models: b was not tested in any round." in shown(folder)
+
+
+def test_personal_models_are_compared_over_the_same_rounds_too(tmp_path: Path) -> None:
+    personal = rising(0.8, rounds=6)
+    folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=lose(personal, b=[4]))
+    other = make_run(tmp_path / "e", rising(0.5), label="fedper", personal=personal)
+    page = tables_of(folder, other)
+    table = page.table("Accuracy of personal models")
+    assert (table["ditto seed 0"]["b"], table["ditto seed 0"]["GAP"]) == ("90.00", "7.00†")
+    assert table["fedper seed 0"]["GAP"] == "7.00"
+
+
+def test_one_domain_of_several_has_no_spread(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", lose(rising(0.5), b=range(1, 7)))
+    page = tables_of(folder)
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
+    assert (row["AVG"], row["MIN"]) == ("54.00†", "54.00†")
+    assert {row[name] for name in ("STD ddof 1", "STD ddof 0", "GAP")} == {DASH}
+    row = page.table("Fairness over 1 domains")["fedheal seed 0"]
+    assert (row["AVG"], row["MIN"], row["MAX"]) == ("54.00†", "54.00†", "54.00†")
+    assert {row[name] for name in ("STD ddof 0", "GAP", "Jain", "Gini", "entropy")} == {DASH}
+
+
+def test_client_types_are_of_those_that_were_tested(tmp_path: Path) -> None:
+    """Three clients of a (0.54), one of b (0.9), two of c, which are away."""
+    clients = {r: [0.54, 0.54, 0.54, 0.9] for r in range(7)}
+    folder = make_run(tmp_path / "r", lose(ALL, c=range(2, 7)), clients=clients)
+    give_clients(folder, a=3, b=1, c=2)
+    page = tables_of(folder)
+    row = page.table("Client types and clients")["fedheal seed 0"]
+    assert row["Avg over domains"] == "72.00†"
+    assert row["Avg over clients"] == f"{100 * (3 * 0.54 + 0.9) / 4:.2f}†"
+    assert page.table("Fairness over 4 clients")["fedheal seed 0"]["MIN"] == "54.00†"
+
+
+def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path: Path) -> None:
+    reason = "no reply before the timeout"
+    records = [
+        {"round": r, "client_ids": [0, 1, 2], "weights": [0.2, 0.3, 0.5]} for r in range(1, 7)
+    ]
+    records.insert(2, {"round": 2, "dropped_in_test": {"3": reason}})
+    records.append({"round": 6, "dropped_in_test": {"3": reason, "10": reason}})
+    folder = make_run(tmp_path / "r", ALL, diagnostics=records)
+    run = read_run(folder)
+    assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
+    assert run.diagnostics[1] == records[1] | records[2]
+    assert f"3 replies to tests were dropped, of client 3, 10 ({reason})." in shown(folder)
+    assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("away", "saved"), [(range(1, 7), "drawn_once"), ([4], "undrawn")], ids=["always", "once"]
+)
+def test_figures_of_products_leave_out_what_lacks_a_domain(
+    tmp_path: Path, away: Sequence[int], saved: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(saved)
+    cells = {"sgd": (0.5, 0.6), "fedprox": (0.8, 0.7)}
+    folders = [
+        trained_by(client, strategy, a, tmp_path)
+        for client, row in cells.items()
+        for strategy, a in zip(("fedavg", "uniform"), row, strict=True)
+    ]
+    for r in away:
+        edit("history.csv", f"{r},domain,a,accuracy,0.8\n", "")(tmp_path / "fedprox+fedavg")
+    (comparison,) = group_runs([read_run(folder) for folder in folders])
+    heat, convergence = sketches_of_products(comparison)
+    _, worst, *_ = heat.figure.axes
+    values = worst.images[0].get_array()
+    np.testing.assert_allclose(np.ma.filled(values, np.nan), [[50, 60], [np.nan, 70]])
+    assert "dotted" in convergence.caption
+    write_report([read_run(folder) for folder in folders], tmp_path / "out")
+    nothing = [read_run(tmp_path / "fedprox+fedavg")]
+    write_report(nothing, tmp_path / "alone")
+
+
+@given(data=st.data())
+def test_whatever_was_not_tested_the_tables_are_of_what_was(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Brute force, for any gaps that leave a domain in each round."""
+    shape = (data.draw(st.integers(1, 7)), data.draw(st.integers(1, 3)))
+    values = np.array(data.draw(st.lists(
+        st.lists(st.integers(0, 100), min_size=shape[1], max_size=shape[1]),
+        min_size=shape[0], max_size=shape[0],
+    ))) / 100  # fmt: skip
+    tested = np.array(data.draw(st.lists(
+        st.lists(st.booleans(), min_size=shape[1], max_size=shape[1]).filter(any),
+        min_size=shape[0], max_size=shape[0],
+    )))  # fmt: skip
+    names = list("abc"[: shape[1]])
+    accuracies = [
+        {name: float(v) for name, v, there in zip(names, row, mask, strict=True) if there}
+        for row, mask in zip(values, tested, strict=True)
+    ]
+    folder = tmp_path_factory.mktemp("any") / "r"
+    make_run(
+        folder,
+        accuracies,
+        rounds=range(1, shape[0] + 1),
+        domains=names,
+    )
+    run = read_run(folder)
+    last = [[values[r, d] for r in range(shape[0])[-5:] if tested[r, d]] for d in range(shape[1])]
+    wanted = [100 * sum(column) / len(column) if column else None for column in last]
+    (row,) = accuracy_table(group_runs([run])[0], 5).groups[0].rows
+    cells = [cell.text for cell in row.cells]
+    assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in wanted]
+    there = [w for w in wanted if w is not None]
+    mark = "" if tested[-5:].all() else "†"
+    assert cells[shape[1]].endswith(mark)
+    assert float(cells[shape[1]].rstrip("†")) == pytest.approx(sum(there) / len(there), abs=0.006)
+    gap = f"{max(there) - min(there):.2f}{mark}" if len(there) > 1 or shape[1] == 1 else DASH
+    assert cells[-2:] == [f"{min(there):.2f}{mark}", gap]
+    text = markdown_tables([run])
+    for d, name in enumerate(names):
+        if tested[:, d].all():
+            assert f"{name} was not tested" not in text
+    assert ("not tested in" in text) == (not tested.all())
