@@ -133,7 +133,7 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
         ),
         (
             {"strategy.name": "fedavg", "strategy.foo": 0.3},
-            "'strategy.foo'. Valid: strategy.name. There are no arguments of fedavg[.]$",
+            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments[.]$",
         ),
         ({"strategy.tau": 1.5}, r"strategy.tau = 1.5: expected a number in \[0, 1\]"),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "set one of them to 0"),

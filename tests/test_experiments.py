@@ -14,8 +14,9 @@ import typer
 from shipped import FOLDER, configs
 
 import fairflower.data
-from fairflower.cli import app, compare, landscape, report, run, sharpness
+from fairflower.cli import app, landscape, report, run, sharpness
 from fairflower.config import RunConfig, read_toml
+from fairflower.plans import comparison
 
 CONFIGS = configs()
 INDEX = (FOLDER / "README.md").read_text()
@@ -56,12 +57,12 @@ class Begun(Exception):
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Give a command: its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
-    monkeypatch.setattr(compare, "remaining_plan", lambda plan, folder, console: plan)
+    monkeypatch.setattr(comparison, "remaining_plan", lambda plan, folder, console: plan)
 
     def stop(what: Any, *_: Any) -> None:
         raise Begun(what)
 
-    for module in (compare, run):
+    for module in (comparison, run):
         monkeypatch.setattr(module, "execute", stop)
     for module in (report, landscape, sharpness):
         monkeypatch.setattr(module, "run_folders", stop)

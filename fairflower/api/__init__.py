@@ -1,4 +1,4 @@
-"""fairflower in Python and notebooks: make runs, compare them, read them back.
+"""fairflower in Python and notebooks: train, compare methods, and read runs.
 
     run = ff.run(strategy="fedheal:tau=0.4", rounds=30)
     results = ff.compare(strategies=["fedavg", "fedheal"], clients="moon", federations="0-9")

@@ -1,4 +1,4 @@
-"""What is given in Python, as run config keys and methods."""
+"""Converts arguments of Python functions to run config keys and methods."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
 #: Run config keys, dotted or in tables, or a TOML file of them.
 SettingsLike = Mapping[str, Any] | str | PathLike[str]
 
-#: A method: its name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping of its
-#: ``name``, either of these, and arguments.
+#: A method: its name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with ``name``
+#: (a name or a class) and arguments.
 MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
@@ -36,7 +36,7 @@ _REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "mo
 
 
 class ShortSettings(TypedDict, total=False):
-    """Settings under shorter names: those that the commands have as options."""
+    """Settings under shorter names, which are also options of the commands."""
 
     data: str | type
     data_dir: str | PathLike[str]
@@ -50,19 +50,22 @@ class ShortSettings(TypedDict, total=False):
     workers: int
 
 
-def settings_of(given: SettingsLike | None) -> dict[str, Any]:
-    """Run config keys with their values; ``ConfigError`` names a key that there is not."""
-    if given is None:
+def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
+    """Return run config keys with their values; ``ConfigError`` for an unknown key."""
+    if settings is None:
         return {}
-    if isinstance(given, Mapping):
+    if isinstance(settings, Mapping):
         try:
             flat = {
-                argument_to_key(key): _plain(value) for key, value in flatten_tables(given).items()
+                argument_to_key(key): _plain(value)
+                for key, value in flatten_tables(settings).items()
             }
         except RecursionError:
-            raise ConfigError("settings: expected keys, or tables of keys; found deeper.") from None
+            raise ConfigError(
+                "settings: expected keys or tables of keys, got deeper nesting."
+            ) from None
     else:
-        flat = read_toml(str(given))
+        flat = read_toml(str(settings))
     for table in _REGISTRIES:
         if isinstance(flat.get(f"{table}.name"), type):
             flat[f"{table}.name"] = name_of(table, flat[f"{table}.name"])
@@ -72,13 +75,13 @@ def settings_of(given: SettingsLike | None) -> dict[str, Any]:
     return flat
 
 
-def settings_from_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for settings under their shorter names; those that are None are not given."""
+def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return run config keys for settings under shorter names; None leaves a setting out."""
     settings = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in SHORT_NAMES:
             raise ConfigError(
-                f"{unknown('argument', name, SHORT_NAMES)} Any run config key can be given as "
+                f"{unknown('argument', name, SHORT_NAMES)} Other run config keys go into "
                 "settings={...}."
             )
         if value is not None:
@@ -89,17 +92,17 @@ def settings_from_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
-    """The method that is given.
+    """Return a method as a config.
 
-    ``ConfigError`` for several, and for an object: it does not say how it was made, and the
-    config of a run has to.
+    ``ConfigError`` for several methods, and for an object: a run config needs a method's name and
+    arguments, which an object does not have.
     """
     if isinstance(given, kind):
         return given
     if isinstance(given, str):
         chosen = kind.parse(given)
         if len(chosen) != 1:
-            raise ConfigError(f"{kind.TABLE} = {given!r}: expected one.")
+            raise ConfigError(f"{kind.TABLE} = {given!r}: expected one method.")
         return chosen[0]
     if isinstance(given, type):
         return kind(name_of(kind.TABLE, given))
@@ -113,28 +116,28 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
     raise ConfigError(
         f"{kind.TABLE} = {given!r}: expected a name with arguments ('{kind.name}', "
         "'name:argument=value'), a class, or a dict of its name and arguments. (An object does "
-        "not say how it was made, which a run's config has to.)"
+        "not say how it was made, and a run config must.)"
     )
 
 
 def methods(
     kind: type[_Choice], given: MethodLike | Iterable[MethodLike | _Choice] | None
 ) -> list[_Choice]:
-    """The methods that are given, one or several; none for None."""
+    """Return one or several methods as configs; an empty list for None."""
     if given is None:
         return []
     if isinstance(given, str):
         return kind.parse(given)
     if isinstance(given, type | Mapping | kind):
         return [method(kind, given)]
-    return [method(kind, one) for one in given]
+    return [method(kind, item) for item in given]
 
 
 def name_of(table: str, given: type) -> str:
-    """What a run config calls a class: its registered name, or ``module:Class``."""
+    """Return the name of a class in run configs: its registered name, or ``module:Class``."""
     registry = _REGISTRIES.get(table)
     if registry is None:
-        raise ConfigError(f"{table} = {given!r}: expected no class.")
+        raise ConfigError(f"{table} = {given!r}: a class is not allowed here.")
     for name in registry.data:
         if registry[name] is given:
             return name
@@ -147,7 +150,7 @@ def name_of(table: str, given: type) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as run configs have it."""
+    """Return a value as a run config scalar."""
     if value is None:
         return "none"
     if isinstance(value, np.generic):

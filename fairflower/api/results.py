@@ -1,4 +1,4 @@
-"""What runs came to: DataFrames, figures, tables."""
+"""Results of runs as DataFrames, tables, verdicts and figures."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ _STYLE = """<style>
 
 
 class Results(Sequence["Result"]):
-    """Several runs: seeds of one method become a row of tables and a line of figures.
+    """Several runs; the seeds of a method form a row of the tables and a line of the figures.
 
-    As a sequence, its runs one by one. In a notebook it is shown as the papers' table with what
-    that is worth; ``print`` shows all tables.
+    A sequence of `Result`. A notebook shows the table of accuracies with the verdicts; ``print``
+    shows all tables.
+
+    See Also
+    --------
+    fairflower.compare, fairflower.read : functions that return it.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -57,7 +61,7 @@ class Results(Sequence["Result"]):
         return len(self.runs)
 
     def __add__(self, other: Results) -> Results:
-        """The runs of both, to be compared."""
+        """Return the runs of both."""
         return Results((*self.runs, *other.runs))
 
     @cached_property
@@ -66,7 +70,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Every figure of every round: `fairflower.report.frames.history_frame`."""
+        """Every metric of every round: `fairflower.report.frames.history_frame`."""
         from fairflower.report.frames import history_frame
 
         return history_frame(self.runs)
@@ -75,7 +79,7 @@ class Results(Sequence["Result"]):
     def table(self) -> pd.DataFrame:
         """Accuracy per domain, AVG, STD, MIN and GAP of each method, in percent.
 
-        Of the last five tested rounds, with mean and standard deviation over seeds:
+        Mean and standard deviation over seeds, of the last five tested rounds:
         `fairflower.report.frames.table_frame`.
         """
         from fairflower.report.frames import table_frame
@@ -94,7 +98,7 @@ class Results(Sequence["Result"]):
 
     @property
     def verdicts(self) -> list[str]:
-        """What can be said of the methods, a sentence for each."""
+        """A sentence for each method: its difference to others and the judgement."""
         return [
             str(verdict)
             for chapter in self._analysis.chapters
@@ -103,29 +107,39 @@ class Results(Sequence["Result"]):
         ]
 
     def plot(self, figure: str = "average") -> Figure:
-        """Draw one of the report's figures.
+        """Draw a figure of the report.
 
-        ``"average"``, ``"worst"`` and ``"std"`` over rounds, ``"bars"`` and ``"domains"``, and what
-        the runs allow beside; ``ConfigError`` for another name lists all.
+        Parameters
+        ----------
+        figure : str
+            ``"average"``, ``"worst"`` or ``"std"`` over rounds, ``"bars"``, ``"domains"``, and
+            others depending on the runs.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown name, with all names; or if the runs are on different sets of domains.
         """
         from fairflower.report.figures.comparison import plot
 
         comparisons = [chapter.comparison for chapter in self._analysis.chapters]
         if len(comparisons) > 1:
             names = "; ".join(", ".join(one.domains) for one in comparisons)
-            raise ConfigError(f"The runs are of several sets of domains ({names}). Plot one's.")
+            raise ConfigError(
+                f"The runs are of several sets of domains ({names}). Plot one of them."
+            )
         return plot(comparisons[0], figure)
 
     def report(self, out: str | PathLike[str]) -> Path:
-        """Write the report into a folder, as ``fairflower report`` does; return its page."""
+        """Write the report of ``fairflower report`` into a folder; return the path of its page."""
         return write_report(self._analysis, Path(out))
 
     def summary(self, path: str | PathLike[str]) -> None:
-        """Write all that tables and verdicts need into one small .csv file, which `read` takes."""
+        """Write the data of tables and verdicts into a small .csv file, which `read` accepts."""
         write_summary(self.runs, Path(path))
 
     def latex(self) -> str:
-        """All tables for LaTeX's package booktabs."""
+        """Return all tables for LaTeX's package booktabs."""
         from fairflower.report.latex import latex
 
         return latex(self._analysis)
@@ -142,7 +156,7 @@ class Results(Sequence["Result"]):
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
-        """The papers' table of each set of domains, the verdicts and the notes."""
+        """Return the accuracy table of each set of domains with its verdicts and notes."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
             said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]
@@ -152,7 +166,7 @@ class Results(Sequence["Result"]):
 
 
 class Result(Results):
-    """One run."""
+    """A single run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__([run])
@@ -165,7 +179,7 @@ class Result(Results):
 
     @property
     def label(self) -> str:
-        """The method's name in tables: ``fedheal:tau=0.4``."""
+        """The method's name in tables, as ``fedheal:tau=0.4``."""
         return self.run.label
 
     @property
@@ -180,7 +194,7 @@ class Result(Results):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The whole run config by dotted keys."""
+        """The run config by dotted keys."""
         return self.run.config
 
     @property
@@ -196,10 +210,10 @@ class Result(Results):
         return load_file(self.path / "model.safetensors")
 
     def network(self, data_dir: str = "") -> Network:
-        """The final global model as a torch module of raw examples, which it normalises itself.
+        """Return the final global model as a torch module that normalizes raw examples itself.
 
-        It takes the run's data, whose ``data_dir`` may be another by now, to know their classes
-        and scale: `fairflower.final_model.exporting.Network`.
+        Classes and scale come from the run's data set, which is read from ``data_dir`` if given:
+        `fairflower.final_model.exporting.Network`.
         """
         from fairflower.final_model.exporting import network
 

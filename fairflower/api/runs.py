@@ -1,4 +1,4 @@
-"""Runs made, and read back."""
+"""Functions that train: a run, a comparison; and a function that reads run folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, locked_folder, remaining_plan
-from fairflower.plans.plan import FEDERATIONS, Plan, parse_seeds, resolve_jobs, single_run_config
+from fairflower.plans.comparison import run_comparison
+from fairflower.plans.execution import announce, execute
+from fairflower.plans.plan import Plan, replicates, resolve_jobs, single_run_config
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
-if TYPE_CHECKING:  # Flower is slow to import, and what is wrong is said before
+if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
     from fairflower.server.callbacks import OnRound
 
 
@@ -51,44 +52,62 @@ def run(
     ----------
     settings : mapping or path, optional
         Run config keys (``{"train.lr": 0.01}`` or ``{"train": {"lr": 0.01}}``), or a TOML file
-        of them; ``fairflower list settings`` shows all. All other arguments win over them.
+        of them; ``fairflower list settings`` shows all keys. The other arguments override them.
     strategy, client : str, class or mapping, optional
-        Aggregation rule and local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
-        ``{"name": "fedheal", "tau": 0.4}``. By default those of ``settings``.
+        Strategy and method of local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
+        ``{"name": "fedheal", "tau": 0.4}``. Default: the methods of ``settings``.
     seed : int, optional
-        Of everything but the partition.
+        Seed of everything but the partition. Default: the ``seed`` of ``settings``, else 0.
     output_dir : path, optional
-        Where the run folder is made; default: ``~/.fairflower/runs``.
+        Parent of the run folder. Default: ``~/.fairflower/runs``.
     resume : path, optional
-        Folder of a run that was stopped or killed, to go on with. Only how it is executed may
-        be given beside, and ``rounds``.
+        Run folder of a stopped or killed run to resume. Only ``rounds`` and settings of the
+        execution, as ``workers``, may be given with it.
     on_round : callable, optional
-        Called after every round of training with its number and its figures, a dict:
-        ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN``, ``accuracy/STD`` (fractions)
-        and ``loss/<domain>``, where it was tested; ``train_loss``; ``seconds``. Where it returns
-        True or raises ``StopRun``, the run is stopped there, and can be resumed.
+        Called after every round of training with its number and a dict of metrics:
+        ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN``, ``accuracy/STD`` (fractions;
+        ddof 1) and ``loss/<domain>`` if the round was tested; ``train_loss``; ``seconds``. The run
+        stops, and can be resumed, if the callable returns True or raises ``StopRun``.
     progress : bool
-        Whether to show rounds as they are made.
+        Whether to print rounds as they end.
     **options
         Settings under shorter names: `ShortSettings`.
+
+    Returns
+    -------
+    Result
+        The run, read from its folder.
 
     Raises
     ------
     ConfigError, DataError, RoundFailed
-        What cannot be run, with the remedy.
+        If the run cannot begin or go on; the message has the remedy.
     KeyboardInterrupt
-        If it was stopped by Ctrl-C or a notebook's stop button; the run folder can be resumed.
+        After Ctrl-C or a notebook's stop button; the run folder can be resumed.
+
+    See Also
+    --------
+    compare : several strategies on several federations.
+    read : runs from their folders.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> small = {"data.clients-per-domain": 1, "train.local-epochs": 1, "engine": "inline"}
+    >>> result = run(small, strategy="uniform", rounds=1, output_dir=mkdtemp(), progress=False)
+    >>> result.status, sorted(result.accuracy)
+    ('completed', ['accented', 'faint', 'noisy', 'plain'])
     """
-    given = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
+    overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:
         rule = None if strategy is None else method(StrategyConfig, strategy)
-        training = None if client is None else method(ClientConfig, client)
-        config = single_run_config(settings_of(settings), rule, training, given)
+        trainer = None if client is None else method(ClientConfig, client)
+        config = single_run_config(settings_of(settings), rule, trainer, overrides)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
-                raise ConfigError(f"{name}: a run that is resumed keeps its own settings.")
-        config = resumed_config(Path(resume), given)
+                raise ConfigError(f"{name}: a resumed run keeps its own settings. Leave it out.")
+        config = resumed_config(Path(resume), overrides)
     console = Console(quiet=not progress)
     plan = Plan([config])
     announce(plan, console)
@@ -113,48 +132,48 @@ def compare(
     Parameters
     ----------
     settings : mapping or path, optional
-        As of `run`, for all runs.
-    strategies : str, class, mapping or several of them, optional
-        Aggregation rules; uniform averaging is always added. Default: FedAvg and that of
+        Settings of all runs, as in `run`.
+    strategies : str, class, mapping or an iterable of these, optional
+        Strategies; uniform averaging is always added. Default: FedAvg and the strategy of
         ``settings``.
-    clients : likewise, optional
-        Methods of local training. Default: that of ``settings``.
+    clients : str, class, mapping or an iterable of these, optional
+        Methods of local training. Default: the method of ``settings``.
     federations : iterable of int, or str, optional
-        ``range(20)``, ``[0, 7]``, ``"0-19"``: each number draws who holds what and the run's seed.
-        Default: ten, without ``seeds``.
-    seeds : likewise, optional
-        Seeds on one federation, that of ``data.seed``, of which alone the verdicts are then.
+        ``range(20)``, ``[0, 7]`` or ``"0-19"``: each number draws the partition, the clients' data
+        and the run's seed. Default: ``"0-9"``, unless ``seeds`` is given.
+    seeds : iterable of int, or str, optional
+        Seeds on the one federation of ``data.seed``. Verdicts then hold for this federation alone.
     jobs : int, optional
-        Runs at a time, each in its own process on the inline engine. Default: one per core if
-        there are as many runs, none uses a GPU and neither ``engine``, ``ray_address`` nor
-        ``workers`` is given; on a cluster 1.
+        Number of parallel runs, each in its own process on the inline engine. Default: one per core
+        if there are as many runs, no run uses a GPU and neither ``engine``, ``ray_address`` nor
+        ``workers`` is given; otherwise 1.
     output_dir : path, optional
-        The comparison's folder; default: a new one in ``~/.fairflower/comparisons``. In one that
-        is used again, runs that are completed are not made again, and others go on.
+        Folder of the comparison. Default: a new folder in ``~/.fairflower/comparisons``. In an
+        earlier comparison's folder, completed runs are kept and unfinished runs are resumed.
     progress : bool
-        Whether to show runs and rounds as they are made.
+        Whether to print runs and rounds as they end.
     **options
         Settings under shorter names: `ShortSettings`.
 
     Returns
     -------
     Results
-        Of all runs in the folder.
+        All runs in the folder.
 
     Raises
     ------
     ConfigError, DataError, RoundFailed
-        What cannot be run, with the remedy; of a run that fails, when the others have been made.
+        If a run cannot begin or go on; the message has the remedy. A run's failure is raised after
+        the other runs have ended.
+
+    See Also
+    --------
+    run : a single run.
+    fairflower.api.results.Results : tables, verdicts and figures of the runs.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
-    if seeds is not None and federations is not None:
-        raise ConfigError("seeds, federations: give one of them. Federations draw the seed, too.")
-    name = "federations" if seeds is None else "seeds"
-    chosen = (FEDERATIONS if federations is None else federations) if seeds is None else seeds
-    numbers = parse_seeds(chosen, f"--{name}") if isinstance(chosen, str) else _whole(chosen)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{name} = {chosen!r}: expected different numbers, as range(3).")
+    numbers, federated = replicates(federations, seeds)
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
         raise ConfigError("strategies, clients: name at least one, or leave the argument out.")
@@ -162,42 +181,31 @@ def compare(
         raise ConfigError("seed: compare takes seeds, as in seeds=[3].")
     folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
     flat = settings_of(settings) | settings_from_options(options)
-    count = resolve_jobs(flat, jobs)
-    plan = Plan.grid(
-        {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
-        | {"output-dir": str(folder / "runs")},
-        rules,
-        numbers,
-        clients=trainers,
-        federations=seeds is None,
-    )
-    console = Console(quiet=not progress)
-    announce(plan, console)
-    with locked_folder(folder):
-        rest = remaining_plan(plan, folder / "runs", console)
-        execute(rest, console, jobs=count)
+    parallel_runs = resolve_jobs(flat, jobs)
+    flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
+    flat["output-dir"] = str(folder / "runs")
+    plan = Plan.grid(flat, rules, numbers, clients=trainers, federations=federated)
+    run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 
 
-def _whole(seeds: Iterable[int]) -> list[int]:
-    """The numbers; none where they are no numbers."""
-    try:
-        return [int(seed) for seed in seeds]
-    except (TypeError, ValueError):
-        return []
-
-
 def read(*paths: str | PathLike[str]) -> Results:
-    """Runs from their folders, folders of run folders, summaries (.csv), or patterns of these.
+    """Return runs from run folders, folders of run folders, summaries (.csv), or glob patterns.
 
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
-    Each run is read once. What a pattern matches and is no run is passed over; of runs that
-    cannot be read there is a warning. ``RunFolderError`` where no run is left, ``ConfigError``
-    where a path holds none.
+    Each run is read once. Matches of a pattern that are no runs are skipped. A run that cannot be
+    read gives a warning.
+
+    Raises
+    ------
+    RunFolderError
+        If no run can be read.
+    ConfigError
+        If a path has no run.
     """
     runs: list[Run] = []
-    for place in dict.fromkeys(place for given in paths for place in _places(str(given))):
+    for place in dict.fromkeys(place for path in paths for place in _places(str(path))):
         try:
             runs += read_runs(place)
         except RunFolderError as error:
@@ -209,14 +217,14 @@ def read(*paths: str | PathLike[str]) -> Results:
     return Results(runs)
 
 
-def _places(given: str) -> list[Path]:
-    path = Path(given).expanduser()
-    if path.exists() or not glob.has_magic(given):
+def _places(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.exists() or not glob.has_magic(pattern):
         return run_folders(path)
-    found = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
     return [
         place
-        for match in found
+        for match in matches
         if match.suffix == ".csv" or (match.is_dir() and any(match.rglob("run.json")))
         for place in run_folders(match)
     ]

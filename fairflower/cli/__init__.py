@@ -1,13 +1,15 @@
-"""The ``fairflower`` command: one module per subcommand, put together here.
+"""The ``fairflower`` command, with one module per subcommand.
 
-Whatever takes long to import (Flower, torch, pandas, matplotlib) is imported by the functions
-that use it, so that ``--help`` and a mistyped option answer at once.
+Libraries that are slow to import (Flower, torch, pandas, matplotlib) are imported inside functions,
+so that ``--help`` and a mistyped option answer at once.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -40,34 +42,40 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Show the version."""
+    """Print the version if asked for."""
     if version:
         console.print(f"fairflower {fairflower.__version__}", highlight=False)
         raise typer.Exit
+
+
+def add(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
+    """Add a command with its docstring as help, whose paragraphs fit any width."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
 
 for command in (
     *(run.run, compare.compare, tune.tune, report.report),
     *(leaderboard.leaderboard, landscape.landscape, sharpness.sharpness, export.export),
 ):
-    app.command()(command)
-app.command("list")(listing.list_)
+    add(app, command)
+add(app, listing.list_, "list")
 
-data_app = typer.Typer(help="Look at data sets.", no_args_is_help=True)
-data_app.command("show")(data.show)
+data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
+add(data_app, data.show, "show")
 app.add_typer(data_app, name="data")
 
-deploy_app = typer.Typer(help="A federation of real processes.", no_args_is_help=True)
-deploy_app.command("trial")(deploy.trial)
-deploy_app.command("certificates")(deploy.certificates)
-deploy_app.command("key")(deploy.key)
+deploy_app = typer.Typer(help="Run a federation of real processes.", no_args_is_help=True)
+add(deploy_app, deploy.trial, "trial")
+add(deploy_app, deploy.certificates, "certificates")
+add(deploy_app, deploy.key, "key")
 app.add_typer(deploy_app, name="deploy")
 
 
 def main() -> None:
-    """Entry point of the ``fairflower`` command."""
+    """Run the ``fairflower`` command."""
     for stream in (sys.stdout, sys.stderr):
-        # File names may hold what a terminal cannot show: no reason to end a run.
+        # A file name that the terminal cannot show must not end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairflower.cli.options import ConfigOverrides, with_settings
-from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console
+from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
+from fairflower.cli.report import print_report, readable_runs
+from fairflower.cli.terminal import console, text_table
 from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_of
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, locked_folder, remaining_plan
-from fairflower.plans.plan import FEDERATIONS, Plan, parse_seeds, resolve_jobs
+from fairflower.plans.comparison import run_comparison
+from fairflower.plans.execution import announce
+from fairflower.plans.plan import FEDERATIONS, Plan, replicates, resolve_jobs
 
 
 @with_settings(
@@ -26,107 +28,106 @@ def compare(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated aggregation rules; arguments after colons, as in "
-            "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added; default: "
+            help="Comma-separated strategies; arguments follow after colons, as in "
+            "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added. Default: "
             "fedavg and strategy.name."
         ),
     ] = None,
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations, comma-separated or a range as 0-9: each number draws who holds "
-            "what and the model's and batches' seed (data.seed = seed). Default: "
-            f"{FEDERATIONS}, without --seeds."
+            help="Federations, as 0,1,2 or 0-9. Each number draws the partition, the clients' data "
+            f"and the run's seed (data.seed = seed). Default: {FEDERATIONS}, unless --seeds is "
+            "given."
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds on one federation (data.seed) instead of federations, as 0-4: verdicts "
-            "are then of that federation alone."
+            help="Seeds on the one federation of data.seed, as 0-4, instead of --federations. "
+            "Verdicts then hold for this federation alone."
         ),
     ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods of local training, each with every strategy, as in "
-            "sgd,fedprox:mu=0.1; default: client.name alone."
+            help="Comma-separated methods of local training, each combined with every strategy, as "
+            "in sgd,fedprox:mu=0.1. Default: client.name."
         ),
     ] = None,
     overrides: ConfigOverrides,
-    jobs: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|N",
-            help="Runs at a time, each in its own process and on the inline engine. auto: one "
-            "per core if there are as many runs, none uses a GPU and no engine is chosen; else 1.",
-        ),
-    ] = "auto",
+    jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="The comparison's folder; default: a new one.")
+        Path | None, typer.Option(help="Folder of the comparison. Default: a new folder.")
+    ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print the runs, the smallest difference that they can detect, and how many "
+            "federations a difference of 2 points takes; then stop.",
+        ),
+    ] = False,
+    pilot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Runs from which --plan takes the spread: run folders, folders of run folders or "
+            "summaries (.csv); repeatable. Default: the runs in --output-dir."
+        ),
     ] = None,
 ) -> None:
-    """Train every strategy (times client) on every federation; write one report.
+    """Train every strategy with every client on every federation, and write one report.
 
-    A config's strategy.* arguments are those of the strategy that it names, each time it is
-    listed, and of no other; `--set strategy.tau=0.4` goes to all strategies that have a tau.
-    Arguments after colons win over both, one by one; tau=default is the strategy's default.
-    Clients are treated alike. Seeds come from --federations or --seeds alone. What is run is
-    printed first, with all arguments that are not defaults.
+    A config's strategy.* arguments apply to the strategy that the config names, wherever it is
+    listed, and to no other. `--set strategy.tau=0.4` applies to all strategies that have a tau.
+    Arguments after colons override both; tau=default restores the strategy's default. The same
+    holds for clients. The plan is printed first, with all arguments that are not defaults.
 
-    A folder used again keeps its earlier runs: those that are completed are not made again,
-    others go on where they were, and the report covers them all.
+    An --output-dir that is used again keeps its runs: completed runs are not repeated, unfinished
+    runs are resumed, and the report covers all of them.
     """
     folder = new_folder("comparisons", output_dir)
-    count = resolve_jobs(overrides.settings, parse_jobs(jobs))
-    numbers, own = replicates(overrides, federations, seeds)
-    plan = plan_of(overrides, strategies, numbers, clients, folder / "runs", own)
-    announce(plan, console)
-    with locked_folder(folder):
-        rest = remaining_plan(plan, folder / "runs", console)
-        folders: list[Path] = []
-        try:
-            execute(rest, console, folders, count)
-        finally:
-            if folders or len(rest.runs) < len(plan.runs):
-                print_report(run_folders(folder / "runs"), folder / "report")
+    parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
+    numbers, federated = replicates(federations, seeds)
+    if federated and "data.seed" in overrides.assigned:
+        raise ConfigError(
+            "--set data.seed: every federation has its own. Choose them by --federations, or give "
+            "--seeds for several seeds on one federation."
+        )
+    grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
+    if plan:
+        announce(grid, console)
+        earlier = [folder / "runs"] if (folder / "runs").exists() else []
+        print_power(grid, len(numbers), pilot or earlier)
+        return
+    if pilot:
+        raise ConfigError("--pilot: --plan alone reads it. Add --plan, or leave --pilot out.")
+    run_comparison(
+        grid,
+        folder,
+        console,
+        parallel_runs,
+        lambda: print_report(run_folders(folder / "runs"), folder / "report"),
+    )
 
 
-#: Keys that many runs cannot have in common -> what to do.
+#: Keys that the runs of a comparison cannot share -> what to do instead.
 _OTHERWISE = {
     "seed": "name them by --federations or --seeds",
     "strategy.name": "name them by --strategies",
     "run-name": "runs are named by method and seed",
     "output-dir": "give --output-dir",
-    "resume": "an earlier --output-dir goes on where it was",
+    "resume": "an earlier --output-dir is resumed",
 }
 
 
 def parse_jobs(jobs: str) -> int | None:
-    """Read ``--jobs``; None for ``auto``."""
+    """Return the number of ``--jobs``; None for ``auto``."""
     if jobs == "auto":
         return None
     if not jobs.isdecimal() or int(jobs) < 1:
         raise ConfigError(f"--jobs {jobs!r}: expected auto, or a whole number from 1.")
     return int(jobs)
-
-
-def replicates(
-    overrides: ConfigOverrides, federations: str | None, seeds: str | None
-) -> tuple[list[int], bool]:
-    """The numbers of ``--federations`` or ``--seeds``, and whether they are federations."""
-    if seeds is not None and federations is not None:
-        raise ConfigError(
-            "--federations and --seeds: give one of them. Federations draw the seed, too."
-        )
-    if seeds is not None:
-        return parse_seeds(seeds), False
-    if "data.seed" in overrides.assigned:
-        raise ConfigError(
-            "--set data.seed: every federation has its own. Name them by --federations, or give "
-            "--seeds for several seeds on one."
-        )
-    return parse_seeds(federations or FEDERATIONS, "--federations"), True
 
 
 def plan_of(
@@ -137,7 +138,10 @@ def plan_of(
     folder: Path,
     federations: bool = False,
 ) -> Plan:
-    """Every client with every strategy and seed, to be written below ``folder``."""
+    """Return the plan of every client with every strategy and seed; run folders go to ``folder``.
+
+    ``ConfigError`` for a setting that the runs cannot share, or that no method has.
+    """
     for key, instead in _OTHERWISE.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not take --set {key}: {instead}.")
@@ -150,3 +154,57 @@ def plan_of(
     for key in overrides.settings:
         check_key(key, named)
     return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations)
+
+
+def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
+    """Print which differences a plan can detect, by the spread of the ``pilot`` runs."""
+    from fairflower.plans.power import (
+        EFFECT,
+        comparisons_of,
+        design_power,
+        detectable_in_sd,
+        spreads,
+    )
+    from fairflower.statistics.differences import MIN_PAIRS
+
+    def points(value: float) -> str:
+        return "unknown" if math.isnan(value) else f"{value:.1f}"
+
+    methods = comparisons_of(plan)
+    if federations < MIN_PAIRS:
+        console.print(
+            f"Fewer than {MIN_PAIRS} pairs give intervals and no verdict.", highlight=False
+        )
+    if not pilot:
+        console.print(
+            f"Smallest detectable difference: {points(detectable_in_sd(methods, federations))} "
+            "standard deviations of the paired differences. For percentage points, give earlier "
+            "runs by --pilot, or run a few federations first with --output-dir.",
+            soft_wrap=True,
+            highlight=False,
+        )
+        return
+    found = spreads(
+        readable_runs([path for given in pilot for path in run_folders(given)], console)
+    )
+    rows = [
+        (
+            one.spread.metric,
+            f"{one.spread.sd:.2f}",
+            points(one.detectable),
+            str(one.for_difference),
+            f"{one.for_equivalence} (within {one.spread.margin:g})",
+        )
+        for one in design_power(found, methods, federations)
+    ]
+    columns = (
+        *("metric", "SD of differences", "smallest detectable difference"),
+        *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
+    )
+    title = f"What {federations} pairs detect of {methods} methods against Uniform"
+    table = text_table(title, columns, rows)
+    table.caption = (
+        f"In percentage points, with 80 % power at 5 % over all methods and metrics. SD: from "
+        f"{found[0].methods} earlier methods, paired by {found[0].unit}."
+    )
+    console.print(table)

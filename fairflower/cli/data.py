@@ -20,12 +20,16 @@ def show(
     overrides: ConfigOverrides,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="PNG, of images; default: <data set>.png here."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="PNG file of the images. Default: <data set>.png in the working directory.",
+        ),
     ] = None,
 ) -> None:
     """Print domains, clients and class counts, and draw a contact sheet of images.
 
-    Of features and token ids it prints what they are like.
+    For features and token ids, a table of examples is printed instead of the contact sheet.
     """
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)
@@ -39,8 +43,8 @@ def show(
     federation = prepare(config.data)
     if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
         console.print(
-            f"data.clients-per-domain is without effect: data.imbalance-factor = {factor} says how "
-            "many clients a domain has.",
+            f"data.clients-per-domain has no effect: data.imbalance-factor = {factor} sets the "
+            "number of clients of a domain.",
             soft_wrap=True,
             highlight=False,
         )

@@ -25,32 +25,30 @@ def trial(
     *,
     strategies: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated aggregation rules, one run each; default: strategy.name alone."
-        ),
+        typer.Option(help="Comma-separated strategies, one run each. Default: strategy.name."),
     ] = None,
     sites: Annotated[
-        int | None, typer.Option(min=1, help="SuperNodes; default: one for each domain.")
+        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one for each domain.")
     ] = None,
     site: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DOMAIN=FOLDER", help="A site with data of its own; one for each site."
+            metavar="DOMAIN=FOLDER", help="A site's domain and data folder; repeat for each site."
         ),
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,
     output_dir: Annotated[
-        Path | None, typer.Option(help="The trial's folder; default: a new one.")
+        Path | None, typer.Option(help="Folder of the trial. Default: a new folder.")
     ] = None,
 ) -> None:
     """Try a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 
-    The sites share one data set, or have folders of their own, by default of .npz files
-    (--data): --site svhn=/data/svhn --site usps=/data/usps.
+    The sites share one data set, or each has a folder, by default of .npz files (--data):
+    --site svhn=/data/svhn --site usps=/data/usps.
 
-    A site starts a process for every message, so a round takes ten seconds even where there
-    is little to do. Everything is ended at the end, or by Ctrl-C.
+    A site starts a process for every message, so a round takes at least ten seconds. All processes
+    end with the command, also after Ctrl-C.
     """
     from fairflower.deploy.local import LocalDeployment
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
@@ -65,13 +63,13 @@ def trial(
     configs = grid_configs(settings, chosen, overrides.shared, trainers)
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
-        raise ConfigError(f"--sites {sites}: with --site, there are as many as are given.")
+        raise ConfigError(f"--sites {sites}: --site gives the number of sites. Leave --sites out.")
     if site:
         nodes = nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
         data, nodes = nodes_with_shares(data, sites)
-    # Whatever ends this process ends the others.
+    # A signal that ends this process must also end its SuperLink and SuperNodes.
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
@@ -82,11 +80,13 @@ def trial(
 
 @friendly_errors(extra="")
 def certificates(
-    hosts: Annotated[list[str], typer.Argument(help="Names and addresses of the server.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder.")] = Path("certificates"),
-    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 365,
+    hosts: Annotated[list[str], typer.Argument(help="Host names and addresses of the server.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("certificates"),
+    days: Annotated[
+        int, typer.Option(min=1, help="Days for which the certificates are valid.")
+    ] = 365,
 ) -> None:
-    """Make ca.crt for the sites, and server.pem and server.key for the SuperLink."""
+    """Write ca.crt for the sites, and server.pem and server.key for the SuperLink."""
     from fairflower.deploy.credentials import make_certificates
 
     for file in make_certificates(out, hosts, days):
@@ -95,9 +95,11 @@ def certificates(
 
 @friendly_errors(extra="")
 def key(
-    path: Annotated[Path, typer.Argument(help="The private key; the public one is <path>.pub.")],
+    path: Annotated[
+        Path, typer.Argument(help="File of the private key; the public key goes to <path>.pub.")
+    ],
 ) -> None:
-    """Make a SuperNode's key pair, whose public half the server's operator registers."""
+    """Write a SuperNode's key pair; the server's operator registers the public key."""
     from fairflower.deploy.credentials import make_key_pair
 
     public = make_key_pair(path)

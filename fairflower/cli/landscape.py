@@ -21,37 +21,38 @@ if TYPE_CHECKING:
 @friendly_errors()
 def landscape(
     runs: RunFolders,
-    grid: Annotated[int, typer.Option(help="Points on a side, odd.")] = 21,
+    grid: Annotated[int, typer.Option(help="Points along a side of the grid; an odd number.")] = 21,
     span: Annotated[
-        float, typer.Option(help="How far to go; at 1 a filter is moved by its own length.")
+        float,
+        typer.Option(help="Largest step along a direction; 1 moves each filter by its own norm."),
     ] = 1.0,
     images: Annotated[
-        int, typer.Option(help="Images of each domain, in training and in testing; 0: all.")
+        int, typer.Option(help="Images of each domain for training and for test loss. 0 uses all.")
     ] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the directions and of the images.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of the figures; default: each run's own."),
+        typer.Option("--out", "-o", help="Folder of the figures. Default: each run folder."),
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Draw the loss around the final model, of every domain's training and test images.
+    """Draw the loss around the final model, on training and test images of every domain.
 
-    Writes landscape.png, .svg and .csv. Several runs are drawn with the same contours.
+    Writes landscape.png, .svg and .csv. Several runs share the contour levels.
     """
     from fairflower.final_model.contours import draw, levels_of
     from fairflower.final_model.landscape import landscape as explore
     from fairflower.report import read_run
     from fairflower.server.progress import counting_bar
 
-    found = [read_run(folder) for path in runs for folder in run_folders(path)]
-    if out and len({run.path.name for run in found}) < len(found):
-        raise ConfigError(f"--out {out}: several runs have one name. Leave it out.")
+    selected = [read_run(folder) for path in runs for folder in run_folders(path)]
+    if out and len({run.path.name for run in selected}) < len(selected):
+        raise ConfigError(f"--out {out}: several runs have the same folder name. Leave --out out.")
     landscapes, places = [], []
     with counting_bar(console, "points", transient=True) as bar:
-        tasks = [bar.add_task(run.label, total=grid**2) for run in found]
-        for run, task in zip(found, tasks, strict=True):
+        tasks = [bar.add_task(run.label, total=grid**2) for run in selected]
+        for run, task in zip(selected, tasks, strict=True):
             landscapes.append(
                 explore(
                     run,
@@ -69,14 +70,14 @@ def landscape(
             landscapes[-1].write_csv(folder / f"{prefix}landscape.csv")
             places.append((folder, prefix))
     levels = levels_of(landscapes)
-    for one, (folder, prefix) in zip(landscapes, places, strict=True):
-        draw(one, levels, folder, prefix)
-        console.print(_heights(one))
+    for surfaces, (folder, prefix) in zip(landscapes, places, strict=True):
+        draw(surfaces, levels, folder, prefix)
+        console.print(_heights(surfaces))
         say_where("landscape", folder / f"{prefix}landscape.png")
 
 
 def _heights(landscape: Landscape) -> Table:
-    """Loss of the model, and by how much the points around it exceed that on average."""
+    """Return a table of the model's loss and of the mean rise of the loss around it."""
     table = Table(title=f"Loss around the model of {escape(landscape.label)}", title_justify="left")
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")

@@ -24,10 +24,10 @@ def list_(
         str, typer.Argument(help="strategies, clients, data, models, settings or all.")
     ] = "all",
 ) -> None:
-    """Show what can be named in a run config, with papers and arguments.
+    """List strategies, clients, data sets, models or settings, with papers and arguments.
 
-    Behind the default of an argument are the range in which `fairflower tune` looks and the other
-    words that it takes.
+    Each argument has its default and, in parentheses, the search range of `fairflower tune` and
+    other accepted words.
     """
     tables = {
         "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
@@ -51,7 +51,7 @@ def _methods(title: str, kind: _Methods) -> Table:
         for name, method in kind.REGISTRY.items()
     ]
     rows += _offered(kind)
-    columns = ("name", "what it does", "from", f"arguments ({kind.TABLE}.*)")
+    columns = ("name", "what it does", "paper", f"arguments ({kind.TABLE}.*)")
     return text_table(f"{title} ({kind.TABLE}.name)", columns, rows)
 
 
@@ -63,11 +63,11 @@ def _described(title: str, kind: _Described) -> Table:
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
-    """What other packages offer: name, first line, package and arguments, or what is wrong."""
+    """Yield name, first line, package and arguments of other packages' entries, or their error."""
     for name, offer in kind.REGISTRY.offers().items():
         try:
-            found = kind(name).factory
-            yield name, _summary(found), distribution_of(offer), _arguments(found)
+            component = kind(name).factory
+            yield name, _summary(component), distribution_of(offer), _arguments(component)
         except ConfigError as error:
             yield name, str(error), distribution_of(offer), ""
 
@@ -78,10 +78,10 @@ def _summary(thing: Any) -> str:
 
 def _arguments(factory: Any) -> str:
     shown = []
-    for name, own in argument_specs(factory).items():
-        words = ", ".join(word for word in own.words if word != own.default)
-        more = [str(own.search)] * bool(own.search) + [f"or {words}"] * bool(words)
-        default = "none" if own.default is None else own.default
+    for name, spec in argument_specs(factory).items():
+        words = ", ".join(word for word in spec.words if word != spec.default)
+        more = [str(spec.search)] * bool(spec.search) + [f"or {words}"] * bool(words)
+        default = "none" if spec.default is None else spec.default
         shown.append(
             f"{run_config.argument_to_key(name)}={default}" + f" ({', '.join(more)})" * bool(more)
         )

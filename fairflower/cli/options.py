@@ -1,4 +1,4 @@
-"""Options that several commands share, most of them run config keys under shorter names."""
+"""Options that several commands share; most are run config keys under shorter names."""
 
 from __future__ import annotations
 
@@ -20,42 +20,50 @@ from fairflower.errors import ConfigError
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 Client = Annotated[
-    str | None, typer.Option(help="Local training (client.name), e.g. fedprox:mu=0.1.")
+    str | None, typer.Option(help="Method of local training (client.name), as fedprox:mu=0.1.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
-Jobs = Annotated[str, typer.Option(metavar="auto|N", help="Runs at a time; auto: one per core.")]
+Jobs = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|N",
+        help="Number of parallel runs, each in a process of its own on the inline engine. auto: "
+        "one per core if there are as many runs, no run uses a GPU and no engine is chosen; "
+        "otherwise 1.",
+    ),
+]
 _Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")
 ]
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any run config key; repeatable."),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a run config key; repeatable."),
 ]
 
 
 @dataclass(frozen=True)
 class ConfigOverrides:
-    """What a command line says about run configs: a file, and run config keys."""
+    """Run config keys from a command line: of --config, of options, and of --set."""
 
     config: Path | None
-    options: dict[str, Any]  # of those in `SHORT_NAMES`
-    assigned: dict[str, Any]  # of ``--set``
+    options: dict[str, Any]  # by the options of `SHORT_NAMES`
+    assigned: dict[str, Any]  # by ``--set``
 
     @functools.cached_property
     def file(self) -> dict[str, Any]:
-        """The keys that the config file sets."""
+        """Return the keys that the config file sets."""
         return run_config.read_toml(self.config) if self.config else {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All keys; those of ``--set`` win over options, and these over the file."""
+        """Return all keys; ``--set`` overrides options, and options override the file."""
         return self.file | self.options | self.assigned
 
     @property
     def shared(self) -> dict[str, Any]:
-        """Arguments of methods given by ``--set``: for all methods that take them."""
+        """Return the methods' arguments of ``--set``, which apply to every method that has them."""
         return {
             k: v
             for k, v in self.assigned.items()
@@ -64,10 +72,17 @@ class ConfigOverrides:
 
 
 def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Any]:
-    """Give a command these of `SHORT_NAMES`, with their ``defaults``, ``--config`` and ``--set``.
+    """Return a decorator that adds options of `SHORT_NAMES`, ``--config`` and ``--set``.
 
-    The command gets what they say as its argument ``overrides``, in whose place ``--help`` lists
-    the options in this order. Its errors are shown as `friendly_errors` shows them.
+    The command receives their values as its argument ``overrides``, in whose place ``--help`` lists
+    the options. `friendly_errors` shows its errors.
+
+    Parameters
+    ----------
+    *names : str
+        Options, in this order.
+    **defaults
+        Default values of options; otherwise None.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -101,7 +116,7 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
 
 
 def single_choice(choices: list[_Choice]) -> _Choice:
-    """The only method that an option names."""
+    """Return the single method that an option names; ``ConfigError`` for several."""
     if len(choices) > 1:
-        raise ConfigError(f"--{choices[0].TABLE}: expected one; `compare` takes several.")
+        raise ConfigError(f"--{choices[0].TABLE}: expected one method; `compare` takes several.")
     return choices[0]

@@ -108,7 +108,7 @@ def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     from fairflower.report.pages import markdown_tables
 
     messages = Console(stderr=True)
-    runs = _read(paths, messages)
+    runs = readable_runs(paths, messages)
     if not runs:
         raise typer.Exit(1)
     analysis = analyze(runs)
@@ -135,7 +135,7 @@ def print_report(
     """
     from fairflower.report import analyze, terminal_table, write_report, write_summary
 
-    runs = _read(paths, console)
+    runs = readable_runs(paths, console)
     analysis = analyze(runs, tuned)
     if runs or tuned:
         console.print(terminal_table(analysis))
@@ -146,8 +146,8 @@ def print_report(
     return bool(runs)
 
 
-def _read(paths: list[Path], messages: Console) -> list[Run]:
-    """The runs that can be read; of the others it is said why they are left out."""
+def readable_runs(paths: list[Path], messages: Console) -> list[Run]:
+    """Return the runs that can be read; print why the others are left out."""
     from fairflower.report import read_runs
 
     runs = []

@@ -27,40 +27,40 @@ def run(
     *,
     strategy: Annotated[
         str | None,
-        typer.Option(
-            help="Aggregation rule (strategy.name), e.g. fedheal:tau=0.4, or module:Class."
-        ),
+        typer.Option(help="Strategy (strategy.name), as fedheal:tau=0.4, or module:Class."),
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,
     resume: Annotated[
-        Path | None, typer.Option(help="Run folder to go on with, by its own settings.")
+        Path | None, typer.Option(help="Run folder to resume with its own settings.")
     ] = None,
 ) -> None:
     """Train one federation and write its run folder.
 
-    Later settings win: defaults, --config, the options, --set. A --strategy or --client that
-    is the config's own keeps the config's arguments that it does not give; of another method
-    they are left out. `fairflower list settings` shows all keys that --set takes.
+    Each source of settings overrides the one before: defaults, --config, options, --set. If
+    --strategy or --client names the config's method, arguments in the config that it does not set
+    are kept; otherwise they are dropped. `fairflower list settings` shows all keys for --set.
 
-    --resume goes on with a run that was stopped or killed, as if it never had been. Only
-    how it is executed may change (--engine, --workers, --data-dir, ...), and --rounds.
+    --resume continues a stopped or killed run with the same result as an uninterrupted run. Only
+    --rounds and settings of its execution (--engine, --workers, --data-dir, ...) may change.
     """
     if resume is None:
         rule = None if strategy is None else single_choice(StrategyConfig.parse(strategy))
-        training = None if client is None else single_choice(ClientConfig.parse(client))
+        trainer = None if client is None else single_choice(ClientConfig.parse(client))
         config = single_run_config(
-            overrides.file, rule, training, overrides.options | overrides.assigned
+            overrides.file, rule, trainer, overrides.options | overrides.assigned
         )
     else:
         named = {"strategy": strategy, "client": client, "config": overrides.config}
         for option, value in named.items():
             if value is not None:
-                raise ConfigError(f"--{option}: a run that is resumed keeps its own settings.")
+                raise ConfigError(
+                    f"--{option}: a resumed run keeps its own settings. Leave it out."
+                )
         config = resumed_config(resume, overrides.options | overrides.assigned)
     plan = Plan([config])
     announce(plan, console)
     folders = execute(plan, console)
     print_report(folders)
     path = escape(shlex.quote(str(folders[0])))
-    console.print(f"Figures and details: [bold]fairflower report {path}[/]", soft_wrap=True)
+    console.print(f"Report with figures: [bold]fairflower report {path}[/]", soft_wrap=True)

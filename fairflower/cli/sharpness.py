@@ -22,25 +22,26 @@ if TYPE_CHECKING:
 def sharpness(
     runs: RunFolders,
     rho: Annotated[
-        float | None, typer.Option(min=0, help="Radius; default: each run's measure.rho.")
+        float | None,
+        typer.Option(min=0, help="Radius of the perturbation. Default: each run's measure.rho."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="CSV of every client's sharpness.")
+        Path | None, typer.Option("--out", "-o", help="CSV file of every client's sharpness.")
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Measure how sharp each client's minimum of the final model is (FedISM's Table 7)."""
+    """Measure the sharpness of each client's loss at the final model (FedISM's Table 7)."""
     from fairflower.final_model.landscape import client_sharpness, write_csv
     from fairflower.report import read_run
     from fairflower.report.methods import method_names
     from fairflower.server.progress import counting_bar
 
-    found = [read_run(folder) for path in runs for folder in run_folders(path)]
+    selected = [read_run(folder) for path in runs for folder in run_folders(path)]
     measured = []
     with counting_bar(console, "points", transient=True) as bar:
-        task = bar.add_task("clients", total=sum(len(run.clients) for run in found))
-        for run, name in zip(found, method_names(found), strict=True):
+        task = bar.add_task("clients", total=sum(len(run.clients) for run in selected))
+        for run, name in zip(selected, method_names(selected), strict=True):
             one = client_sharpness(
                 run,
                 rho=rho,
@@ -56,13 +57,13 @@ def sharpness(
 
 
 def by_method(measured: list[ClientSharpness]) -> Table:
-    """A row per method: means over seeds of the clients' means, and of their spread."""
+    """Return a table with a row per method: mean and standard deviation over clients."""
     import numpy as np
 
     table = Table(
         title="Sharpness of the final model over clients",
-        caption="Mean over clients of each group, and mean and standard deviation (ddof 0) over "
-        "all; means over seeds.",
+        caption="Mean over the clients of each group; mean and standard deviation (ddof 0) over "
+        "all clients. Averaged over seeds.",
         title_justify="left",
         caption_justify="left",
     )

@@ -1,4 +1,4 @@
-"""What commands show: lines, tables, bars, and what went wrong."""
+"""Terminal output of the commands: console, tables and errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from rich.table import Table
 
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
-# Warnings and errors of a run appear between its progress lines, so on one stream.
+# One stream: warnings and errors of a run appear between its progress lines.
 console = Console()
 
 
 @contextmanager
 def friendly_errors(extra: str = "sim") -> Iterator[None]:
-    """Say what is wrong instead of showing where it was noticed; that ``extra`` is missing, too."""
+    """Print a user error in one line, without a traceback, and exit with status 1 or 2.
+
+    ``extra`` names the pip extra that the command needs; empty for none.
+    """
     try:
         if extra:
             require(extra, "This command")
@@ -33,20 +36,20 @@ def friendly_errors(extra: str = "sim") -> Iterator[None]:
 
 
 def printable(error: BaseException) -> str:
-    """Return an error's text, with escapes for what no terminal can show of a file's name."""
+    """Return an error's text, with escapes for characters that no terminal can show."""
     return error_text(error).encode("utf-8", "backslashreplace").decode()
 
 
 def say_where(what: str, path: Path) -> None:
-    """Print on one line, to be copied, where something was written."""
+    """Print the path of an output on one line, so that it can be copied."""
     console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
 
 
 def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table of texts."""
-    made = Table(title=title, title_justify="left")
+    """Return a rich table with folding columns of text."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
     for column in columns:
-        made.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table

@@ -16,15 +16,18 @@ from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
-from fairflower.plans.plan import parse_seeds
+from fairflower.plans.plan import replicates
 from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, TuningProtocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
 
 
-#: What a trial is chosen by, and what that is of: `CRITERIA` and `METRICS` of
-#: `fairflower.report.tuning` have them in words.
+#: Default of --seeds; the trials have seed 0.
+SEEDS = "1-3"
+
+#: Criteria and metrics of the choice among trials: `CRITERIA` and `METRICS` of
+#: `fairflower.report.tuning` describe them.
 Select = Literal["worst", "average", "worst-then-average"]
 Metric = Literal["accuracy", "balanced_accuracy"]
 
@@ -35,55 +38,71 @@ def tune(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated aggregation rules; what is given after colons stays as it is. "
-            "Uniform averaging is always added; default: fedavg and strategy.name."
+            help="Comma-separated strategies; arguments after colons are not tuned. Uniform "
+            "averaging is always added. Default: fedavg and strategy.name."
         ),
     ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods of local training, each with every strategy; default: "
-            "client.name alone."
+            help="Comma-separated methods of local training, each combined with every strategy. "
+            "Default: client.name."
         ),
     ] = None,
     budget: Annotated[
-        int, typer.Option(min=1, help="Trials of each method, the paper's values among them.")
+        int,
+        typer.Option(
+            min=1, help="Number of trials of each method; the first has the paper's values."
+        ),
     ] = 12,
     select: Annotated[
-        Select, typer.Option(help="What to choose by, on validation images.")
+        Select, typer.Option(help="Criterion of the choice, on validation images.")
     ] = "worst-then-average",
     metric: Annotated[
-        Metric, typer.Option(help="What that is: accuracy, or its mean over classes.")
+        Metric, typer.Option(help="Metric of the criterion: accuracy, or its mean over classes.")
     ] = "accuracy",
     tune_training: Annotated[
-        bool, typer.Option("--tune-training", help="Tune learning rate and local epochs, too.")
+        bool, typer.Option("--tune-training", help="Also tune learning rate and local epochs.")
     ] = False,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Test the paper's values, too, beside those chosen.")
+        bool, typer.Option("--defaults", help="Also test the paper's values.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option(help="End trials early that are clearly behind the paper's values.")
+        bool, typer.Option(help="Stop trials that are clearly worse than the paper's values.")
     ] = True,
+    federations: Annotated[
+        str | None,
+        typer.Option(
+            help="Federations of the tests, as 1,2,3 or 1-10. Each number draws the partition, the "
+            "clients' data and the run's seed (data.seed = seed)."
+        ),
+    ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of the tests: comma-separated, or a range as 1-5.")
-    ] = "1-3",
+        str | None,
+        typer.Option(
+            help="Seeds of the tests on the trials' federation, as 1-5, instead of --federations. "
+            f"Default: {SEEDS}."
+        ),
+    ] = None,
     overrides: ConfigOverrides,
     jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="The study's folder; default: a new one.")
+        Path | None, typer.Option(help="Folder of the study. Default: a new folder.")
     ] = None,
 ) -> None:
-    """Tune every method alike on validation images, then test what was chosen, once.
+    """Tune every method with the same budget on validation images, then test the chosen values.
 
-    Each method has the same number of trials, drawn at random in the ranges that `fairflower list`
-    shows, the first with the paper's values. They train with the config's seed and are compared on
-    images that clients keep out of training (data.validation-fraction, here 0.2 by default).
-    What is chosen is trained with the seeds of --seeds and tested on the test images.
+    Each method has the same number of trials: the paper's values, then values drawn at random from
+    the ranges that `fairflower list` shows. Trials train with the config's seed and are compared on
+    images held out from training (data.validation-fraction, here 0.2 by default). The chosen values
+    are trained on the federations of --federations, or with the seeds of --seeds, and tested on the
+    test images.
 
-    A folder used again goes on where it was stopped or killed.
+    An --output-dir that is used again resumes its study.
     """
     folder = new_folder("studies", output_dir)
     overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
+    numbers, federated = replicates(federations, seeds or (None if federations else SEEDS))
     plan = plan_of(
         overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
     )
@@ -91,7 +110,7 @@ def tune(
 
     with locked_folder(folder, study=True):
         protocol = TuningProtocol(
-            budget, parse_seeds(seeds), select, metric, tune_training, defaults, prune
+            budget, numbers, select, metric, tune_training, defaults, prune, federated
         )
         tuning = TuningStudies(folder, plan.runs, protocol)
         _announce(tuning)
@@ -99,7 +118,7 @@ def tune(
 
 
 def _make(tuning: TuningStudies, jobs: int | None) -> None:
-    """Make all runs, and report on what was made, whatever happens to the rest."""
+    """Run a study and print its report, also after a failure or interruption."""
     try:
         execute(tuning.plan, console, jobs=jobs, study=tuning)
     finally:
@@ -108,31 +127,37 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
 
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
-    """The settings with images for validation."""
+    """Return the settings with validation images; ``ConfigError`` for settings of no study."""
     if "seed" in overrides.assigned:
         raise ConfigError("This command does not take --set seed: give --seed.")
     if overrides.settings.get("ray-address"):
-        raise ConfigError("ray-address: a study's runs are made on this machine. Leave it out.")
+        raise ConfigError("ray-address: a study runs on this machine alone. Leave it out.")
     if not overrides.settings.get("evaluate.test", True):
-        raise ConfigError("evaluate.test = false: what is chosen is tested. Remove it.")
+        raise ConfigError("evaluate.test = false: a study tests the chosen values. Remove it.")
     if overrides.settings.get(EXAMPLES):
         return overrides
     if overrides.assigned.get(VALIDATION, SHARE) == 0:
-        raise ConfigError(f"{VALIDATION} = 0: choices are made on validation images. Raise it.")
-    # A run's config.toml has all settings, this one mostly at its default, which is 0.
+        raise ConfigError(f"{VALIDATION} = 0: a study needs validation images. Raise it.")
+    # A run's config.toml has all settings, with 0 for this one by default.
     share = overrides.file.get(VALIDATION) or SHARE
     return replace(overrides, options={VALIDATION: share, **overrides.options})
 
 
 def _announce(tuning: TuningStudies) -> None:
-    """Print what is tuned, and how much of it is there already."""
-    for one in tuning.tuned():
-        ranges = "; ".join(f"{key} from {search}" for key, search in one.ranges.items())
-        trials = f"{len(one.trials)} trial{'s' * (len(one.trials) > 1)}"
+    """Print ranges and numbers of trials of each method, and how many runs are left."""
+    for method in tuning.tuned():
+        ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
+        trials = f"{len(method.trials)} trial{'s' * (len(method.trials) > 1)}"
         console.print(
-            f"{one.method}: {trials}, {ranges or 'nothing to tune'}", highlight=False, markup=False
+            f"{method.method}: {trials}, {ranges or 'nothing to tune'}",
+            highlight=False,
+            markup=False,
         )
-    done = sum(trial.outcome != "unfinished" for one in tuning.tuned() for trial in one.trials)
+    done = sum(
+        trial.outcome != "unfinished" for method in tuning.tuned() for trial in method.trials
+    )
     if done:
-        console.print(f"{done} trials are there already.")
-    console.print(f"{tuning.total} runs are left; to {escape(str(tuning.folder))}", soft_wrap=True)
+        console.print(f"{done} trials are completed already.")
+    console.print(
+        f"{tuning.total} runs are left; output in {escape(str(tuning.folder))}", soft_wrap=True
+    )

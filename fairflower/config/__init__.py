@@ -1,10 +1,9 @@
-"""The run config: every key, its default and what it allows.
+"""The run config: every key with its default and allowed values.
 
-This is the only place that knows the keys. A run config is a flat mapping of
-dotted kebab-case keys to scalars (``"data.clients-per-domain": 5``), which is
-what TOML tables, Flower's run config and Flower's ``ConfigRecord`` all carry;
-``RunConfig`` is the same thing typed and checked. What a method's own arguments
-allow is declared at its constructor (`fairflower.arguments`).
+A run config is a flat mapping of dotted kebab-case keys to scalars
+(``"data.clients-per-domain": 5``), as in TOML tables, Flower's run config and Flower's
+``ConfigRecord``. ``RunConfig`` has the same keys, typed and validated. Arguments of a method are
+declared at its constructor (`fairflower.arguments`).
 
 >>> config = RunConfig.from_flat({"strategy.name": "fedheal", "seed": 3})
 >>> config.seed, config.data.clients_per_domain

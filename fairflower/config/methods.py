@@ -1,4 +1,4 @@
-"""What a run config names: two methods, a data set and a model, with arguments of their own."""
+"""Components that a run config names, with arguments: two methods, a data set, a model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
 from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
 
-#: The value of an argument that is left to the method.
+#: Value of an argument that restores the method's default.
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """A part of a run by name, with those of its own arguments that are not left to it."""
+    """Name of a component of a run, with the arguments that differ from its defaults."""
 
     name: str = ""
     args: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
-    #: The table of the run config that it stands in, and what it can name.
+    #: Table of the run config, and registry of the names.
     TABLE: ClassVar[str]
     REGISTRY: ClassVar[Registry]
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read one as it is named in a run config or on a command line.
+        """Return the component that a run config or command line names.
 
         >>> StrategyConfig.read("my_package.rules:MinLoss:power=0.3")
         StrategyConfig(name='my_package.rules:MinLoss', args={'power': 0.3})
@@ -51,83 +51,82 @@ class ComponentSpec:
 
     @property
     def factory(self) -> Any:
-        """What is named, a class or a function; ``ConfigError`` if it is not to be had."""
+        """Class or function of this name; ``ConfigError`` if unknown or not importable."""
         if self.name not in self.REGISTRY:
-            own = " One that is not in this list is named as my_package.module:Class."
-            hint = own if "." in self.name else ""
+            form = " Give a class outside this list as my_package.module:Class."
+            hint = form if "." in self.name else ""
             raise ConfigError(unknown(self.REGISTRY.kind, self.name, self.REGISTRY.names()) + hint)
         if ":" in self.name:
             add_cwd_to_path()
         return self.REGISTRY[self.name]
 
     def check(self) -> None:
-        """Raise ``ConfigError`` for another one's argument, or a value that is not allowed."""
+        """Raise ``ConfigError`` for an unknown argument, or a value that is not allowed."""
         if self.name in self.REGISTRY.data and not self.args:
             return  # nothing to import
-        own = argument_specs(self.factory)
+        specs = argument_specs(self.factory)
         for arg, value in self.args.items():
-            if arg not in own:
-                raise self._unknown(arg, own)
-            own[arg].check(self._key(arg), value)
+            if arg not in specs:
+                raise self._unknown(arg, specs)
+            specs[arg].check(self._key(arg), value)
 
     def _key(self, arg: str) -> str:
         return f"{self.TABLE}.name = {self.name!r}: {argument_to_key(arg)}"
 
-    def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
-        if own:
-            return ConfigError(unknown(f"argument of {self.name}", arg, own))
+    def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
+        if valid:
+            return ConfigError(unknown(f"argument of {self.name}", arg, valid))
         return ConfigError(
-            f"{self._key(arg)}: {self.name} has no arguments of its own: they would be keyword-"
-            "only ones of its constructor. Remove it."
+            f"{self._key(arg)}: {self.name} has no arguments (keyword-only parameters of "
+            "its constructor). Remove it."
         )
 
 
 class DataSpec(ComponentSpec):
-    """Which data set: what ``data.name`` says."""
+    """Data set of ``data.name``."""
 
     TABLE: ClassVar[str] = "data"
     REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
 
     @property
     def kind(self) -> str:
-        """What its examples are, of `fairflower.registry.KINDS`."""
+        """Kind of its examples, one of `fairflower.registry.KINDS`."""
         return getattr(self.factory, "kind", "images")
 
 
 class ModelSpec(ComponentSpec):
-    """Which network: what ``model.name`` says."""
+    """Network of ``model.name``."""
 
     TABLE: ClassVar[str] = "model"
     REGISTRY: ClassVar[DescribedRegistry] = MODELS
 
     def check_kind(self, kind: str) -> None:
-        """Raise ``ConfigError`` if it does not take such examples, with a model that does."""
+        """Raise ``ConfigError``, with a suitable model, if the model does not accept a kind."""
         built_in = self.name in self.REGISTRY.data
         if built_in and self.name not in MODEL_OF.values():
             kinds: tuple[str, ...] = ("images",)  # nothing to import
         else:
             kinds = getattr(self.factory, "kinds", ("images",))
         if kind not in kinds:
-            own = "" if built_in else f", or give {self.name} kinds = ({kind!r},) if it takes them"
+            hint = "" if built_in else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
             raise ConfigError(
                 f"model.name = {self.name!r}: it takes {' or '.join(kinds)}, and the data are "
-                f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){own}."
+                f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
             )
 
 
 @dataclass(frozen=True)
 class MethodSpec(ComponentSpec):
-    """A method, whose arguments are run config keys."""
+    """Strategy or client, whose arguments are run config keys."""
 
     HELP: ClassVar[str]
     REGISTRY: ClassVar[MethodRegistry]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
-        """The method that run config keys name, with the arguments that they do not leave to it.
+        """Return the method that run config keys name, with its arguments.
 
-        Those that come with its name, which is all that ``flwr run`` can be told of a method
-        that fairflower does not have, give way to keys.
+        Config keys override arguments given in the name.
         """
         table = f"{cls.TABLE}."
         name = flat.get(f"{table}name", cls.name)
@@ -143,7 +142,7 @@ class MethodSpec(ComponentSpec):
 
     @classmethod
     def parse(cls, text: str) -> list[Self]:
-        """Read several as they are listed on a command line.
+        """Return the methods of a comma-separated list.
 
         >>> StrategyConfig.parse("fedavg,fedheal:tau=0.4:beta=none")[1].args
         {'tau': 0.4, 'beta': None}
@@ -154,9 +153,9 @@ class MethodSpec(ComponentSpec):
         return choices
 
     def defaults(self) -> Mapping[str, Any]:
-        """The method's own arguments with their defaults; none of one that is not here.
+        """Return the method's arguments with their defaults; empty if it is not installed.
 
-        A run folder may be anybody's: to read it, no file in the working directory is run.
+        No file in the working directory is imported, since run folders may come from others.
         """
         try:
             return self.REGISTRY[self.name].arguments()  # type: ignore[no-any-return]
@@ -166,10 +165,10 @@ class MethodSpec(ComponentSpec):
     def _key(self, arg: str) -> str:
         return f"{self.TABLE}.{argument_to_key(arg)}"
 
-    def _unknown(self, arg: str, own: Collection[str]) -> ConfigError:
+    def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
         owners = self.REGISTRY.arguments().get(arg)
         if owners is None:
-            return super()._unknown(arg, own)
+            return super()._unknown(arg, valid)
         return ConfigError(
             f"{self._key(arg)} is an argument of {', '.join(owners)}, not of {self.name}. "
             f"Remove it, or choose another {self.TABLE}.name."
@@ -177,9 +176,9 @@ class MethodSpec(ComponentSpec):
 
     @property
     def label(self) -> str:
-        """How tables and figures call it: the name and what differs from its defaults.
+        """Name in tables and figures: the method and its arguments that are not defaults.
 
-        In the method's own order, so that one method has one label.
+        Arguments have the order of the method's constructor, so that a method has one label.
         """
         defaults = self.defaults() if self.args else {}
         ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)
@@ -191,7 +190,7 @@ class MethodSpec(ComponentSpec):
         return ":".join([self.name, *shown])
 
     def to_flat(self) -> dict[str, Scalar]:
-        """Its run config keys, without the arguments that are left to it."""
+        """Return its run config keys, without arguments at the method's defaults."""
         args = {
             f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
             for a, v in self.args.items()
@@ -199,10 +198,10 @@ class MethodSpec(ComponentSpec):
         return {f"{self.TABLE}.name": self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """``flat``, run config keys, with this method in place of the one it names.
+        """Return run config keys with this method in place of theirs.
 
-        Where that is the same method, its arguments stay that are not given here;
-        ``"default"`` gives one back to the method.
+        If ``flat`` names the same method, its arguments are kept that this method does not set;
+        the value ``"default"`` restores a default.
 
         >>> flat = {"strategy.name": "fedheal", "strategy.tau": 0.4, "strategy.beta": 0.1}
         >>> StrategyConfig("fedheal", {"beta": None}).override(flat)
@@ -210,14 +209,14 @@ class MethodSpec(ComponentSpec):
         >>> StrategyConfig("fedavg").override(flat)
         {'strategy.name': 'fedavg'}
         """
-        given = self.of(flat)
+        current = self.of(flat)
         others = {k: v for k, v in flat.items() if not k.startswith(f"{self.TABLE}.")}
-        return others | (given.to_flat() if given.name == self.name else {}) | self.to_flat()
+        return others | (current.to_flat() if current.name == self.name else {}) | self.to_flat()
 
 
 @dataclass(frozen=True)
 class StrategyConfig(MethodSpec):
-    """Which aggregation rule.
+    """Strategy of a run.
 
     >>> StrategyConfig("fedheal", {"tau": 0.4, "beta": None}).label
     'fedheal:tau=0.4:beta=none'
@@ -225,15 +224,13 @@ class StrategyConfig(MethodSpec):
 
     name: str = "fedheal"
     TABLE: ClassVar[str] = "strategy"
-    HELP: ClassVar[str] = (
-        "Aggregation rule; `fairflower list strategies` shows all, or module:Class."
-    )
+    HELP: ClassVar[str] = "Strategy; `fairflower list strategies` shows all, or module:Class."
     REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
 
 
 @dataclass(frozen=True)
 class ClientConfig(MethodSpec):
-    """How a client trains.
+    """Method of local training of a run.
 
     >>> ClientConfig("fedprox", {"mu": 0.1}).to_flat()
     {'client.name': 'fedprox', 'client.mu': 0.1}
@@ -241,5 +238,7 @@ class ClientConfig(MethodSpec):
 
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
-    HELP: ClassVar[str] = "Local training; `fairflower list clients` shows all, or module:Class."
+    HELP: ClassVar[str] = (
+        "Method of local training; `fairflower list clients` shows all, or module:Class."
+    )
     REGISTRY: ClassVar[MethodRegistry] = CLIENTS

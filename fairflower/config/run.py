@@ -1,4 +1,4 @@
-"""The whole run config: from flat keys and back, checked."""
+"""`RunConfig`: validation of flat run config keys, and conversion back."""
 
 from __future__ import annotations
 
@@ -40,42 +40,51 @@ from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINE
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes."""
+    """All settings of a run, typed and validated."""
 
-    seed: int = setting(0, "Seed of the model, the sampling and the clients.")
+    seed: int = setting(0, "Seed of the model, the sampling of clients and their training.")
     num_server_rounds: int = setting(30, "Rounds of training.")
-    fraction_train: float = setting(1.0, "Share of the clients asked in a round.", above=0, max=1)
-    min_clients: int = setting(0, "Fewest valid replies a round may have; 0: half of those asked.")
+    fraction_train: float = setting(
+        1.0, "Share of the clients that train in a round.", above=0, max=1
+    )
+    min_clients: int = setting(
+        0, "Minimum number of valid replies in a round. 0 means half of the asked clients."
+    )
     sites: int = setting(
-        0, "Fewest sites with data of their own to begin with; 0: take those that are connected."
+        0, "Number of sites to wait for before the first round. 0 means those connected now."
     )
     round_timeout: float = setting(
-        3600.0, "Seconds to wait for a round's replies.", above=0, execution=True
+        3600.0, "Seconds to wait for the replies of a round.", above=0, execution=True
     )
     output_dir: str = setting(
-        "", "Where run folders go; empty: $FAIRFLOWER_HOME/runs.", execution=True
+        "", "Parent of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
     )
     run_name: str = setting(
-        "", "Name of the run folder; empty: time, method, data and seed.", execution=True
+        "", "Name of the run folder. Empty means time, method, data and seed.", execution=True
     )
-    resume: str = setting("", "Run folder to go on with, by its own settings.", execution=True)
+    resume: str = setting(
+        "", "Run folder to resume, with its own settings. Empty starts a new run.", execution=True
+    )
     engine: str = setting(
         "ray",
-        "`fairflower run` only. ray: ours on Ray; flower: Flower's on Ray; inline: one process.",
+        "Engine of `fairflower run`. ray: fairflower's on Ray; flower: Flower's on Ray; inline: "
+        "this process.",
         choices=("ray", "flower", "inline"),
         execution=True,
     )
     ray_address: str = setting(
         "",
-        "Ray cluster that clients run on: auto, host:port or ray://host:port; empty: this machine.",
+        "Ray cluster: auto, host:port or ray://host:port. Empty means this machine.",
         execution=True,
     )
-    workers: int = setting(0, "Clients at a time, on Ray; 0: as many as fit.", execution=True)
-    client_cpus: int = setting(1, "CPUs, and torch threads, per client.", min=1)
-    client_gpus: float = setting(0.0, "Share of a GPU per client, on Ray.", execution=True)
+    workers: int = setting(0, "Parallel clients on Ray. 0 means as many as fit.", execution=True)
+    client_cpus: int = setting(1, "CPUs and torch threads per client.", min=1)
+    client_gpus: float = setting(
+        0.0, "Share of a GPU per client on Ray. 0 means no GPU.", execution=True
+    )
     track: str = setting(
         "none",
-        "Where figures are logged beside the run folder: none, tensorboard, mlflow or wandb.",
+        "Library that metrics are also logged to: none, tensorboard, mlflow or wandb.",
         choices=("none", *TRACKERS),
         execution=True,
     )
@@ -93,24 +102,27 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """How tables and figures call the method: ``fedheal``, or ``fedprox+fedheal``."""
+        """The method's name in tables and figures, as ``fedheal`` or ``fedprox+fedheal``."""
         client, strategy = self.client.label, self.strategy.label
         return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
 
     def evaluates(self, split: str) -> bool:
-        """Whether models are tested on ``"test"`` images, or on those for ``"validation"``."""
+        """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
         return self.evaluate.test if split == "test" else self.data.validated
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
-        """Check a flat mapping and fill what it leaves out with the defaults.
+        """Return the validated config of a flat mapping; missing keys have their defaults.
 
-        ``ConfigError`` on an unknown key, a value of the wrong type or out of range, or an unknown
-        name of a strategy, client, data set or model.
+        Raises
+        ------
+        ConfigError
+            For an unknown key, a value of the wrong type or out of range, an unknown strategy,
+            client, data set or model, or settings that exclude each other.
         """
         methods = methods_of(flat)
         for method in methods:
-            method.factory  # noqa: B018  # a name that does not exist comes before its arguments
+            method.factory  # noqa: B018  # an unknown name is reported before its arguments
         config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
         _check(config)
         return config
@@ -127,19 +139,19 @@ class RunConfig:
         return _build(settings | methods)
 
     def to_flat(self) -> dict[str, Scalar]:
-        """Every key with its value, as Flower's run config and messages carry it."""
+        """Return every key with its value, as Flower's run config and messages carry them."""
         own = self.concise()
         return {key: own.get(key, DEFAULT) for key in key_help()} | own
 
     def concise(self) -> dict[str, Scalar]:
-        """The keys with their values, but for those that are left to the methods."""
+        """Return the keys with their values, without arguments left at the methods' defaults."""
         own = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
         return own | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
-        """The config as TOML tables that ``--config`` and ``flwr run`` read back.
+        """Return the config as TOML tables, which ``--config`` and ``flwr run`` read.
 
-        With a ``parent``, as its sub-tables.
+        ``parent`` is a table to nest them in.
         """
         tables: dict[str, list[str]] = {"": []}
         for key, value in self.to_flat().items():
@@ -154,20 +166,20 @@ class RunConfig:
 
 @cache
 def keys() -> MappingProxyType[str, Scalar]:
-    """Every key of the run config with its default (``[tool.flwr.app.config]``)."""
+    """Return every key of the run config with its default (``[tool.flwr.app.config]``)."""
     return MappingProxyType(RunConfig().to_flat())
 
 
 def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
-    """The methods that run config keys name."""
+    """Return the client and the strategy that run config keys name."""
     return [kind.of(flat) for kind in _METHODS]
 
 
 def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
-    """Raise ``ConfigError`` with the nearest valid key if there is no such key.
+    """Raise ``ConfigError`` with the nearest valid key for an unknown key.
 
-    There are those of every built-in method's arguments, and those of the ``methods``: in a
-    method's table these alone are named as valid.
+    Valid are all settings and the arguments of built-in methods and of ``methods``. For a key in a
+    method's table, the error lists the arguments of ``methods`` alone.
     """
     if key in (*_schema(), *_NAMES) or key in keys():
         return
@@ -178,7 +190,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     valid = own | {f"{m.TABLE}.name" for m in named} or keys()
     words = unknown("run config key", key, valid, key_help())
     if named and not own:
-        words += f" There are no arguments of {', '.join(m.name for m in named)}."
+        words += f" {', '.join(m.name for m in named)} has no arguments."
     raise ConfigError(words)
 
 
@@ -188,7 +200,7 @@ def is_setting(key: str) -> bool:
 
 
 def key_help() -> dict[str, str]:
-    """The meaning of every key, for help texts."""
+    """Return the help text of every key."""
     texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
     for kind in _METHODS:
         texts[f"{kind.TABLE}.name"] = kind.HELP
@@ -199,14 +211,14 @@ def key_help() -> dict[str, str]:
 
 @cache
 def execution() -> frozenset[str]:
-    """The keys that say where and how a run is executed, which moves no bit of its result."""
+    """Return the keys of a run's execution, which do not affect its result."""
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
 
 
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """What makes runs the same method: everything but the seed and the execution.
+    """Return what identifies the method of a run: all keys but the seed and the execution.
 
-    An argument that is left to the method, or given as its default, is as one not listed.
+    An argument at the method's default counts as absent.
     """
     left = {"seed", *execution()}
     for choice in methods_of(config):
@@ -228,13 +240,13 @@ _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
 _METHOD_KEYS = ("client.", "strategy.")
 
-#: What makes a method: in them, `default` is the same as nothing.
+#: Tables in which the value `default` counts as an absent key.
 METHOD_TABLES = ("strategy.", "client.", "bound.")
 
 
 @cache
 def _schema() -> dict[str, dataclasses.Field[Any]]:
-    """Dotted key -> dataclass field, without the methods and their own arguments."""
+    """Return dotted key -> dataclass field, without the methods and their arguments."""
     schema: dict[str, dataclasses.Field[Any]] = {}
     for top in dataclasses.fields(RunConfig):
         if "help" in top.metadata:
@@ -246,7 +258,7 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
 
 
 def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
-    """The value as the key's type, or one clear error."""
+    """Return the value as the key's type; ``ConfigError`` for an unknown key or wrong value."""
     check_key(key, methods)
     if key in _NAMES:
         return value
@@ -261,7 +273,7 @@ def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
 
 
 def _build(flat: Mapping[str, Any]) -> RunConfig:
-    """Nested dataclasses from checked dotted keys."""
+    """Return the config of checked dotted keys."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
@@ -276,7 +288,7 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    """Refuse names that nobody registered, and settings that do not go together."""
+    """Raise ``ConfigError`` for unregistered names and settings that exclude each other."""
     if config.ray_address and config.engine != "ray":
         raise ConfigError(
             f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs on this "
@@ -318,7 +330,7 @@ def _check(config: RunConfig) -> None:
     if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
             "evaluate.test = false: there are no validation examples to test on instead. Set "
-            "data.validation-fraction or data.validation-examples, or remove it."
+            "data.validation-fraction or data.validation-examples, or remove evaluate.test."
         )
     if config.data.validation_fraction and config.data.validation_examples:
         raise ConfigError(
@@ -332,7 +344,7 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_kind(config: RunConfig, kind: str) -> None:
-    """Refuse a model, a method or settings that are not for the data's kind of examples."""
+    """Raise ``ConfigError`` if model, client or settings do not suit the kind of examples."""
     ModelSpec.read(config.model.name).check_kind(kind)
     config.client.factory.check_kind(kind)
     data = config.data
@@ -342,6 +354,6 @@ def _check_kind(config: RunConfig, kind: str) -> None:
     ):
         if value and kind != "images":
             raise ConfigError(
-                f"data.{key} = {value}: it is for images, and data.name = {data.name!r} has "
-                f"{kind}. Remove it."
+                f"data.{key} = {value}: this setting is for images, and data.name = "
+                f"{data.name!r} has {kind}. Remove it."
             )

@@ -1,4 +1,4 @@
-"""The tables of a run config: every setting with its default, meaning and bounds."""
+"""Tables of a run config: every setting with its default, help text and bounds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ def setting(
     choices: tuple[str, ...] | None = None,
     execution: bool = False,
 ) -> Any:
-    """Declare one key of the run config: its default, meaning and bounds; no number is negative.
+    """Declare a run config key.
 
-    One of ``execution`` says where and how a run is executed: it moves no bit of its result.
+    Parameters
+    ----------
+    default : scalar
+        Default value; its type is the type of the key.
+    help : str
+        Help text: what the key controls, its unit, and the meaning of 0 or "".
+    min, max, above : float
+        Allowed range; ``above`` is an exclusive lower bound.
+    choices : tuple of str, optional
+        Allowed texts.
+    execution : bool
+        Whether the key affects only where and how a run is executed, and not its result.
     """
     facts = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
     return field(default=default, metadata=facts | {"execution": execution})
@@ -33,151 +44,163 @@ def setting(
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which benchmark, and how it is divided among the clients."""
+    """Data set, and its partition among the clients."""
 
     name: str = setting(
         "uci-digits", "Data set; `fairflower list data` shows all, or module:Class."
     )
     dir: str = setting(
-        "", "Folder of local data; empty: $FAIRFLOWER_DATA, else the Hub.", execution=True
+        "",
+        "Folder of local data. Empty means $FAIRFLOWER_DATA or, if that is not set, the Hub.",
+        execution=True,
     )
-    domains: str = setting("", "Comma-separated domains to keep; empty: all of the data set.")
+    domains: str = setting(
+        "", "Comma-separated domains to use. Empty means all domains of the data set."
+    )
     clients_per_domain: int = setting(
-        5, "Clients in each domain (papers: 5), unless imbalance-factor is above 1.", min=1
+        5, "Clients per domain (papers: 5); ignored if imbalance-factor is above 1.", min=1
     )
     fraction: float = setting(
-        0.0, "Share of a domain's training examples per client; 0: the data set's own.", max=1
+        0.0,
+        "Share of a domain's training examples per client. 0 means the data set's default.",
+        max=1,
     )
     examples_per_client: int = setting(
-        0, "Training examples per client, instead of a fraction; 0: off."
+        0, "Training examples per client, instead of a fraction. 0 means data.fraction decides."
     )
-    seed: int = setting(0, "Seed of the partition; nothing else moves it.")
-    image_size: int = setting(0, "Side in pixels; 0: the data set's own.", max=1024)
-    augment: bool = setting(True, "The data set's training augmentation.")
-    test_examples: int = setting(
-        0, "Test examples per domain (a fixed random subset); 0: all of them."
+    seed: int = setting(0, "Seed of the partition and of the clients' data.")
+    image_size: int = setting(
+        0, "Side of the images in pixels. 0 means the data set's size.", max=1024
     )
+    augment: bool = setting(True, "Whether training uses the data set's augmentation.")
+    test_examples: int = setting(0, "Test examples per domain, a fixed random subset. 0 means all.")
     dirichlet_alpha: float = setting(
         0.0,
-        "Label shift between a domain's clients: alpha of a Dirichlet partition, which is then "
-        "of unequal sizes (FedISM: 1.0); 0: equal shares drawn at random.",
+        "Concentration (alpha) of a Dirichlet partition of each domain, with label shift and "
+        "unequal "
+        "sizes (FedISM: 1.0). 0 means equal shares drawn at random.",
     )
     corrupted_clients: int = setting(
-        0, "How many of a domain's clients, its last, have corrupted images; 0: none."
+        0, "Number of clients per domain, its last ones, with corrupted images. 0 means none."
     )
     corruption: str = setting(
-        "noise", "What corrupts them: Gaussian noise or motion blur.", choices=("noise", "blur")
+        "noise",
+        "Corruption of these images: Gaussian noise or motion blur.",
+        choices=("noise", "blur"),
     )
     severity: int = setting(
-        3, "How much, from 1 to 5 (FedISM: 3 of noise; its released code: 1 of blur).", min=1, max=5
+        3,
+        "Severity of the corruption, 1 to 5 (FedISM: noise 3; its released code: blur 1).",
+        min=1,
+        max=5,
     )
     validation_fraction: float = setting(
         0.0,
-        "Share of every client's training examples that is kept out of training, and of tests, to "
-        "choose hyper-parameters by, drawn by data.seed; 0: none.",
+        "Share of each client's training examples held out for validation (choice of "
+        "hyper-parameters), drawn by data.seed. 0 disables it.",
         max=1,
     )
     validation_examples: int = setting(
         0,
-        "Validation examples per domain, drawn by data.seed from the training examples that no "
-        "client holds, instead of validation-fraction; as many as there are, if fewer; 0: none.",
+        "Validation examples per domain, instead of validation-fraction: drawn by data.seed from "
+        "training examples that no client holds, all of them if fewer are left. 0 disables it.",
     )
     imbalance_factor: int = setting(
         1,
-        "Clients of the first domain for one of the last, in a geometric series (FedGCR's DIF: "
-        "1, 5, 10), instead of clients-per-domain; 1: equally many.",
+        "Ratio of the numbers of clients in the first and in the last domain, a geometric series "
+        "in between (FedGCR's DIF: 1, 5, 10). 1 means clients-per-domain in every domain.",
         min=1,
     )
 
     @property
     def validated(self) -> bool:
-        """Whether examples are kept out of training for validation."""
+        """Whether examples are held out for validation."""
         return bool(self.validation_fraction or self.validation_examples)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network."""
+    """Network."""
 
     name: str = setting(
         "cnn",
-        "Model; `fairflower list models` shows all, or module:Class. If it is left out, mlp for "
-        "features and embedding-bag for token ids.",
+        "Model; `fairflower list models` shows all, or module:Class. Default for features: mlp; "
+        "for token ids: embedding-bag.",
     )
     weights: str = setting(
         "",
         "Pretrained weights of prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth file, "
-        "or imagenet; empty: the model's own, resnet18's being random.",
+        "or imagenet. Empty means the model's default weights; for resnet18 they are random.",
     )
 
     def resolve(self) -> ModelConfig:
-        """The same with an absolute path, for processes in another working directory."""
+        """Return the config with an absolute path, for processes in other working directories."""
         if self.weights in ("", "imagenet"):
             return self
         return dataclasses.replace(self, weights=str(Path(self.weights).expanduser().absolute()))
 
     def to_receive(self) -> ModelConfig:
-        """The same for who is to overwrite it: without weights that are then all replaced."""
+        """Return the config for a receiver of all weights: without pretrained weights to load."""
         return dataclasses.replace(self, weights="") if self.name in INIT_ONLY_WEIGHTS else self
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Local training, the same for every method."""
+    """Local training of every method."""
 
-    local_epochs: int = setting(5, "Passes over a client's data per round.")
-    batch_size: int = setting(64, "Examples per step (FedHEAL, Digits: 64).", min=1)
+    local_epochs: int = setting(5, "Local epochs: passes over a client's data per round.")
+    batch_size: int = setting(64, "Examples per training step (FedHEAL, Digits: 64).", min=1)
     optimizer: str = setting(
         "sgd",
-        "sgd, adam (betas .9 and .999) or adamw; a new one every round.",
+        "Optimizer: sgd, adam or adamw (betas 0.9 and 0.999). Its state is reset every round.",
         choices=("sgd", "adam", "adamw"),
     )
     lr: float = setting(0.05, "Learning rate.")
     lr_schedule: str = setting(
         "constant",
-        "How the learning rate falls from round to round: not at all; linear or cosine, towards "
-        "lr-final of it; step, by lr-factor after every lr-every rounds.",
+        "Schedule of the learning rate over rounds: constant; linear or cosine down to lr-final "
+        "of it; step, which multiplies it by lr-factor every lr-every rounds.",
         choices=("constant", "linear", "cosine", "step"),
     )
     lr_final: float = setting(
         0.0,
-        "Share of the learning rate that linear and cosine would reach one round after the last.",
+        "Share of lr that linear and cosine reach one round after the last.",
         max=1,
     )
-    lr_factor: float = setting(0.1, "What step multiplies the learning rate by.", above=0, max=1)
-    lr_every: int = setting(10, "Rounds between two steps.", min=1)
+    lr_factor: float = setting(0.1, "Factor of the step schedule.", above=0, max=1)
+    lr_every: int = setting(10, "Rounds between two steps of the step schedule.", min=1)
     lr_warmup: int = setting(
         0,
-        "Rounds in which the learning rate first rises linearly, from lr / (lr-warmup + 1); "
-        "lr-schedule begins after them. 0 disables the warm-up.",
+        "Rounds of a linear warm-up from 1 / (lr-warmup + 1) of the learning rate; lr-schedule "
+        "begins after them. 0 disables the warm-up.",
     )
-    momentum: float = setting(0.9, "Momentum of sgd; adam has its own.", max=1)
+    momentum: float = setting(0.9, "Momentum of sgd; adam and adamw do not use it.", max=1)
     weight_decay: float = setting(
-        1e-5, "Weight decay: coupled L2 of sgd and adam, decoupled of adamw."
+        1e-5, "Weight decay: an L2 penalty for sgd and adam, decoupled for adamw."
     )
     sharpness: str = setting(
         "none",
-        "Sharpness-aware steps: none, sam, or gsam (FedISM's SALT).",
+        "Sharpness-aware training steps: none, sam, or gsam (FedISM's SALT).",
         choices=("none", "sam", "gsam"),
     )
-    rho: float = setting(0.05, "Radius of sam and gsam (FedISM: 0.05).")
+    rho: float = setting(0.05, "Radius of the perturbation of sam and gsam (FedISM: 0.05).")
     alpha: float = setting(0.1, "Weight of gsam's surrogate gap (FedISM: 0.1).")
     logit_adjustment: bool = setting(
         False, "Add the log of the client's class frequencies to the logits in training (FedISM)."
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+    device: str = setting("auto", "Device of training and tests: auto, cpu, cuda or cuda:N.")
     precision: str = setting(
         "float32",
-        "float32, or bf16: local steps under autocast to bfloat16. Weights, optimisers, tests, "
-        "measurements and all that is sent are float32 in both.",
+        "float32, or bf16: local steps under autocast to bfloat16. Weights, optimizers, tests, "
+        "measurements and messages are float32 in both.",
         choices=("float32", "bf16"),
     )
 
     def lr_in(self, server_round: int, num_rounds: int) -> float:
-        """The learning rate of a round, counted from 1: that of the warm-up, then the schedule's.
+        """Return the learning rate of a round, counted from 1.
 
-        With a warm-up of W rounds, round r <= W has ``lr r / (W + 1)``, and the schedule is that
-        of the rounds that are left: its first round, W + 1, has ``lr``.
+        With a warm-up of W rounds, round r <= W has ``lr r / (W + 1)``. The schedule covers the
+        rounds after it: its first round, W + 1, has ``lr``.
 
         >>> [TrainConfig(lr=0.5, lr_schedule="linear").lr_in(r, 4) for r in (1, 2, 3, 4)]
         [0.5, 0.375, 0.25, 0.125]
@@ -201,76 +224,85 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """How clients measure what a strategy asks for."""
+    """Measurements that clients make for a strategy."""
 
-    memory_mb: int = setting(512, "Memory for per-sample gradients, in megabytes.", min=1)
-    rho: float = setting(0.05, "How far from the model sharpness looks (FedISM: 0.05).")
+    memory_mb: int = setting(512, "Memory limit of per-sample gradients, in megabytes.", min=1)
+    rho: float = setting(
+        0.05, "Radius of the sharpness measurement (FedISM: 0.05); train.rho is that of training."
+    )
 
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    """What the server looks at beside what it needs."""
+    """Diagnostics that the server records."""
 
     window: int = setting(
         0,
-        "Rounds over which the report shows how steadily parameters move (FedHEAL, Fig. 2: 10 "
-        "and 100); 0: off.",
+        "Window, in rounds, of the sign consistency of clients' updates in the report (FedHEAL, "
+        "Fig. 2: 10 and 100). 0 disables it.",
     )
 
 
 @dataclass(frozen=True)
 class StopConfig:
-    """When a run ends before its last round."""
+    """Early stopping."""
 
     patience: int = setting(
         0,
-        "Rounds in a row without a lower loss after which a run ends; 0: it makes all. (The loss "
-        "is the mean over domains of that of examples for validation, where the server tests on "
-        "some; else that of train_loss in history.csv, the mean over the round's examples.)",
+        "Stop after this many rounds without improvement; 0 disables early stopping. The loss is "
+        "the mean over domains on validation examples if the server tests on any; otherwise "
+        "train_loss in history.csv.",
     )
-    min_delta: float = setting(0.0, "By how much a loss has to be lower to be a lower one.")
+    min_delta: float = setting(0.0, "Minimum decrease of the loss that counts as an improvement.")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How a run can be continued that was stopped or killed."""
+    """Checkpoints, from which stopped or killed runs are resumed."""
 
-    every: int = setting(1, "Write a checkpoint after every n-th round; 0: none.", execution=True)
-    keep: int = setting(2, "Checkpoints to keep.", min=1, execution=True)
+    every: int = setting(
+        1, "Rounds between two checkpoints. 0 disables checkpoints.", execution=True
+    )
+    keep: int = setting(2, "Number of checkpoints to keep.", min=1, execution=True)
 
 
 @dataclass(frozen=True)
 class BoundConfig:
-    """Bounds on one client's influence, whatever the strategy."""
+    """Bounds on a client's influence under every strategy."""
 
     max_client_weight: float = setting(
-        1.0, "Largest weight of a client, its excess going to the others; 1: any.", above=0, max=1
+        1.0,
+        "Cap on a client's weight; the excess goes to the other clients. 1 means no cap.",
+        above=0,
+        max=1,
     )
     clip_update_norm: float = setting(
-        0.0, "Length to which longer updates are scaled down; 0: any."
+        0.0, "Largest norm of a client's update; longer updates are scaled down. 0 means no bound."
     )
     clip_update_median: float = setting(
-        0.0, "The same as a multiple of the round's median length; 0: any."
+        0.0, "Largest norm as a multiple of the round's median norm. 0 means no bound."
     )
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Where and how often the global model is tested."""
+    """Tests of the global model."""
 
     by: str = setting(
         "server",
-        "server: on every domain's test set, as the papers do; clients: on their own data.",
+        "Place of the tests. server: every domain's test set (papers); clients: their test data.",
         choices=("server", "clients", "both"),
     )
-    every: int = setting(1, "Test after every n-th round (and after the last).", min=1)
-    batch_size: int = setting(500, "Examples per forward pass.", min=1)
+    every: int = setting(1, "Rounds between two tests; the last round is always tested.", min=1)
+    batch_size: int = setting(500, "Examples per forward pass of a test.", min=1)
     test: bool = setting(
         True,
-        "Test on the test examples; false: on those for validation alone, as trials of "
-        "`fairflower tune` do.",
+        "Whether to test on the test examples. false means on validation examples alone, as "
+        "trials of `fairflower tune`.",
     )
-    auc: bool = setting(False, "At the server, the AUC, too; medical data sets always have it.")
+    auc: bool = setting(
+        False, "Whether the server computes the AUC, too; for medical data sets it always does."
+    )
 
 
 #: The largest whole number that TOML and Flower's messages hold.
@@ -278,7 +310,7 @@ MOST = 2**63 - 1
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
-    """The value as the key's type, or one clear error."""
+    """Return the value as the key's type; ``ConfigError`` if its type or range is wrong."""
     kind = type(spec.default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) <= sys.float_info.max else math.inf

@@ -1,4 +1,4 @@
-"""Run configs as text: TOML, ``key=value``, and what to say of a name that does not exist."""
+"""Run configs as text: TOML, ``key=value``, and the error for an unknown name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fairflower.paths import read_text
 
 Scalar = bool | int | float | str
 
-#: What is said of a text that `is_text` refuses.
+#: Error for a text that `is_text` refuses.
 NO_TEXT = "it has a null byte or a surrogate, which UTF-8 cannot hold"
 
 
 def argument_to_key(name: str) -> str:
-    """An argument as a key; ``lambda_`` is Python's way around its own ``lambda``.
+    """Return the key of an argument; ``lambda_`` avoids Python's keyword ``lambda``.
 
     >>> argument_to_key("clients_per_domain"), argument_to_key("lambda_")
     ('clients-per-domain', 'lambda')
@@ -29,12 +29,12 @@ def argument_to_key(name: str) -> str:
 
 
 def key_to_argument(key: str) -> str:
-    """Undo ``argument_to_key``."""
+    """Return the argument of a key, the inverse of `argument_to_key`."""
     return "lambda_" if key == "lambda" else key.replace("-", "_")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file of run config tables into a flat mapping (not yet checked)."""
+    """Return the flat run config keys of a TOML file; their names and values are not checked."""
     path = Path(path).expanduser()
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
@@ -52,7 +52,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables to dotted keys.
+    """Return nested tables as dotted keys.
 
     >>> flatten_tables({"seed": 1, "train": {"lr": 0.1}})
     {'seed': 1, 'train.lr': 0.1}
@@ -67,7 +67,7 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parse ``key=value`` as typed on a command line; the value may be any TOML scalar.
+    """Return key and value of ``key=value``; the value is a TOML scalar or else a text.
 
     >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
     (('train.lr', 0.1), ('model.name', 'cnn'))
@@ -79,23 +79,23 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
         parsed = {}
-    # More lines than one would set other keys.
+    # A value with a line break could set other keys.
     return key.strip(), parsed["value"] if len(parsed) == 1 else value.strip()
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse several; ``ConfigError`` if a key is given twice."""
-    found: dict[str, Any] = {}
+    """Return keys and values of several assignments; ``ConfigError`` for a repeated key."""
+    assigned: dict[str, Any] = {}
     for key, value in map(parse_assignment, texts):
-        if key in found:
-            values = f"{quoted(found[key])} and {quoted(value)}"
+        if key in assigned:
+            values = f"{quoted(assigned[key])} and {quoted(value)}"
             raise ConfigError(f"{key} is given twice, as {values}. Remove one.")
-        found[key] = value
-    return found
+        assigned[key] = value
+    return assigned
 
 
 def toml_value(value: Scalar) -> str:
-    """A value as TOML (and Flower's ``--run-config`` and ``--node-config``) spells it."""
+    """Return a value in TOML, also for Flower's ``--run-config`` and ``--node-config``."""
     # JSON is TOML, but for floats that are not finite.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
@@ -103,11 +103,21 @@ def toml_value(value: Scalar) -> str:
 def unknown(
     kind: str, name: str, valid: Iterable[str], meanings: Mapping[str, str] | None = None
 ) -> str:
-    """The error text for a name that does not exist: the nearest match, or all names.
+    """Return the error text for an unknown name: the nearest match, or all names.
 
-    ``meanings`` finds what is called otherwise: ``learning-rate`` finds the key
-    whose meaning speaks of a learning rate.
+    Parameters
+    ----------
+    kind : str
+        Kind of the name, as ``"strategy"``.
+    name : str
+        Unknown name.
+    valid : iterable of str
+        Valid names.
+    meanings : mapping, optional
+        Help texts of names, which are searched, too: ``learning-rate`` matches ``train.lr``.
 
+    Examples
+    --------
     >>> unknown("strategy", "fedhael", ["fedavg", "fedheal"])
     "Unknown strategy 'fedhael'. Did you mean 'fedheal'? Valid: fedavg, fedheal."
     >>> unknown("key", "train.foo", ["train.lr", "train.rho", "seed"])
@@ -118,7 +128,7 @@ def unknown(
     if within := [key for key in valid if key.startswith(f"{name}.")]:
         return f"Unknown {kind} {quoted(name)}, a table. Valid: {', '.join(within)}."
     if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
-        # What both begin with would count as letters that are alike.
+        # The common table would count as matching letters.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
     else:
         leaf, written = name, {key.lower(): key for key in valid}
@@ -138,12 +148,12 @@ def unknown(
 
 
 def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:
-    """What the most similar of the valid names, in small letters, stands for, if any is."""
+    """Return the value of the most similar lower-case name in ``valid``, or an empty list."""
     return [valid[near] for near in difflib.get_close_matches(name.lower(), valid, 1, cutoff)]
 
 
 def shown(value: Any) -> str:
-    """A config value as tables and figures show it.
+    """Return a config value as tables and figures show it.
 
     >>> shown(True), shown(0.5), shown("cnn"), shown("")
     ('true', '0.5', 'cnn', '""')

@@ -1,1 +1,1 @@
-"""Many runs on the same data."""
+"""Plans of several runs: comparisons, studies, and their execution."""

@@ -1,4 +1,4 @@
-"""Makes the runs of a plan, with a person at the screen: what is there already, what goes on."""
+"""Executes a plan and prints its progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 @contextmanager
 def spinner(what: str, console: Console) -> Iterator[Status]:
-    """Say what is being done, as long as it takes: a spinner, or a line where there is none."""
+    """Show a spinner with a text, or print the text if the console is no terminal."""
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:
@@ -41,15 +41,16 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
 
 @contextmanager
 def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
-    """Make a comparison's folder, or a ``study``'s, and keep other processes from it.
+    """Create the folder of a comparison or ``study``, and lock it against other processes.
 
-    ``ConfigError`` if one is at work there, or the folder is of the other kind.
+    ``ConfigError`` if another process has locked it, or if it belongs to a study instead of a
+    comparison or the reverse.
     """
     is_study = (folder / STUDY).exists()
     if is_study != study and (is_study or (folder / "runs").exists()):
         raise ConfigError(
-            f"{folder} is of a {'study' if is_study else 'comparison'}, with runs of its own. "
-            "Choose another folder."
+            f"{folder} is the folder of a {'study' if is_study else 'comparison'}. Choose another "
+            "folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     held = lock_folder(folder)
@@ -60,17 +61,17 @@ def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
 
 
 def announce(plan: Plan, console: Console) -> None:
-    """Print what is run."""
+    """Print the plan's summary."""
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
 
 
 def setup_summary(plan: Plan, federation: Federation) -> str:
-    """What all runs of a plan train on, and how, in two lines."""
+    """Return two lines: the data of all runs of a plan, and their training settings."""
     from fairflower.data.cache import make_data_set
 
-    def of_all(key: str) -> str:
-        found = {str(attrgetter(key)(config)) for config in plan.runs}
-        return found.pop() if len(found) == 1 else "various"
+    def shared(key: str) -> str:
+        values = {str(attrgetter(key)(config)) for config in plan.runs}
+        return values.pop() if len(values) == 1 else "various"
 
     clients, domains = len(federation.clients), len(federation.domains)
     sizes = {
@@ -78,7 +79,7 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         "for validation": sum(federation.validation_sizes),
         "for tests": sum(federation.test_sizes),
     }
-    asked, data = of_all("fraction_train"), plan.runs[0].data
+    fraction, data = shared("fraction_train"), plan.runs[0].data
     unread = bool(data.dir) and make_data_set(data).folder is None
     unequal = data.imbalance_factor > 1
     return (
@@ -88,23 +89,26 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         + f", not from data.dir, which {data.name} does not read" * unread
         + f"; {federation.kind}: "
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
-        + f"\n  training  {of_all('model.name')}, lr {of_all('train.lr')}, local epochs "
-        f"{of_all('train.local_epochs')}, batch size {of_all('train.batch_size')}, "
-        f"{of_all('train.optimizer')}" + f", fraction-train {asked}" * (asked != "1.0")
+        + f"\n  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
+        f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
+        f"{shared('train.optimizer')}" + f", fraction-train {fraction}" * (fraction != "1.0")
     )
 
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
-    """What is left to do of a plan, as runs below ``folder`` are there or were stopped; say so."""
+    """Return the plan without completed runs and with stopped runs resumed; print their numbers.
+
+    Earlier runs are read from the run folders below ``folder``.
+    """
     from fairflower.report import find_readable_runs
 
     planned = len(plan.runs)
     plan = plan.without(find_readable_runs(folder))
     if len(plan.runs) < planned:
-        console.print(f"{planned - len(plan.runs)} of {planned} runs are there already.")
+        console.print(f"{planned - len(plan.runs)} of {planned} runs are completed already.")
     plan = plan.resuming(resumable_configs(folder))
     if count := sum(bool(config.resume) for config in plan.runs):
-        console.print(f"{count} of {planned} runs go on where they were stopped.")
+        console.print(f"{count} of {planned} runs are resumed.")
     return plan
 
 
@@ -116,18 +120,25 @@ def execute(
     on_round: OnRound | None = None,
     study: Study | None = None,
 ) -> list[Path]:
-    """Make the runs, if there are any; ``folders`` grows as they end, whatever happens to the rest.
+    """Run a plan and return the run folders.
 
-    ``jobs`` at a time; None: as many as fit. ``on_round`` (`fairflower.server.session.Session`)
-    takes them one at a time. With a ``study``, which adds runs as others end, each is in a process
-    of its own.
+    Parameters
+    ----------
+    folders : list, optional
+        Receives each run folder when its run ends, also if a later run fails.
+    jobs : int or None
+        Number of parallel runs; None: `fairflower.plans.plan.auto_jobs`.
+    on_round : callable, optional
+        As in `fairflower.server.session.Session`; the runs are then sequential.
+    study : Study, optional
+        Adds runs as others end; every run is then in a process of its own.
 
     Raises
     ------
     KeyboardInterrupt
-        If it was stopped, by Ctrl-C, SIGTERM or a notebook's stop button.
+        After Ctrl-C, SIGTERM or a notebook's stop button.
     UserError, OSError
-        The first failure of a run, when the others have been made.
+        The first failure of a run, after the other runs have ended.
     """
     folders = [] if folders is None else folders
     if not plan.runs:
@@ -165,6 +176,6 @@ def execute(
 
                     launch(run_all, first, len(federation.clients))
         except RunInterrupted:
-            console.print("Stopped." + (" The run folder has what was done." if folders else ""))
+            console.print("Stopped." + (" The run folder can be resumed." if folders else ""))
             raise KeyboardInterrupt from None
     return folders

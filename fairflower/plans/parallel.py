@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own."""
+"""Parallel runs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
+from flwr.serverapp import Grid
 from rich.console import Console
 from rich.markup import escape
 
@@ -27,30 +28,31 @@ from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
 from fairflower.plans.plan import Plan, run_key
-from fairflower.report import find_readable_runs, read_run
+from fairflower.report import find_readable_runs
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line
+from fairflower.server.session import Session
 
 
 class Study(Protocol):
-    """What adds runs to a plan as others end."""
+    """Interface of objects that add runs to a plan as others end."""
 
-    #: Runs that are still to be made, as far as can be known.
+    #: Expected number of remaining runs.
     total: int
 
     def watch(self, config: RunConfig) -> OnRound | None:
-        """Make what is called after every round of a run that begins, if anything is."""
+        """Return the callback for every round of a run that begins, or None."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Note how a run ended; give the runs to make now, and whether the error is excused."""
+        """Record how a run ended; return the runs to start, and whether the error is expected."""
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Give the runs to make when a run's process has died: it once more, if need be."""
+        """Return the runs to start after a run's process died: this run again, if needed."""
 
 
-#: A run's folder, and its last round in words.
+#: Run folder, and a line on the last tested round.
 _Result = tuple[Path, str]
 
 
@@ -62,14 +64,21 @@ def execute_parallel(
     folders: list[Path],
     study: Study | None = None,
 ) -> None:
-    """Make a plan's runs, ``jobs`` at a time, on the inline engine.
+    """Run a plan in ``jobs`` parallel processes, each on the inline engine.
 
-    Runs share nothing, so they fill the cores better than the clients of one run,
-    which wait for each other every round; the engine moves no bit of a result. Each of
-    the ``jobs`` processes takes one core, and the memory of one run. ``stop`` stops the runs
-    at work between two replies and begins no more; ``folders`` gets each run folder as its
-    run ends, and the ``study`` adds runs then. A run whose process dies is made once more, from
-    its last checkpoint. The first failure of a run is raised when all others have been made.
+    Parallel runs use the cores better than the clients of one run, which wait for each other every
+    round. Results have the same bits on every engine. Each process uses one core and the memory of
+    one run. If a process dies, its run is resumed once from its last checkpoint. The first failure
+    is raised after all other runs have ended.
+
+    Parameters
+    ----------
+    stop : threading.Event
+        When set, running runs stop between two replies, and no other run starts.
+    folders : list
+        Receives each run folder when its run ends.
+    study : Study, optional
+        Adds runs as others end.
     """
     runs = _Runs(console, folders, study)
     with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
@@ -95,7 +104,7 @@ def execute_parallel(
 
 
 class _Runs:
-    """What becomes of a plan's runs, said on the screen; and which runs follow."""
+    """Records and prints how runs ended, and decides which runs follow."""
 
     def __init__(self, console: Console, folders: list[Path], study: Study | None) -> None:
         self._console, self._folders, self._study = console, folders, study
@@ -103,7 +112,7 @@ class _Runs:
         self.failure: BaseException | None = None  # the first of a run
 
     def ended(self, config: RunConfig, future: Future[_Result]) -> tuple[list[RunConfig], bool]:
-        """Note how a run ended; return the runs that follow, and whether it is over."""
+        """Record how a run ended; return the runs that follow, and whether the run is over."""
         title = f"{config.label}, seed {config.seed}"
         problem: Exception | None = None
         try:
@@ -112,43 +121,43 @@ class _Runs:
             name = config.run_name or title
             self._deaths[name] += 1
             if self._deaths[name] == 1:
-                self._say("yellow", f"{title}: its process has died.", "It is made once more.")
+                self._print("yellow", f"{title}: its process died.", "The run is repeated.")
                 return self._again(config)
             problem = EngineError(
-                f"The process of {title} has died twice, perhaps for want of memory. Make fewer "
-                "runs at a time (--jobs), by the same command: the run goes on where it was."
+                f"The process of {title} died twice, perhaps for lack of memory. Repeat the "
+                "command with fewer parallel runs (--jobs): the run is resumed."
             )
         except USER_ERRORS as error:
             problem = error
         else:
             self._folders.append(folder)
-            self._say("bold", title, f" {line}")
+            self._print("bold", title, f" {line}")
         more, excused = self._study.ended(config, problem) if self._study else ([], False)
         if problem is not None:
             self.failure = self.failure or (None if excused else problem)
-            how = ("yellow", "is lost") if excused else ("red", "failed")
-            self._say(how[0], f"{title} {how[1]}:", error_text(problem))
+            color, ending = ("yellow", "is lost") if excused else ("red", "failed")
+            self._print(color, f"{title} {ending}:", error_text(problem))
         return more, True
 
     def _again(self, config: RunConfig) -> tuple[list[RunConfig], bool]:
-        """Let a run go on from its last checkpoint, if it has one; or see that it had ended."""
+        """Return the run to resume or repeat after its process died, and whether it is over."""
         if self._study:
             more = self._study.died(config)
             return more, all(other.run_name != config.run_name for other in more)
         home, key = runs_home(config), run_key(config.to_flat())
-        made = [run for run in find_readable_runs(home) if run_key(run.config) == key]
-        if whole := [run.path for run in made if run.status == "completed"]:
-            self._folders.append(whole[-1])
+        earlier = [run for run in find_readable_runs(home) if run_key(run.config) == key]
+        if completed := [run.path for run in earlier if run.status == "completed"]:
+            self._folders.append(completed[-1])
             return [], True
         return Plan([config]).resuming(resumable_configs(home)).runs, False
 
-    def _say(self, color: str, what: str, text: str) -> None:
-        said = f"[{color}]{escape(what)}[/] {escape(text)}"
-        self._console.print(said, soft_wrap=True, highlight=False)
+    def _print(self, color: str, title: str, text: str) -> None:
+        line = f"[{color}]{escape(title)}[/] {escape(text)}"
+        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 class _Processes:
-    """Processes, each with one run at a time; the death of one of them takes its run alone."""
+    """Pool of processes with one run each; if a process dies, only its run is affected."""
 
     def __init__(self, most: int) -> None:
         self._idle = [self._new() for _ in range(most)]
@@ -157,36 +166,36 @@ class _Processes:
 
     @staticmethod
     def _new() -> ProcessPoolExecutor:
-        # spawn: a fork would copy torch's threads' locks in whatever state they are.
+        # spawn: a fork would copy the locks of torch's threads in any state.
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(1, context, initializer=_prepare_worker)
 
     def submit(self, config: RunConfig, watch: OnRound | None) -> None:
-        """Make a run, as soon as a process has nothing else to do."""
+        """Queue a run for the next idle process."""
         self._waiting.append((config, watch))
         self._begin()
 
     def ended(self, timeout: float) -> list[tuple[RunConfig, Future[_Result]]]:
-        """Wait for a run to end, so many seconds; return those that have."""
+        """Wait up to ``timeout`` seconds for a run to end; return the ended runs."""
         done, _ = wait(self.at_work, timeout, FIRST_COMPLETED)
-        found = []
+        ended = []
         for future in done:
             config, process = self.at_work.pop(future)
             if isinstance(future.exception(), (BrokenProcessPool, RunInterrupted)):
                 process.shutdown(wait=False)
                 process = self._new()
             self._idle.append(process)
-            found.append((config, future))
+            ended.append((config, future))
         self._begin()
-        return found
+        return ended
 
     def stop(self) -> None:
         """Ask all runs to stop."""
         for process in multiprocessing.active_children():
-            process.terminate()  # which a run takes as it takes Ctrl-C
+            process.terminate()  # a run handles SIGTERM as Ctrl-C
 
     def close(self) -> None:
-        """Wait for the runs at work, and end the processes."""
+        """Wait for the running runs, then end the processes."""
         self._waiting.clear()
         for process in [*self._idle, *(process for _, process in self.at_work.values())]:
             process.shutdown(wait=True)
@@ -194,29 +203,29 @@ class _Processes:
     def _begin(self) -> None:
         while self._waiting and self._idle:
             config, watch = self._waiting.popleft()
-            here = dataclasses.replace(config, engine="inline", ray_address="")
+            inline = dataclasses.replace(config, engine="inline", ray_address="")
             process = self._idle.pop()
             with _without_main():
                 try:
-                    future = process.submit(_run, here, watch)
-                except BrokenProcessPool:  # it has died while it had nothing to do
+                    future = process.submit(_run, inline, watch)
+                except BrokenProcessPool:  # the idle process has died
                     process = self._new()
-                    future = process.submit(_run, here, watch)
+                    future = process.submit(_run, inline, watch)
             self.at_work[future] = config, process
 
 
 @contextmanager
 def _processes(most: int) -> Iterator[_Processes]:
-    made = _Processes(most)
+    processes = _Processes(most)
     try:
-        yield made
+        yield processes
     finally:
-        made.close()
+        processes.close()
 
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Start processes that do not run the user's script again, of which they need nothing."""
+    """Hide the user's script, so that processes started meanwhile do not execute it again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -225,19 +234,19 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-#: Set in a worker once it was asked to stop: it takes up no run that waits for it.
+#: Set in a worker process that was asked to stop: it starts no further run.
 _stopping = threading.Event()
 
 
 def _prepare_worker() -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach runs by way of the parent
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent process handles these
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Leave nobody at work on run folders that a new command wants to go on with."""
+    """Exit with the parent process, so that a new command can resume the run folders."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -245,25 +254,25 @@ def _end_with_parent() -> None:
 
 
 def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
-    """One run in this process."""
+    """Run a config in this process; return its folder and a line on its last tested round."""
     if _stopping.is_set():
         raise RunInterrupted
-    folders: list[Path] = []
-    unseen = Console(file=io.StringIO())
-    stopping = stop_on_interrupt(unseen.print, [signal.SIGTERM])
+    console = Console(file=io.StringIO())
+    stopping = stop_on_interrupt(console.print, [signal.SIGTERM])
+    sessions: list[Session] = []
+
+    def run(grid: Grid) -> None:
+        sessions.append(Session(grid, config, console, stop=stop, on_round=on_round))
+        sessions[0].run()
+
     with quiet_flower(logging.NullHandler()), stopping as stop:
-        num_clients = len(prepare(config.data).clients)
-        plan = Plan([config])
         try:
-            launch(
-                lambda grid: plan.execute(grid, unseen, stop, folders, on_round),
-                config,
-                num_clients,
-            )
+            launch(run, config, len(prepare(config.data).clients))
         except RunInterrupted:
             _stopping.set()
             raise
-    run = read_run(folders[0])
-    accuracies = dict(zip(run.domains, run.accuracy[-1].tolist(), strict=True))
-    line = round_line(run.last_round, config.num_server_rounds, accuracies)
-    return run.path, f"{line}  {run.info['error'] or ''}".rstrip()
+    folder = sessions[0].folder
+    assert folder is not None  # the run has ended
+    server_round, accuracies = folder.figures.last_test()
+    line = round_line(server_round, config.num_server_rounds, accuracies)
+    return folder.path, f"{line}  {folder.fact('error') or ''}".rstrip()

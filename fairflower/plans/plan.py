@@ -1,4 +1,4 @@
-"""Several runs: strategies times federations, or times seeds on one federation."""
+"""A plan: run configs of strategies and clients on several federations, or with several seeds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from fairflower.server.callbacks import OnRound
 
 
-#: A comparison of more is a slip of the pen.
+#: A larger number of federations or seeds is refused as a typing error.
 MOST_SEEDS = 1000
+
+#: Default of ``--federations``.
+FEDERATIONS = "0-9"
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
@@ -46,18 +49,29 @@ def grid_configs(
     shared: Mapping[str, Any] | None = None,
     clients: Sequence[ClientConfig] = (),
 ) -> list[RunConfig]:
-    """Every client with every strategy.
+    """Return the run config of every client with every strategy.
 
     Parameters
     ----------
     flat : mapping
-        Run config keys that all have in common. Its ``strategy.*`` and ``client.*`` arguments
-        are those of the methods that it names, and stay with them (`MethodSpec.override`).
-    strategies, clients
-        Methods, whose own arguments win over all others; by default those that ``flat`` names.
+        Run config keys of all runs. Its ``strategy.*`` and ``client.*`` arguments belong to the
+        methods that it names, and apply to these alone (`MethodSpec.override`).
+    strategies, clients : sequence, optional
+        Methods. Their arguments override all others. Default: the methods that ``flat`` names.
     shared : mapping, optional
-        ``strategy.*`` and ``client.*`` arguments for all methods that take them; they win
-        over those of ``flat``. One that no method takes is an error.
+        ``strategy.*`` and ``client.*`` arguments for every method that has them; they override
+        ``flat``.
+
+    Raises
+    ------
+    ConfigError
+        If no method has an argument in ``shared``, or a config is invalid.
+
+    Examples
+    --------
+    >>> pairs = grid_configs({}, StrategyConfig.parse("fedavg,fedheal"), {"strategy.tau": 0.4})
+    >>> [config.label for config in pairs]
+    ['fedavg', 'fedheal:tau=0.4']
     """
     shared = shared or {}
     flat = {key: value for key, value in flat.items() if key not in shared}
@@ -74,15 +88,16 @@ def single_run_config(
     flat: Mapping[str, Any],
     strategy: StrategyConfig | None,
     client: ClientConfig | None,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
 ) -> RunConfig:
-    """The config of one run: ``flat``, with methods in place of its own, and ``given`` over all.
+    """Return the config of one run: ``flat`` with other methods, then ``overrides`` over all.
 
-    A method that ``flat`` names, too, keeps its arguments there that it does not give itself.
+    A ``strategy`` or ``client`` that ``flat`` names, too, keeps the arguments that ``flat`` has
+    for it and that it does not set itself.
     """
     for choice in filter(None, (strategy, client)):
         flat = choice.override(flat)
-    config = RunConfig.from_flat({**flat, **given})
+    config = RunConfig.from_flat({**flat, **overrides})
     if config.resume:
         raise ConfigError(
             f"resume = {config.resume!r}: use --resume (in Python, resume=), which brings its "
@@ -92,7 +107,7 @@ def single_run_config(
 
 
 def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
-    """The methods, each with those shared arguments that it takes and does not have itself."""
+    """Return the methods, each with the shared arguments that it accepts and does not set."""
     table = f"{choices[0].TABLE}."
     args = {
         key_to_argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)
@@ -113,12 +128,8 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
     ]
 
 
-#: Federations of a comparison of which nobody says how many.
-FEDERATIONS = "0-9"
-
-
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Read ``"0,1,5"`` or ``"0-2"`` of an option.
+    """Return the numbers of an option's value, as ``"0,1,5"`` or ``"0-2"``.
 
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
@@ -136,9 +147,37 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     return seeds
 
 
+def replicates(
+    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
+) -> tuple[list[int], bool]:
+    """Return the numbers of federations or of seeds, and whether they are federations.
+
+    Without either, the federations are `FEDERATIONS`. ``ConfigError`` if both are given, or if the
+    numbers are not different whole numbers.
+
+    >>> replicates(None, "0-2"), replicates([3, 7], None)
+    (([0, 1, 2], False), ([3, 7], True))
+    """
+    if seeds is not None and federations is not None:
+        raise ConfigError(
+            "--federations and --seeds: give one of them. A federation's number is its seed, too."
+        )
+    name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
+    values = FEDERATIONS if values is None else values
+    if isinstance(values, str):
+        return parse_seeds(values, f"--{name}"), seeds is None
+    try:
+        numbers = [int(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{name} = {values!r}: expected different numbers, as range(3).")
+    return numbers, seeds is None
+
+
 @dataclass
 class Plan:
-    """Runs to be made one after another on the same nodes, with the same data and engine."""
+    """Run configs that share nodes, data set and engine."""
 
     runs: list[RunConfig]
 
@@ -152,13 +191,25 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
     ) -> Plan:
-        """Every client with every strategy and seed, as `grid_configs` has it.
+        """Return the plan of every client with every strategy and seed.
 
-        With ``federations`` the seeds draw the partition and the clients' data, too:
-        ``data.seed`` = ``seed``, a federation each.
+        Parameters
+        ----------
+        flat, shared, clients
+            As in `grid_configs`.
+        strategies : sequence
+            Strategies; uniform averaging is always added. If empty: FedAvg and the strategy that
+            ``flat`` names.
+        seeds : sequence of int
+            Seeds of the runs.
+        federations : bool
+            Whether each seed also draws a federation: ``data.seed`` = ``seed`` sets the partition
+            and the clients' data. Default: all runs share the federation of ``data.seed``.
 
-        Uniform averaging is always among the strategies, by default FedAvg and the one that
-        ``flat`` names. ``ConfigError`` as of `grid_configs`, and on a method that is named twice.
+        Raises
+        ------
+        ConfigError
+            As in `grid_configs`, or if a method is named twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -179,7 +230,9 @@ class Plan:
         return cls(runs)
 
     def summary(self) -> str:
-        """Say in words what is run and where to; one line if it is one run.
+        """Return the plan in words: data, rounds, methods, seeds and output folder.
+
+        A single run takes one line.
 
         >>> plan = Plan.grid({"output-dir": "/out"}, StrategyConfig.parse("fedheal:tau=0.4"), [0])
         >>> print(plan.summary())
@@ -212,21 +265,21 @@ class Plan:
         return "\n".join([*lines, "Arguments that are not shown are the methods' defaults."])
 
     def without(self, made: Iterable[Run]) -> Plan:
-        """The rest of the plan when runs are not made again that are completed.
+        """Return the plan without runs that are completed already.
 
-        A run is the same if its config is, but for how and where it was executed;
-        ``ConfigError`` if its clients had other images than they would get now.
+        Two runs are the same if their `run_key` is. ``ConfigError`` if the clients of an earlier
+        run had other data than the clients of the new run would get.
         """
         made = list(made)
         for run in made:
             check_same_data(run.path, run.info, run.config)
-        there = {run_key(run.config) for run in made if run.status == "completed"}
-        return Plan([config for config in self.runs if run_key(config.to_flat()) not in there])
+        completed = {run_key(run.config) for run in made if run.status == "completed"}
+        return Plan([config for config in self.runs if run_key(config.to_flat()) not in completed])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
-        """The same runs, each in the folder of an unfinished one if there is one.
+        """Return the plan with ``resume`` set for each run that has an unfinished run folder.
 
-        ``unfinished`` configs have ``resume``; of several for a run the last is taken.
+        ``unfinished`` are configs with ``resume``; if several match a run, the last is used.
         """
         folders = {run_key(config.to_flat()): config.resume for config in unfinished}
         return Plan(
@@ -244,10 +297,9 @@ class Plan:
         folders: list[Path],
         on_round: OnRound | None = None,
     ) -> None:
-        """Make the runs; ``folders`` gets each run folder as the run ends.
+        """Run the configs one after another; append each run folder to ``folders`` at its end.
 
-        A run that fails does not keep the others from running; the first
-        failure is raised at the end.
+        A run that fails does not prevent the others. The first failure is raised at the end.
         """
         from fairflower.server.session import Session  # late: as Flower and torch, it is slow
 
@@ -274,24 +326,24 @@ class Plan:
 
 
 def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
-    """What two configs of the same run have in common, by their run config keys."""
+    """Return what identifies a run: the `method_key` of its run config keys, and its seed."""
     return method_key(flat), int(flat.get("seed", 0))
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
-    """How many runs to make at a time of those asked for; None: as many as are `auto_jobs`.
+    """Return the number of parallel runs; None leaves the number to `auto_jobs`.
 
-    One by one, if run config keys choose where clients run and nobody asks for more.
-    ``ConfigError`` for several on a cluster.
+    ``jobs`` None gives 1 if the run config keys in ``flat`` choose an engine, its workers or a
+    cluster, and None otherwise. ``ConfigError`` for several jobs on a cluster or another engine.
     """
     if jobs not in (None, 1) and flat.get("ray-address"):
         raise ConfigError(
-            "--jobs makes runs side by side on this machine; on a cluster they come one after "
-            "another. Leave --jobs or --ray-address out."
+            f"--jobs {jobs}: parallel runs need this machine alone, and ray-address = "
+            f"{flat['ray-address']!r} is given. Leave --jobs or --ray-address out."
         )
     if jobs not in (None, 1) and flat.get("engine", "inline") != "inline":
         raise ConfigError(
-            f"--jobs makes runs side by side, each on the inline engine, and engine = "
+            f"--jobs {jobs}: parallel runs are each on the inline engine, and engine = "
             f"{flat['engine']!r} is given. Leave one of them out."
         )
     chosen = {"engine", "ray-address", "workers"} & flat.keys()
@@ -299,14 +351,19 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
 
 
 def auto_jobs(plan: Plan, runs: int | None = None) -> int:
-    """How many runs to make at a time: as many as fit the cores, if there are so many.
+    """Return the number of parallel runs that suits this machine.
 
-    ``runs`` is how many there will be, by default the plan's. One, if a run uses a GPU: its
-    memory holds few. One run's clients fill the cores, too, but wait for each other every round.
+    As many as the cores allow, if there are at least as many runs; otherwise 1, since the clients
+    of a single run use several cores, too. 1 also if a run uses a GPU, whose memory holds few.
+
+    Parameters
+    ----------
+    runs : int, optional
+        Expected number of runs. Default: the number in the plan.
     """
     from fairflower.training.device import choose_device  # late: torch is slow to import
 
     if any(c.client_gpus or choose_device(c.train.device).type != "cpu" for c in plan.runs):
         return 1
-    room = cpus() // max(config.client_cpus for config in plan.runs)
-    return max(1, room) if (runs or len(plan.runs)) >= room else 1
+    capacity = cpus() // max(config.client_cpus for config in plan.runs)
+    return max(1, capacity) if (runs or len(plan.runs)) >= capacity else 1

@@ -1,4 +1,4 @@
-"""How methods are tuned, the same for all of them, and which trials are pruned."""
+"""The tuning protocol, which is the same for all methods, and the pruning of trials."""
 
 from __future__ import annotations
 
@@ -12,43 +12,63 @@ from numpy.typing import NDArray
 from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics.metrics import AVG, MIN
 
-#: How far, as a fraction, a trial has to be behind the paper's values to be pruned.
+#: Trials are pruned whose accuracy is lower by this fraction than that of the paper's values.
 _BEHIND = 0.1
 
-#: File of a study, in its folder.
+#: Name of the SQLite file in a study's folder.
 STUDY = "study.db"
 
-#: The share of images for validation, and what it is where a study's settings have none.
+#: Key of the share of validation images, and its default in a study.
 VALIDATION, SHARE = "data.validation-fraction", 0.2
 
-#: Images for validation of each domain, instead of a share.
+#: Key of the number of validation images of each domain, instead of a share.
 EXAMPLES = "data.validation-examples"
 
 
 @dataclass(frozen=True)
 class TuningProtocol:
-    """How methods are tuned, the same for all of them."""
+    """Settings of a study.
 
-    budget: int  # trials of each method
-    seeds: Sequence[int]  # of the runs that are tested
-    select: str  # one of `fairflower.report.tuning.CRITERIA`
-    metric: str = "accuracy"  # or another of `fairflower.report.tuning.METRICS`, that it is of
-    training: bool = False  # whether learning rate and epochs of local training are tuned, too
-    defaults: bool = False  # whether the paper's values are tested beside those chosen
+    Attributes
+    ----------
+    budget : int
+        Trials of each method.
+    seeds : sequence of int
+        Seeds of the tests.
+    select : str
+        Criterion of the choice, a key of `fairflower.report.tuning.CRITERIA`.
+    metric : str
+        Metric of the criterion, a key of `fairflower.report.tuning.METRICS`.
+    training : bool
+        Whether learning rate and local epochs are tuned, too.
+    defaults : bool
+        Whether the paper's values are tested, too.
+    prune : bool
+        Whether trials that are clearly worse than the paper's values are stopped early.
+    federations : bool
+        Whether each seed of the tests also draws a federation (``data.seed`` = ``seed``).
+    """
+
+    budget: int
+    seeds: Sequence[int]
+    select: str
+    metric: str = "accuracy"
+    training: bool = False
+    defaults: bool = False
     prune: bool = True
+    federations: bool = False
 
 
-def check_disjoint_seeds(named: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
-    """Raise ``ConfigError`` if a test is to have the trials' seed."""
+def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
+    """Raise ``ConfigError`` if a test would have the seed of the trials."""
     if seed in seeds:
         raise ConfigError(
-            f"{named}: {seed} is the seed of the trials, and tests are to have fresh ones. "
-            f"{remedy}."
+            f"{option}: {seed} is the seed of the trials, and tests need others. {remedy}."
         )
 
 
 def selection_score(select: str, accuracies: Iterable[float]) -> float:
-    """What a criterion looks at first of accuracies by domain; NaN if one was not tested."""
+    """Return the criterion's first value of accuracies by domain; NaN if a domain lacks a test."""
     values = list(accuracies)
     if not all(map(math.isfinite, values)):
         return math.nan
@@ -57,10 +77,16 @@ def selection_score(select: str, accuracies: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class BaselinePruner:
-    """Prunes a trial that is clearly behind the paper's values.
+    """Prunes a trial whose score is below a floor in the second half of the rounds.
 
-    That is, from the second half of the rounds on, below the ``floors`` by round. ``figures`` are
-    the names of what the criterion looks at, a domain each.
+    Attributes
+    ----------
+    select : str
+        Criterion.
+    figures : sequence of str
+        Names of the metric of each domain, from which the score is computed.
+    floors : mapping
+        Lowest score by round.
     """
 
     select: str
@@ -76,10 +102,10 @@ class BaselinePruner:
         rounds: int,
         images: float,
     ) -> BaselinePruner:
-        """With floors below a curve by ten points.
+        """Return a pruner with floors ten points below the ``curve`` of the paper's values.
 
-        And by no less than two standard errors of the difference of two accuracies on so many
-        images (`effective_sample_size`), which may be luck.
+        The margin is at least two standard errors of a difference of two accuracies on that many
+        ``images`` (`effective_sample_size`).
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
         floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
@@ -87,21 +113,21 @@ class BaselinePruner:
         return cls(protocol.select, figures, floors)
 
     def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Raise ``Pruned`` if a round's accuracies are too low."""
+        """Raise ``Pruned`` if a round's score is below its floor."""
         value = selection_score(self.select, [figures.get(name, math.nan) for name in self.figures])
         floor = self.floors.get(server_round, 0.0)
-        if value < floor - 1e-9:  # at the floor it is not behind, however that was rounded
+        if value < floor - 1e-9:  # tolerance for rounding at the floor
             raise Pruned(
-                f"pruned: in round {server_round} {100 * value:.1f} % on validation images, where "
-                f"less than {100 * floor:.1f} % is clearly behind the paper's values"
+                f"pruned in round {server_round}: {100 * value:.1f} % on validation images, below "
+                f"the floor of {100 * floor:.1f} % that follows from the paper's values"
             )
 
 
 def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
-    """How many images would tell plain accuracy as precisely as these tell a metric.
+    """Return the number of images on which plain accuracy has the same variance as a metric.
 
-    The class-balanced accuracy of K classes with n_c images each has the variance of an accuracy on
-    K^2 / sum(1 / n_c).
+    Class-balanced accuracy of K classes with n_c images each has the variance of accuracy on
+    K^2 / sum(1 / n_c) images.
 
     >>> round(effective_sample_size(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
     7.84

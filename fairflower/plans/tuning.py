@@ -1,10 +1,10 @@
-"""TuningStudies methods on validation images: trials, the choice among them, and the test of it.
+"""Tuning of methods on validation images: trials, choice of values, and tests.
 
-Every method has the same number of trials. The first has the paper's values, the others are drawn
-at random in the ranges that are declared beside the arguments (`fairflower.arguments.Search`), in
-advance and the same however many are run at a time. Trials are never tested on test images; the
-chosen values are, once, in runs with other seeds. An Optuna study for each method, in one SQLite
-file, keeps what became of the trials.
+Every method has the same number of trials. The first trial has the paper's values. The others are
+drawn at random from the ranges declared with the arguments (`fairflower.arguments.Search`), before
+the first run and independently of the number of parallel runs. Trials never use test images. Only
+the chosen values are tested, in runs with other seeds. An Optuna study for each method, in one
+SQLite file, stores the outcomes of the trials.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STATES: dict[Outcome, TrialState] = {
 
 
 class TunableArgument(NamedTuple):
-    """An argument to tune: where to look, the paper's value, and whether only whole ones do."""
+    """An argument to tune: its range, the paper's value, and whether it is an integer."""
 
     search: Search
     default: float
@@ -60,7 +60,7 @@ class TunableArgument(NamedTuple):
 
     @property
     def distribution(self) -> BaseDistribution:
-        """The same for Optuna."""
+        """The range as an Optuna distribution."""
         low, high, log = self.search.low, self.search.high, self.search.log
         if self.whole:
             return IntDistribution(int(low), int(high))
@@ -68,37 +68,37 @@ class TunableArgument(NamedTuple):
 
 
 def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
-    """What there is to tune of a method, by run config key.
+    """Return the arguments to tune of a config's methods, by run config key.
 
-    Arguments whose default is a number and that have a range to search; those that the config
-    gives stay as they are. Of ``training``, the learning rate from a fifth of the config's to five
-    times that, and from one local epoch to twice the config's.
+    These are the arguments with a numeric default and a search range that the config does not set.
+    With ``training`` also the learning rate, from a fifth to five times the config's, and the local
+    epochs, from 1 to twice the config's.
     """
-    found = {
+    arguments = {
         f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
-            one.search, one.default, one.whole
+            spec.search, spec.default, spec.whole
         )
         for choice in (config.strategy, config.client)
-        for name, one in choice.factory.argument_specs().items()
-        if one.search and isinstance(one.default, (int, float)) and name not in choice.args
+        for name, spec in choice.factory.argument_specs().items()
+        if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
     }
     lr, epochs = config.train.lr, config.train.local_epochs
     if training and lr > 0:
-        found["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
     if training and epochs > 0:
-        found["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
-    return found
+        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+    return arguments
 
 
 @dataclass
 class MethodStudy:
-    """One method's study: what is tried, how it ended, and which runs are still to be made."""
+    """Study of one method: its trials, their outcomes, and the remaining runs."""
 
-    config: RunConfig  # of a trial, without what is drawn
+    config: RunConfig  # of the trials, without the drawn values
     protocol: TuningProtocol
     folder: Path
     storage: BaseStorage
-    submitted: set[str] = field(default_factory=set)  # names of the runs that were given out
+    submitted: set[str] = field(default_factory=set)  # names of the runs that were started
 
     def __post_init__(self) -> None:
         self.name = self.config.label
@@ -113,10 +113,10 @@ class MethodStudy:
         self._check()
 
     def _check(self) -> None:
-        """Refuse to go on with a study of something else."""
+        """Raise ``ConfigError`` if the folder has a study with other settings, ranges or data."""
         flat, left_out = self.config.to_flat(), {*execution(), *self.search_space}
         facts: dict[str, Any] = {
-            "ranges": {key: str(one.search) for key, one in self.search_space.items()},
+            "ranges": {key: str(argument.search) for key, argument in self.search_space.items()},
             "settings": {key: value for key, value in flat.items() if key not in left_out},
             "data": prepare(self.config.data).digest,
             "budget": self.budget,
@@ -129,38 +129,37 @@ class MethodStudy:
             self.study.set_user_attr("facts", facts)
             return
         for name, now in facts.items():
-            # A study made before a setting existed ran with what is now its default.
+            # A study from before a setting existed used what is now its default.
             before = {"metric": "accuracy", **earlier}[name]
             before = {**keys(), **before} if name == "settings" else before
             now = {**keys(), **now} if name == "settings" else now
             if now != before:
                 raise ConfigError(
                     f"{self.folder} has a study of {self.name} with other {name}: "
-                    f"{_difference(before, now)}. Give what it was begun with, or another "
-                    "--output-dir."
+                    f"{_difference(before, now)}. Give the study's {name}, or another --output-dir."
                 )
 
     # --- trials --------------------------------------------------------------------------
 
     def values(self, number: int) -> dict[str, float]:
-        """What a trial tries: what methods share, as the learning rate, is the same for all."""
+        """Return a trial's values; shared keys, as the learning rate, are equal for all methods."""
         if number == 0:
-            return {key: one.default for key, one in self.search_space.items()}
+            return {key: argument.default for key, argument in self.search_space.items()}
         return {
-            key: one.search.at(self._place(number, key), one.whole)
-            for key, one in self.search_space.items()
+            key: argument.search.at(self._place(number, key), argument.whole)
+            for key, argument in self.search_space.items()
         }
 
     def _place(self, number: int, key: str) -> float:
         return np.random.default_rng(derive_seed(self.config.seed, number, key)).random()
 
     def path(self, number: int) -> Path:
-        """The run folder of a trial."""
+        """Return the run folder of a trial."""
         return self.folder / "trials" / f"{file_name(self.name)}-trial{number}"
 
     def tuned(self) -> Tuned:
-        """The trials as the report shows them."""
-        found = {
+        """Return the trials as the report shows them."""
+        recorded = {
             trial.user_attrs["number"]: trial for trial in self.study.get_trials(deepcopy=False)
         }
         outcomes = {state: outcome for outcome, state in _STATES.items()}
@@ -168,19 +167,19 @@ class MethodStudy:
             Trial(
                 number,
                 self.values(number),
-                outcomes[found[number].state],
-                tuple(found[number].user_attrs["accuracies"]),
-                found[number].user_attrs["reason"],
+                outcomes[recorded[number].state],
+                tuple(recorded[number].user_attrs["accuracies"]),
+                recorded[number].user_attrs["reason"],
             )
-            if number in found
+            if number in recorded
             else Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
-        ranges = {key: one.search for key, one in self.search_space.items()}
+        ranges = {key: argument.search for key, argument in self.search_space.items()}
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
 
     def record_outcomes(self) -> None:
-        """Put into the study how trials ended whose runs did since."""
+        """Record the outcomes of trials that have finished."""
         for trial in self.tuned().trials:
             path = self.path(trial.number)
             if trial.outcome != "unfinished" or not (path / "run.json").exists():
@@ -207,7 +206,9 @@ class MethodStudy:
                     state=_STATES[outcome],
                     value=value,
                     params=dict(trial.values),
-                    distributions={k: one.distribution for k, one in self.search_space.items()},
+                    distributions={
+                        k: argument.distribution for k, argument in self.search_space.items()
+                    },
                     user_attrs={
                         "number": trial.number,
                         "accuracies": accuracies,
@@ -218,44 +219,45 @@ class MethodStudy:
             )
 
     def _curve(self, run: Run | None) -> dict[int, float]:
-        """What the criterion looks at, by round."""
+        """Return the criterion's score by round."""
         if run is None:
             return {}
         pairs = zip(run.rounds.tolist(), self.selection_metric(run), strict=True)
         return {r: selection_score(self.protocol.select, accuracies) for r, accuracies in pairs}
 
     def selection_metric(self, run: Run) -> NDArray[np.float64]:
-        """What the criterion is of, [rounds, domains]."""
+        """Return the criterion's metric, shape [rounds, domains]."""
         metric = self.protocol.metric
         return run.accuracy if metric == "accuracy" else run.scores[metric]
 
     # --- runs ----------------------------------------------------------------------------
 
     def pending_runs(self) -> list[RunConfig]:
-        """The runs that can be made now and were not given out before.
+        """Return the runs that can start now and were not started before.
 
-        First that of the paper's values, by which others are pruned; then these; then the tests.
+        The trial of the paper's values comes first, since others are pruned by it; then the other
+        trials; then the tests.
         """
         left = [trial for trial in self.tuned().trials if trial.outcome == "unfinished"]
         first = [trial for trial in left if trial.number == 0]
-        found = [self._trial(trial) for trial in first or left] if left else self._tests()
-        new = [config for config in found if config.run_name not in self.submitted]
+        ready = [self._trial(trial) for trial in first or left] if left else self._tests()
+        new = [config for config in ready if config.run_name not in self.submitted]
         self.submitted |= {config.run_name for config in new}
         return new
 
     def _trial(self, trial: Trial) -> RunConfig:
-        """A trial's run, which goes on where it was if it had begun and can, else anew."""
+        """Return a trial's run, resumed if it has a checkpoint."""
         path = self.path(trial.number)
         if path.exists() and path.name not in self.submitted:
             try:
                 return resumed_config(path, {})
             except ConfigError:  # it has no run.json yet, or no checkpoint
                 shutil.rmtree(path)
-        own: dict[str, Any] = {**trial.values, "run-name": path.name}
-        return RunConfig.from_flat(self.config.to_flat() | own)
+        values: dict[str, Any] = {**trial.values, "run-name": path.name}
+        return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
-        """What is tested, by how the runs' names begin."""
+        """Return the trials whose values are tested, by the prefix of the tests' run names."""
         name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
@@ -264,54 +266,57 @@ class MethodStudy:
         return tested
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
-        """The completed tests, each with the trial whose values it has."""
+        """Yield the completed tests, each with the trial whose values it has."""
         made = {run_key(run.config): run for run in self._made() if run.status == "completed"}
         for trial, config in self._planned():
             if run := made.get(run_key(config.to_flat())):
                 yield trial, run
 
     def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
-        """Those that diverged: the trial whose values each has, its seed, and what happened."""
+        """Yield trial, seed and reason of each test that diverged."""
         lost = self._lost()
         for trial, config in self._planned():
             if (key := run_key(config.to_flat())) in lost:
                 yield trial, config.seed, lost[key]
 
     def _tests(self) -> list[RunConfig]:
-        """The tests that are still to be made."""
+        """Return the remaining tests."""
         lost = self._lost()
         planned = (config for _, config in self._planned())
         plan = Plan([config for config in planned if run_key(config.to_flat()) not in lost])
         return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
-        """All tests, each with the trial whose values it has."""
+        """Yield all tests, each with the trial whose values it has."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
         for run, trial in self._tested().items():
             for seed in self.protocol.seeds:
-                own: dict[str, Any] = {"seed": seed, "run-name": f"{run}-seed{seed}"}
-                yield trial, RunConfig.from_flat({**flat, **trial.values, **own})
+                unit = "federation" if self.protocol.federations else "seed"
+                drawn: dict[str, Any] = {"seed": seed, "run-name": f"{run}-{unit}{seed}"}
+                if self.protocol.federations:
+                    drawn["data.seed"] = seed
+                yield trial, RunConfig.from_flat({**flat, **trial.values, **drawn})
 
     def _made(self) -> list[Run]:
-        """The tests that can be read, however they ended."""
+        """Return the tests that can be read, whatever their status."""
         return [run for path in self._folders() if (run := _read(path))]
 
     def _lost(self) -> dict[Hashable, str]:
-        """What happened to tests that diverged, perhaps before there was anything to read."""
-        found: dict[Hashable, str] = {}
+        """Return the reasons of tests that diverged, by `run_key`."""
+        lost: dict[Hashable, str] = {}
         for path in self._folders():
             outcome, reason = _outcome(read_facts(path))
             if outcome == "lost":
-                found[run_key(read_config(path))] = reason
-        return found
+                lost[run_key(read_config(path))] = reason
+        return lost
 
     def _folders(self) -> Iterator[Path]:
         names = f"{file_name(self.name)}-*/run.json"
         return (info.parent for info in (self.folder / "runs").glob(names))
 
     def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """What prunes a trial: neither that of the paper's values, nor a test."""
+        """Return a trial's pruner; None for a test and for the trial of the paper's values."""
         first, *others = self.tuned().trials
         names = {self.path(trial.number).name for trial in others}
         if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
@@ -327,34 +332,42 @@ class MethodStudy:
 
     @cached_property
     def _images(self) -> float:
-        """What the validation images of the smallest domain are worth."""
+        """The smallest `effective_sample_size` of a domain's validation images."""
         federation = prepare(self.config.data)
         labels = (federation.test(domain, "validation").y for domain in federation.domains)
-        return min(effective_sample_size(own, self.protocol.metric) for own in labels)
+        return min(effective_sample_size(domain, self.protocol.metric) for domain in labels)
 
 
 class TuningStudies:
-    """The tuning of several methods in one folder: which runs it takes, and what came out.
+    """Studies of several methods in one folder: a `fairflower.plans.parallel.Study`.
 
     Parameters
     ----------
-    folder
-        ``study.db``, ``trials/`` and ``runs/`` go into it; what is there is not made again.
-    configs
-        The methods, with the seed of their trials.
+    folder : Path
+        Folder of ``study.db``, ``trials/`` and ``runs/``. Completed runs are kept.
+    configs : sequence of RunConfig
+        Methods, with the seed of their trials.
+    protocol : TuningProtocol
+        Settings of the study.
 
     Raises
     ------
     ConfigError
-        If a test is to have the trials' seed, or the folder has a study of other ranges, settings
-        or data.
+        If a test would have the trials' seed or federation, or if the folder has a study with other
+        ranges, settings or data.
     """
 
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
-        remedy = "Name others, or give the trials another with --seed N"
-        check_disjoint_seeds("--seeds", protocol.seeds, configs[0].seed, remedy)
+        remedy = "Name others, or change the seed of the trials by --seed N"
+        option = "--federations" if protocol.federations else "--seeds"
+        check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
+        if protocol.federations and configs[0].data.seed in protocol.seeds:
+            raise ConfigError(
+                f"--federations: {configs[0].data.seed} is the federation of the trials, and tests "
+                "need others. Name others, or change it by --set data.seed=N."
+            )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         storage = RDBStorage(f"sqlite:///{folder / STUDY}")
@@ -363,8 +376,8 @@ class TuningStudies:
             for config in configs
         ]
         self.folder = folder
-        self.total = 0  # runs that are still to be made, as far as can be known
-        self.plan = Plan([])  # those with which to begin
+        self.total = 0  # expected number of remaining runs
+        self.plan = Plan([])  # the first runs
         for method in self.methods:
             method.record_outcomes()
             self.plan.runs += method.pending_runs()
@@ -373,24 +386,24 @@ class TuningStudies:
             self.total += left + tests if left else len(method.submitted)
 
     def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Make what prunes a trial that begins."""
+        """Return the pruner of a trial that begins, or None."""
         return self._of(config).watch(config)
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Note how a run ended; give those that can be made now. One that diverged is lost."""
+        """Record how a run ended; return the runs to start, and whether the run diverged."""
         method = self._of(config)
         method.record_outcomes()
         return method.pending_runs(), isinstance(error, Diverged)
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Give what can be made when a run's process has died: the run once more, if need be."""
+        """Return the runs to start after a run's process died: this run again, if needed."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
         method.record_outcomes()
         return method.pending_runs()
 
     def tuned(self) -> list[Tuned]:
-        """All methods' trials."""
+        """Return the trials of all methods."""
         return [method.tuned() for method in self.methods]
 
     def _of(self, config: RunConfig) -> MethodStudy:
@@ -398,10 +411,10 @@ class TuningStudies:
 
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
-    """How a run ended, and why; None if it is to go on."""
+    """Return outcome and reason of a run; the outcome is None if the run is to be resumed."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
-        # Of what fails otherwise, as on a full disk, the values are not to blame.
+        # Other failures, as a full disk, are not due to the trial's values.
         prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
     if facts["status"] == "pruned":
@@ -410,7 +423,7 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
 
 
 def _read(path: Path) -> Run | None:
-    """A run, if a round of it was tested."""
+    """Return a run, or None if no round of it was tested."""
     try:
         return read_run(path)
     except RunFolderError:
@@ -418,7 +431,7 @@ def _read(path: Path) -> Run | None:
 
 
 def _difference(before: Any, now: Any) -> str:
-    """What is other, in words; of settings the first."""
+    """Return the difference between two facts in words; for settings the first difference."""
     if isinstance(now, dict):
         key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
         return f"{key} was {before.get(key, 'not tuned')}, and is {now.get(key, 'not tuned')}"

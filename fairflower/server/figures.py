@@ -85,6 +85,20 @@ class History:
             if r > 0 and found.keys() >= set(keys)
         }
 
+    def last_test(self) -> tuple[int, dict[str, float]]:
+        """Return the last tested round, and accuracy by domain: NaN for domains without a test.
+
+        Accuracies are on test examples, or on validation examples if no round was tested on
+        others. Round 0 and no domain if nothing was tested.
+        """
+        for key in (f"{prefix}accuracy/" for prefix in _PREFIXES.values()):
+            for server_round, metrics_ in sorted(self._rounds.items(), reverse=True):
+                if any(name.startswith(key) for name in metrics_):
+                    return server_round, {
+                        domain: metrics_.get(f"{key}{domain}", math.nan) for domain in self.domains
+                    }
+        return 0, {}
+
     def final(self) -> Figures:
         """Accuracy by domain and over all, the mean of the last five tested rounds.
 

@@ -83,7 +83,7 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
     ("arguments", "message"),
     [
         ({"strategy": FedHEAL()}, "An object does not say how it was made"),
-        ({"strategy": "fedavg,fedheal"}, "expected one"),
+        ({"strategy": "fedavg,fedheal"}, "expected one method"),
         ({"strategy": "fedhael"}, "Did you mean 'fedheal'"),
         ({"strategy": {"tau": 0.4}}, "a dict of its name and arguments"),
         ({"client": 3}, "client = 3: expected a name"),
@@ -93,8 +93,8 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
         ({"settings": "no-such.toml"}, "no-such.toml"),
         ({"settings": {"resume": "x"}}, "in Python, resume="),
         ({"rounds": "3"}, "num-server-rounds = '3': expected a whole number"),
-        ({"engine": str}, "engine = <class 'str'>: expected no class"),
-        ({"resume": "x", "strategy": "fedavg"}, "strategy: a run that is resumed keeps"),
+        ({"engine": str}, "engine = <class 'str'>: a class is not allowed here"),
+        ({"resume": "x", "strategy": "fedavg"}, "strategy: a resumed run keeps"),
         ({"resume": "/no/such/run"}, "not a run folder"),
     ],
 )
@@ -116,7 +116,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"seed": 1}, "compare takes seeds"),
         ({"seeds": "a"}, "different numbers"),
         ({"jobs": 0}, "jobs = 0"),
-        ({"jobs": 2, "ray_address": "auto"}, "on a cluster they come one after"),
+        ({"jobs": 2, "ray_address": "auto"}, "parallel runs need this machine alone"),
         ({"strategies": ["fedavg", "fedavg"]}, "named twice"),
         ({"client": "moon"}, "Unknown argument 'client'"),
     ],

@@ -22,11 +22,12 @@ from rich.console import Console
 
 import fairflower as ff
 from fairflower import cli, registry
-from fairflower.cli import compare, run
+from fairflower.cli import run
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.plans import comparison
 from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
 from fairflower.plans.protocol import STUDY
@@ -90,7 +91,7 @@ def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
     assert (
         "7 clients of 4 domains, by data.imbalance-factor and not data.clients-per-domain; images"
     ) in setup_summary(Plan(runs), prepare(runs[0].data))
-    told = "data.clients-per-domain is without effect: data.imbalance-factor = 3 says how many"
+    told = "data.clients-per-domain has no effect: data.imbalance-factor = 3 sets the number"
     shown = ["data", "show", "uci-digits", "--set=data.imbalance-factor=3"]
     assert told in call(*shown, "--set=data.clients-per-domain=1")
     assert told not in call(*shown)
@@ -121,7 +122,7 @@ def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
     assert json.loads((folder / "run.json").read_text())["status"] == "completed"
     for args, message in (
         ([], "is completed: all of its 2 rounds"),
-        (["--strategy=fedavg"], "--strategy: a run that is resumed keeps its own settings"),
+        (["--strategy=fedavg"], "--strategy: a resumed run keeps its own settings"),
         (["--seed=3"], "seed = 3 was given"),
         (["--output-dir=/x"], "output-dir = '/x' was given"),
     ):
@@ -216,7 +217,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["compare", "--strategies=fedavg,fedavg"], 2, "named twice"),
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
         (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
-        (["run", "--strategy=fedavg,uniform"], 2, "expected one"),
+        (["run", "--strategy=fedavg,uniform"], 2, "expected one method"),
         (["run", "--set=resume=/a/run"], 2, "use --resume"),
         (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
         (["run", "--set=run-name=../x"], 2, "expected a folder's name"),
@@ -268,8 +269,8 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
         runs.extend((config.label, config.strategy, config.client) for config in plan.runs)
         raise typer.Exit
 
-    for command in (run, compare):
-        monkeypatch.setattr(command, "execute", execute)
+    for module in (run, comparison):
+        monkeypatch.setattr(module, "execute", execute)
     return runs
 
 
@@ -356,7 +357,7 @@ def test_a_single_run_treats_them_alike(given, label, own, planned):
         (["compare", "--clients=moon,moon:mu=2.0"], "named twice"),
         (["compare", "--clients=sgd", "--set=client.mu=1"], "client.mu is an argument of none of"),
         (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients names them"),
-        (["run", "--client=sgd,moon"], "--client: expected one"),
+        (["run", "--client=sgd,moon"], "--client: expected one method"),
         (["run", "--set=strategy.name=fedavg"], "strategy.t is an argument of fedequilibria, term"),
     ],
 )
@@ -392,7 +393,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
     }
     # An argument given as its default is no other method.
     again = call("compare", *where, "--strategies=fedequilibria", "--set=strategy.scale=unit")
-    assert "2 of 2 runs are there already" in again
+    assert "2 of 2 runs are completed already" in again
 
 
 # --- plans and progress --------------------------------------------------------------------
@@ -490,17 +491,17 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
     assert len(kept) == 2
     both = ["compare", "--strategies=fedavg,fedheal", *where]
-    assert "2 of 3 runs are there already" in call(*both)
+    assert "2 of 3 runs are completed already" in call(*both)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert (tmp_path / "runs" / "fedheal-seed0" / "run.json").exists()
     killed = tmp_path / "runs" / "fedavg-seed0" / "run.json"
     killed.write_text(killed.read_text().replace('"completed"', '"running"'))
     output = call(*both)
-    assert "2 of 3 runs are there already" in output
+    assert "2 of 3 runs are completed already" in output
     assert "1 of 3 runs go on" in output
     assert not (tmp_path / "runs" / "fedavg-seed0-2").exists()
     assert json.loads(killed.read_text())["status"] == "completed"
-    assert "3 of 3 runs are there already" in call(*both)
+    assert "3 of 3 runs are completed already" in call(*both)
     assert "already" not in call(*both, "--set=train.lr=0.01")
 
 
@@ -512,9 +513,9 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
         with locked_folder(tmp_path):
             assert f"Another process is at work on {tmp_path}." in told(command)
     (tmp_path / "runs").mkdir()
-    assert f"{tmp_path} is of a comparison, with runs of its own." in told("tune")
+    assert f"{tmp_path} is the folder of a comparison." in told("tune")
     (tmp_path / STUDY).touch()
-    assert f"{tmp_path} is of a study, with runs of its own." in told("compare")
+    assert f"{tmp_path} is the folder of a study." in told("compare")
     with pytest.raises(ConfigError, match="is of a study"):
         ff.compare(output_dir=tmp_path, progress=False)
 
@@ -573,7 +574,7 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
     monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: 2)
     asked = []
     monkeypatch.setattr(
-        compare,
+        comparison,
         "execute",
         lambda plan, console, folders, jobs: asked.append(jobs or auto_jobs(plan)),
     )
@@ -621,3 +622,12 @@ def test_a_name_that_the_terminal_cannot_show_ends_no_command(monkeypatch):
     cli.main()
     stream.flush()
     assert written.getvalue() == b"report: /caf\\xe9/\\udcff\n"
+
+
+def test_a_plan_is_printed_and_nothing_is_run(tmp_path):
+    output = " ".join(call("compare", "--plan", f"--output-dir={tmp_path / 'new'}").split())
+    assert "30 runs on uci-digits" in output
+    assert "Smallest detectable difference: 1." in output
+    assert not (tmp_path / "new").exists()
+    message = " ".join(call("compare", f"--pilot={tmp_path}", expect=2).split())
+    assert "Add --plan" in message

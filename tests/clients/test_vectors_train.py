@@ -121,15 +121,15 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
         ({"model.name": "embedding-bag"}, "'embedding-bag': it takes tokens"),
         (
             {"model.name": "toys:net"},
-            r"it takes images, .*\(--model mlp\), or give toys:net kinds = \('features'",
+            r"it takes images, .*\(--model mlp\), or set toys:net.kinds = \('features'",
         ),
         ({"model.name": "mlp", "data.name": "vectors:Texts"}, "to embedding-bag"),
         ({"model.name": "embedding-bag", "data.name": "uci-digits"}, "Set it to cnn"),
         (
             {"data.image-size": 8},
-            "data.image-size = 8: it is for images, and data.name = 'randhie' has features",
+            "data.image-size = 8: this setting is for images, and data.name = 'randhie' has f",
         ),
-        ({"data.corrupted-clients": 1}, "data.corrupted-clients = 1: it is for images"),
+        ({"data.corrupted-clients": 1}, "data.corrupted-clients = 1: this setting is for images"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_what_does(

@@ -118,7 +118,7 @@ def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
         said, error = make(plan(tmp_path))
     assert len(killed) == 1
     assert error is None
-    assert "uniform, seed 0: its process has died. It is made once more." in said
+    assert "uniform, seed 0: its process died. The run is repeated." in said
     found = [path.parent for path in tmp_path.glob("*/run.json")]
     assert len(found) == len(NAMES)
     for folder in found:

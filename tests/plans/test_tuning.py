@@ -86,6 +86,25 @@ def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
         tuning(tmp_path / "other", seeds=[0, 1])
 
 
+@pytest.mark.slow
+def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
+    made = tuning(tmp_path, federations=True)
+    runs = make(made)
+    trials = [config for config in runs if not config.evaluate.test]
+    tests = [config for config in runs if config.evaluate.test]
+    assert {(c.seed, c.data.seed) for c in trials} == {(0, 0)}
+    assert sorted((c.seed, c.data.seed) for c in tests) == [(1, 1)] * 3 + [(2, 2)] * 3
+    assert {c.run_name for c in tests if c.strategy.name == "fedavg"} == {
+        "fedavg-federation1",
+        "fedavg-federation2",
+    }
+    assert not make(tuning(tmp_path, federations=True)), "nothing is left"
+    with pytest.raises(ConfigError, match="--federations: 0 is the seed of the trials"):
+        tuning(tmp_path / "other", federations=True, seeds=[0, 1])
+    with pytest.raises(ConfigError, match="--federations: 2 is the federation of the trials"):
+        tuning(tmp_path / "third", federations=True, settings={"data.seed": 2})
+
+
 #: Arguments that are no matter of degree.
 NOT_SEARCHED = {"rounds", "batches"}
 
@@ -384,7 +403,7 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
     assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
     of_many(1, figures({"a": 0.0, "b": 0.0}))
     of_many(4, figures({"a": 0.71, "b": 0.9}))
-    with pytest.raises(Pruned, match=r"in round 4 69.0 % .* less than 70.0 %"):
+    with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
         of_many(4, figures({"a": 0.69, "b": 0.9}))
     at_the_floor = BaselinePruner("worst", of_many.figures, {4: 7 / 12 - 0.5})  # more than 1 / 12
     at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
@@ -530,7 +549,7 @@ def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert not belonging_to(tmp_path)
     again = run(begun, env=env)
-    assert "trials are there already" in again
+    assert "trials are completed already" in again
 
     def outcome(name: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,48 @@
+"""Runs the plan of a comparison in its folder: the runner of command line and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from fairflower.plans.execution import announce, execute, locked_folder, remaining_plan
+from fairflower.plans.plan import Plan
+
+
+def run_comparison(
+    plan: Plan,
+    folder: Path,
+    console: Console,
+    jobs: int | None,
+    at_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run what is left of a plan, whose run folders lie in ``folder/runs``.
+
+    Completed runs are kept, and unfinished runs are resumed.
+
+    Parameters
+    ----------
+    jobs : int or None
+        Number of parallel runs; None: `fairflower.plans.plan.auto_jobs`.
+    at_end : callable
+        Called when the runs have ended, also if one failed or was interrupted, provided that at
+        least one run can be read.
+
+    Raises
+    ------
+    ConfigError
+        If another process uses the folder, or its runs are of other data.
+    UserError, OSError, KeyboardInterrupt
+        As `fairflower.plans.execution.execute`.
+    """
+    announce(plan, console)
+    with locked_folder(folder):
+        left = remaining_plan(plan, folder / "runs", console)
+        folders: list[Path] = []
+        try:
+            execute(left, console, folders, jobs)
+        finally:
+            if folders or len(left.runs) < len(plan.runs):
+                at_end()

@@ -1,0 +1,129 @@
+"""Which differences a planned comparison can detect, by the spread of earlier runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairflower.errors import ConfigError
+from fairflower.plans.plan import Plan
+from fairflower.report import Run
+from fairflower.report.contrasts import paired_differences
+from fairflower.report.measures import fairness
+from fairflower.report.methods import group_runs
+from fairflower.statistics.power import LEVEL, detectable, needed, needed_for_equivalence
+
+#: Difference, in points, for which the required number of federations is computed.
+EFFECT = 2.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Spread of one metric's paired differences to Uniform, in percentage points."""
+
+    metric: str
+    sd: float  # root mean of the methods' variances
+    margin: float  # two methods within it count as equivalent
+    methods: int
+    unit: str  # a federation, or a seed of one federation
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a design detects of one metric with 80 % power, in percentage points."""
+
+    spread: Spread
+    detectable: float  # smallest difference
+    for_difference: int  # federations that a difference of `EFFECT` takes
+    for_equivalence: int  # federations that equivalence within the margin takes
+
+
+def comparisons_of(plan: Plan) -> int:
+    """Return how many methods are compared with uniform averaging by the same client.
+
+    >>> from fairflower.config import StrategyConfig
+    >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])
+    >>> comparisons_of(plan)
+    2
+    """
+    methods = {(config.client.label, config.strategy.label) for config in plan.runs}
+    return max(Counter(client for client, _ in methods).values()) - 1
+
+
+def spreads(runs: Sequence[Run]) -> list[Spread]:
+    """Return the spread of worst domain, STD and average over a pilot's methods.
+
+    ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
+    """
+    variances: dict[str, list[float]] = {}
+    margins: dict[str, float] = {}
+    units: list[str] = []
+    for comparison in group_runs(runs):
+        group = fairness(comparison)
+        for method in comparison.methods:
+            uniform = comparison.baseline(method, "uniform")
+            pairs = (
+                paired_differences(method, uniform, group)
+                if uniform and uniform != method
+                else None
+            )
+            if pairs is None or len(pairs.values[0]) < 2:
+                continue
+            units.append(pairs.unit)
+            for metric, values in zip(group.figures, pairs.values, strict=True):
+                variances.setdefault(metric.name, []).append(float(np.var(values, ddof=1)))
+                margins[metric.name] = metric.margin
+    if not variances:
+        raise ConfigError(
+            "The earlier runs show no spread: no method shares two federations or seeds with "
+            "uniform averaging. Give others by --pilot."
+        )
+    return [
+        Spread(name, math.sqrt(np.mean(found)), margins[name], len(found), units[0])
+        for name, found in variances.items()
+    ]
+
+
+def level_of(methods: int, metrics: int = 3) -> float:
+    """Return the level of one test: 0.05 over all ``methods`` and ``metrics`` (Bonferroni).
+
+    >>> level_of(5) == 0.05 / 15
+    True
+    """
+    return LEVEL / max(1, methods * metrics)
+
+
+def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
+    """Return the smallest detectable difference in standard deviations of paired differences.
+
+    NaN for one federation.
+
+    >>> round(detectable_in_sd(5, 10), 2)
+    1.58
+    """
+    if federations < 2:
+        return math.nan
+    return detectable(1 / math.sqrt(federations), federations - 1, level_of(methods, metrics))
+
+
+def design_power(found: Sequence[Spread], methods: int, federations: int) -> list[Power]:
+    """Return what ``federations`` detect of each metric, and how many would be needed.
+
+    ``methods`` are compared with uniform averaging and corrected for together. Tests are paired
+    two-sided t tests; two one-sided tests show equivalence (`fairflower.statistics.power`).
+    """
+    level = level_of(methods, len(found))
+    in_sd = detectable_in_sd(methods, federations, len(found))
+    return [
+        Power(
+            spread,
+            in_sd * spread.sd,
+            needed(spread.sd, EFFECT, level),
+            needed_for_equivalence(spread.sd, spread.margin, level),
+        )
+        for spread in found
+    ]
