@@ -24,26 +24,29 @@ if TYPE_CHECKING:
 def leaderboard(
     file: Annotated[Path, typer.Argument(help="TOML file of a design and its benchmarks.")],
     benchmarks: Annotated[
-        str, typer.Option(help="Comma-separated, of the file's; default: all.")
+        str, typer.Option(help="Comma-separated benchmarks of the file. Default: all.")
     ] = "",
     data_dir: DataDir = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show which runs are left and how long they take; stop.")
+        bool,
+        typer.Option(
+            "--plan", help="Print how many runs are left and how long they take; then stop."
+        ),
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Write what follows from the rows there are; stop.")
+        bool, typer.Option("--report", help="Write the report of the finished runs; then stop.")
     ] = False,
     jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the runs at work; default: a new one.")
+        Path | None, typer.Option(help="Folder of the unfinished runs. Default: a new folder.")
     ] = None,
 ) -> None:
-    """Tune methods alike, then compare them over federations, by a design written before.
+    """Tune methods with the same budget, then compare them over federations by a written design.
 
-    Every finished run is a row of the CSV file that FILE names as its results, next to it, and is
-    never made again: the command goes on where it was stopped or killed, on any machine that has
-    the file and the data. Run folders are removed when their row is written. --report writes
-    sentences, tables and a figure of the rows that there are, as a Markdown file beside them.
+    Every finished run becomes a row of the CSV file that FILE names for its results, and is not
+    repeated: a stopped or killed command is resumed on any machine that has both files and the
+    data. Run folders are removed when their row is written. --report writes sentences, tables and a
+    figure from these rows, as a Markdown file beside them.
     """
     # Late: Optuna and scipy take a while to import.
     from fairflower.leaderboard.design import Design
@@ -81,17 +84,17 @@ def leaderboard(
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:
-    """The benchmarks of the option, in the order of those known; without any all of these."""
-    given = [name.strip() for name in text.split(",") if name.strip()]
-    if wrong := set(given) - set(known):
+    """Return the benchmarks of the option in the file's order; all if none is named."""
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := set(chosen) - set(known):
         raise ConfigError(
             f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {', '.join(known)}."
         )
-    return [name for name in known if not given or name in given]
+    return [name for name in known if not chosen or name in chosen]
 
 
 def _show(stages: Stages) -> None:
-    """Print how many runs of each stage are left, and the hours of one core that they take."""
+    """Print how many runs of each stage are left, and their core-hours."""
     from fairflower.leaderboard.runs import progress
 
     lines = progress(stages)
@@ -106,5 +109,5 @@ def _show(stages: Stages) -> None:
     known = sum(line.hours or 0.0 for line in lines)
     left = sum(line.left for line in lines)
     unknown = sorted({line.benchmark for line in lines if line.left and line.hours is None})
-    more = f" and those of {', '.join(unknown)}, of which no run was made" if unknown else ""
+    more = f" and those of {', '.join(unknown)}, which have no finished run" if unknown else ""
     console.print(f"In all {left} runs, {known:.1f} core-hours{more}.", soft_wrap=True)

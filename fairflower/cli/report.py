@@ -1,4 +1,4 @@
-"""``fairflower report``, and the table that other commands end with."""
+"""``fairflower report``, and the table that other commands print at their end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of the page, or file of another format. Default: `report` in the one "
-            "folder given, or beside several; none for summaries; other formats are printed.",
+            help="Folder of the page, or file of another format. Default: `report` in the folder "
+            "of the runs; no page for summaries; other formats are printed.",
         ),
     ] = None,
     format_: Annotated[
@@ -46,24 +46,24 @@ def report(
             "--format",
             "-f",
             metavar="|".join(FORMATS),
-            help="html: the page. latex: all tables for booktabs. csv: the accuracy table. "
-            "md: all tables and verdicts.",
+            help="html: a page. latex: all tables for booktabs. csv: the accuracy table. md: all "
+            "tables and verdicts.",
         ),
     ] = "html",
     summary: Annotated[
         Path | None,
-        typer.Option(help="Write all that tables and verdicts need to this .csv file, too."),
+        typer.Option(help="Also write the data of tables and verdicts to this .csv file."),
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option(help="Write the summary's tables and verdicts into this Markdown file."),
+        typer.Option(help="Also write the summary's tables and verdicts into this Markdown file."),
     ] = None,
 ) -> None:
-    """Print the fairness table of runs and write one HTML page with figures.
+    """Print the fairness table of runs and write an HTML page with figures.
 
-    A summary holds the last five tested rounds of every run: `report RUNS --summary x.csv`
-    writes it, `report x.csv` prints the same tables and verdicts from it alone, and
-    `report x.csv --into x.md` keeps a document's numbers and verdicts equal to it.
+    A summary has the last five tested rounds of every run: `report RUNS --summary x.csv` writes it,
+    `report x.csv` prints the same tables and verdicts from it, and `report x.csv --into x.md`
+    updates a document's tables and verdicts.
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
@@ -72,26 +72,28 @@ def report(
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")
-    # A pattern as runs/* matches the page of an earlier report, too.
+    # A pattern as runs/* also matches the page of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
     for given in runs:
         if (given / STUDY).exists():
             raise ConfigError(
-                f"{given} is a study, whose report has its trials: the same `fairflower tune` "
-                "with its --output-dir makes nothing twice and writes it anew. For its tests "
-                f"alone: fairflower report {shlex.quote(str(given / 'runs'))}"
+                f"{given} is a study. Repeat its `fairflower tune` with its --output-dir for the "
+                "report with trials; completed runs are kept. For a report of its tests alone: "
+                f"fairflower report {shlex.quote(str(given / 'runs'))}"
             )
-    # Each once, though `grid` and `grid/runs/*` are given.
+    # Without duplicates, as for `grid` and `grid/runs/*`.
     paths = list(dict.fromkeys(path for given in runs for path in run_folders(given)))
     if format_ != "html":
         if summary or into:
-            raise ConfigError(f"--format {format_}: it is written alone. Leave out the others.")
+            raise ConfigError(
+                f"--format {format_}: it excludes --summary and --into. Leave these out."
+            )
         write_text(format_, paths, out)
         return
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if out is None and folders:
-        one = runs[0].expanduser().absolute()
-        out = (one if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
+        first = runs[0].expanduser().absolute()
+        out = (first if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
     if not print_report(paths, out, summary):
         raise typer.Exit(1)
     if into and source:
@@ -101,7 +103,7 @@ def report(
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
-    """Write the tables of runs as text, to ``out`` or as all that is printed."""
+    """Write the tables of runs as text to ``out``, or print them."""
     from fairflower.report.analysis import analyze
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
@@ -129,9 +131,18 @@ def print_report(
     summary: Path | None = None,
     tuned: Sequence[Tuned] = (),
 ) -> bool:
-    """Print the table of runs and, to ``out``, write the page; False if none is readable.
+    """Print the tables of runs, and write the report; return False if no run can be read.
 
-    With how their methods were ``tuned``, which is also printed without runs.
+    Parameters
+    ----------
+    paths : list of Path
+        Run folders and summaries.
+    out : Path, optional
+        Folder of the page.
+    summary : Path, optional
+        CSV file of the summary.
+    tuned : sequence of Tuned
+        Trials of the methods, which are printed also without runs.
     """
     from fairflower.report import analyze, terminal_table, write_report, write_summary
 
