@@ -297,7 +297,7 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),
         ("nine:Mine", r"No module named 'nine'\. Install its package where the server runs"),
         ("mine.rules:Mine", r"'mine' is not a package"),
-        ("mine.Mine", r"Unknown strategy 'mine\.Mine'.*named as my_package\.module:Class"),
+        ("mine.Mine", r"Unknown strategy 'mine\.Mine'.*as my_package\.module:Class"),
         ("fedheal:tau", r"Expected key=value, got 'tau'"),
     ],
 )

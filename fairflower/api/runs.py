@@ -96,7 +96,7 @@ def run(
     >>> small = {"data.clients-per-domain": 1, "train.local-epochs": 1, "engine": "inline"}
     >>> result = run(small, strategy="uniform", rounds=1, output_dir=mkdtemp(), progress=False)
     >>> result.status, sorted(result.accuracy)
-    ('completed', ['accented', 'faint', 'noisy', 'plain'])
+    ('completed', ['inverted', 'plain', 'printed', 'rotated'])
     """
     overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:

@@ -516,7 +516,7 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
     assert f"{tmp_path} is the folder of a comparison." in told("tune")
     (tmp_path / STUDY).touch()
     assert f"{tmp_path} is the folder of a study." in told("compare")
-    with pytest.raises(ConfigError, match="is of a study"):
+    with pytest.raises(ConfigError, match="is the folder of a study"):
         ff.compare(output_dir=tmp_path, progress=False)
 
 
