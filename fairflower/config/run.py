@@ -260,9 +260,24 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
 def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
     """Return the value as the key's type; ``ConfigError`` for an unknown key or wrong value."""
     check_key(key, methods)
+    return _valued(key, value)
+
+
+def check_values(flat: Mapping[str, Any]) -> None:
+    """Refuse values that no setting has.
+
+    As ``RunConfig.from_flat``, but there may be settings of another version, and nothing that is
+    named is imported: for configs of others that are read, not run.
+    """
+    methods_of(flat)
+    for key, value in flat.items():
+        _valued(key, value)
+
+
+def _valued(key: str, value: Any) -> Any:
     if key in _NAMES:
         return value
-    if key.startswith(_METHOD_KEYS):
+    if key not in _schema():
         fits = is_text(value) if isinstance(value, str) else isinstance(value, bool | int | float)
         if fits and not (isinstance(value, int) and abs(value) > MOST):
             return None if str(value).lower() == "none" else value

@@ -155,7 +155,7 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
     model = build_model(config.model.to_receive(), config.client, federation, seed=0)
     try:
         set_arrays(model, load_file(path), config.model.name)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} is not a {config.model.name} for these data: {error}"
         ) from error

@@ -38,11 +38,10 @@ from fairflower.plans.protocol import (
     selection_score,
 )
 from fairflower.report import Run, read_run
-from fairflower.report.reading import read_config
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import resumable_configs, resumed_config
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_config, read_facts
 
 _STATES: dict[Outcome, TrialState] = {
     "completed": TrialState.COMPLETE,
@@ -251,7 +250,7 @@ class MethodStudy:
         if path.exists() and path.name not in self.submitted:
             try:
                 return resumed_config(path, {})
-            except ConfigError:  # it has no run.json yet, or no checkpoint
+            except (ConfigError, RunFolderError):  # it has no run.json yet, or no checkpoint
                 shutil.rmtree(path)
         values: dict[str, Any] = {**trial.values, "run-name": path.name}
         return RunConfig.from_flat(self.config.to_flat() | values)

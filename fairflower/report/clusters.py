@@ -84,6 +84,10 @@ def final_cluster_metric(run: Run, name: ClusterMetric, window: int = WINDOW) ->
     return float(values.mean()) if values.size else float("nan")
 
 
+#: Larger numbers, which no float32 has come to, overflow in sums and axes.
+_LARGEST = 1e100
+
+
 def _vector(value: object, length: int) -> Vector:
     """Return a number for each client; NaN where the value is anything else."""
     vector = as_float_array(value)
@@ -91,8 +95,9 @@ def _vector(value: object, length: int) -> Vector:
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """Return a recorded value as an array, or None where it is not of numbers."""
+    """Return a recorded value as an array, or None where it is not of numbers; NaN if too large."""
     try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return np.where(np.abs(numbers) <= _LARGEST, numbers, np.nan)

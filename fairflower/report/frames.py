@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 
 import pandas as pd
 
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.methods import method_names
-from fairflower.report.reading import Run, whole_lines
+from fairflower.report.reading import Run
 from fairflower.report.tables.accuracy import columns
 from fairflower.report.tables.cells import MARKS
-from fairflower.server.folder import HISTORY_COLUMNS
+from fairflower.server.contents import HISTORY_COLUMNS, read_history
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
@@ -37,13 +36,7 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 def _history(run: Run) -> pd.DataFrame:
     # Of a summary's run there is but the name: a folder of that name here is another run's.
     if run.path.is_absolute() and (run.path / "history.csv").is_file():
-        text = StringIO("".join(whole_lines(run.path / "history.csv")))
-        return pd.read_csv(
-            text,
-            dtype={"name": str, "value": float},
-            keep_default_na=False,  # a name may be empty, or "NA"
-            na_values={"value": ["nan"]},
-        )
+        return pd.DataFrame(read_history(run.path / "history.csv"), columns=HISTORY_COLUMNS)
     rows = [
         (server_round, "domain", domain, "accuracy", accuracy)
         for server_round, accuracies in zip(run.rounds.tolist(), run.accuracy, strict=True)

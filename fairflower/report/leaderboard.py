@@ -22,7 +22,6 @@ import pandas as pd
 from fairflower.errors import RunFolderError
 from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.methods import MeanStd
-from fairflower.report.reading import read_text
 from fairflower.report.statistics import (
     Difference,
     Ranks,
@@ -35,6 +34,7 @@ from fairflower.report.statistics import (
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number, format_p_value, join_words
 from fairflower.report.tuning import METRICS
+from fairflower.server.contents import read_text
 
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
 #: trial; or test of the values that were chosen, of the paper's, or both where they are the same.

@@ -24,11 +24,12 @@ from fairflower.report.leaderboard import (
     read_board,
 )
 from fairflower.report.methods import Comparison, differing
-from fairflower.report.reading import Run, read_text
+from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
 from fairflower.report.tables.cells import Cell, Table
 from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
+from fairflower.server.contents import read_text
 
 # --- a terminal -----------------------------------------------------------------------
 

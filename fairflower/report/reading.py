@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower import paths
-from fairflower.config import RunConfig, read_toml
 from fairflower.data import ClientInfo
-from fairflower.errors import ConfigError, RunFolderError
+from fairflower.errors import RunFolderError, quoted
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
+from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
 from fairflower.server.figures import WINDOW as WINDOW
-from fairflower.server.folder import HISTORY_COLUMNS, LEVELS, is_locked
+from fairflower.server.folder import LEVELS, is_locked
 
 #: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
@@ -158,7 +155,8 @@ def read_run(path: str | Path) -> Run:
     for name in ("run.json", "config.toml", "history.csv"):
         if not (path / name).is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no {name}.")
-    info, domains, clients = _read_info(path / "run.json")
+    info = read_facts(path)
+    domains, clients = tuple(info["domains"]), _clients(info)
     config = read_config(path)
     history, finished = _read_history(path / "history.csv")
     names = [str(c.client_id) for c in clients]
@@ -170,7 +168,7 @@ def read_run(path: str | Path) -> Run:
 
     status = str(info["status"])
     if status == "running" and not is_locked(path):
-        if _read_info(path / "run.json")[0]["status"] != status:  # it has ended meanwhile
+        if read_facts(path)["status"] != status:  # it has ended meanwhile
             return read_run(path)
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
@@ -188,19 +186,9 @@ def read_run(path: str | Path) -> Run:
         by_client=_all_tests(history[of_clients, "accuracy"], names),
         personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
-        diagnostics=_read_diagnostics(path / "diagnostics.jsonl"),
+        diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return a run folder's settings by run config key; `RunFolderError` if they are no TOML."""
-    try:
-        own = read_toml(path / "config.toml")
-    except ConfigError as error:
-        raise RunFolderError(str(error)) from error
-    # A run made before a setting existed ran with what is now its default.
-    return RunConfig().concise() | own
 
 
 def find_readable_runs(path: Path) -> list[Run]:
@@ -214,49 +202,17 @@ def find_readable_runs(path: Path) -> list[Run]:
 
 # --- files -------------------------------------------------------------------------------
 
-
-def read_text(path: Path) -> str:
-    """A file's text; a `RunFolderError` if it cannot be read."""
-    try:
-        return paths.read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"Cannot read {path}: {error}.") from error
-
-
-def whole_lines(path: Path) -> list[str]:
-    """Lines without a last one that is still being written."""
-    lines = read_text(path).splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
-
-
-def _read_info(path: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[ClientInfo, ...]]:
-    try:
-        info = json.loads(read_text(path))
-        domains = tuple(str(domain) for domain in info["domains"])
-        clients = tuple(
-            ClientInfo(
-                int(client["client_id"]),
-                str(client["domain"]),
-                int(client["num_examples"]),
-                tuple(int(count) for count in client["class_counts"]),
-            )
-            for client in info["clients"]
-        )
-        missing = {"label", "status"} - set(info)
-    except json.JSONDecodeError as error:
-        raise RunFolderError(f"{path} is not valid JSON: {error}.") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path} does not describe a run: {error!r}.") from error
-    if missing:
-        raise RunFolderError(f"{path} does not describe a run: it has no {sorted(missing)[0]!r}.")
-    strangers = [client for client in clients if client.domain not in domains]
-    if strangers or not domains:
-        wrong = f"client {strangers[0].client_id} is of none of the" if strangers else "it has no"
-        raise RunFolderError(f"{path} does not describe a run: {wrong} domains.")
-    return info, domains, clients
-
-
 _History = dict[int, dict[str, float]]
+
+
+def _clients(info: Mapping[str, Any]) -> tuple[ClientInfo, ...]:
+    return tuple(
+        ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
+        for client in ({name: client[name] for name in _FIELDS} for client in info["clients"])
+    )
+
+
+_FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
 def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]]:
@@ -264,35 +220,24 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
 
     And the rounds that were written to their end, which is what is said of the whole run.
     """
-    reader = csv.reader(whole_lines(path))
-    header = next(reader, [])
-    if header != HISTORY_COLUMNS:
-        raise RunFolderError(
-            f"{path} has the columns {','.join(header)!r}; expected {','.join(HISTORY_COLUMNS)!r}."
-        )
     metrics = ("accuracy", "personal_accuracy", *SCORES)
     history: dict[tuple[str, str], _History] = {}
     for of_domains, of_clients in LEVELS.values():
         history[of_clients, "accuracy"] = {}
         history |= {(of_domains, metric): {} for metric in metrics}
     finished: set[int] = set()
-    for row in reader:
-        try:
-            number, level, name, metric, text = row
-            if level == "run":
-                finished.add(int(number))
-            if (level, metric) not in history:
-                continue
-            index, value = int(number), float(text)
-        except ValueError as error:
-            raise RunFolderError(f"{path}, line {reader.line_num}: cannot read {row}.") from error
+    for line, (number, level, name, metric, value) in enumerate(read_history(path), start=2):
+        if level == "run":
+            finished.add(number)
+        if (level, metric) not in history:
+            continue
         unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
         if not (unmeasured or 0 <= value <= 1):
             raise RunFolderError(
-                f"{path}, line {reader.line_num}: {metric} {text} of {level} {name}; "
-                "expected a fraction between 0 and 1."
+                f"{path}, line {line}: {metric} {value} of {level} {quoted(name)[1:-1]}; expected "
+                "a fraction between 0 and 1."
             )
-        history[level, metric].setdefault(index, {})[name] = value
+        history[level, metric].setdefault(number, {})[name] = value
     return history, finished
 
 
@@ -315,19 +260,3 @@ def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> Ac
     there = np.isfinite(found.accuracy)
     kept = there.all(axis=1) | (there.any(axis=1) & np.isin(found.rounds, list(finished)))
     return AccuracyHistory(rounds=found.rounds[kept], accuracy=found.accuracy[kept])
-
-
-def _read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
-    """One record a round, of its training and, where replies to it were dropped, its test."""
-    if not path.is_file():
-        return ()
-    records: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RunFolderError(f"{path}, line {number} is not valid JSON: {error}.") from error
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise RunFolderError(f"{path}, line {number}: expected an object with a 'round'.")
-        records[record["round"]] = records.get(record["round"], {}) | record
-    return tuple(records.values())

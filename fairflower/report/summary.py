@@ -90,7 +90,7 @@ def read_summary(path: str | Path) -> list[Run]:
             if None in row or None in row.values():
                 raise ValueError("another number of cells than columns")
             runs.append(_run(row))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
     if not runs:
         raise RunFolderError(f"{path} has no runs.")

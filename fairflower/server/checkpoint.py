@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import RunConfig, check_key, execution, keys, methods_of, read_toml
+from fairflower.config import RunConfig, check_key, execution, keys, methods_of
 from fairflower.config.methods import DEFAULT
-from fairflower.errors import ConfigError, logger, quoted
+from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_config, read_facts
 
 #: Settings that may change when a run is resumed: of its execution, without the folder, and the
 #: number of rounds. (More rounds change the result of methods with a schedule over all rounds.)
@@ -103,9 +103,10 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         another setting is given or was changed in its ``config.toml``.
     """
     run = run.expanduser().absolute()
-    facts = read_facts(run)
-    # Settings newer than the run had the effect of their defaults.
-    own = keys() | read_toml(run / "config.toml")
+    try:
+        facts, own = read_facts(run), keys() | read_config(run)
+    except RunFolderError as error:
+        raise ConfigError(str(error)) from error
     check_same_data(run, facts, own)
     _check_unchanged(run, own)
     methods = methods_of(own)
@@ -186,7 +187,7 @@ def resumable_configs(folder: Path) -> Iterator[RunConfig]:
     """
     resumable = []
     for info in sorted(folder.rglob("run.json")):
-        with suppress(ConfigError):
+        with suppress(ConfigError, RunFolderError):
             facts = read_facts(info.parent)
             if facts["status"] != "completed":
                 resumable.append((facts["rounds"], resumed_config(info.parent, {})))

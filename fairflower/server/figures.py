@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
+from fairflower.server.contents import read_history
 
 #: Tested rounds that the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
@@ -40,10 +40,8 @@ class History:
 
     def read(self, path: Path) -> None:
         """Add all that a ``history.csv`` holds."""
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))[1:]
-        for (server_round, level, name), group in groupby(rows, key=itemgetter(0, 1, 2)):
-            self.add(int(server_round), level, name, {row[3]: float(row[4]) for row in group})
+        for (server_round, level, name), group in groupby(read_history(path), itemgetter(0, 1, 2)):
+            self.add(server_round, level, name, {row.metric: row.value for row in group})
 
     def add(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
         """Add metrics of a domain, a client or (name "") the run as a whole."""

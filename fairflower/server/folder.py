@@ -24,13 +24,13 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import machine, versions
-from fairflower.paths import file_name, home, read_text
+from fairflower.paths import file_name, home
+from fairflower.server.contents import HISTORY_COLUMNS
+from fairflower.server.contents import read_facts as read_facts
 from fairflower.server.figures import History
 
 #: Split -> levels of the history for results by domain and by client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
-
-HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
 #: Log of Flower and fairflower, and the error that ended the run.
 LOG = "log.txt"
@@ -270,15 +270,6 @@ def _command() -> str:
     """Return the command of this process, without Flower's secret token."""
     name = Path(sys.argv[0]).name
     return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    """Return a run folder's ``run.json``; ``ConfigError`` if it is missing or invalid."""
-    try:
-        return json.loads(read_text(path / "run.json"))  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path} is not a run folder: its run.json: {reason}.") from error
 
 
 def lock_folder(path: Path) -> int:

@@ -16,8 +16,8 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
+from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
-from fairflower.server.folder import read_facts
 from fairflower.server.registration import (
     ClientRegistry,
     SiteRegistry,

@@ -101,12 +101,12 @@ def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
         (edit("run.json", "{", "["), "run.json is not valid JSON"),
         (edit("run.json", '"label"', '"lable"'), "it has no 'label'"),
         (edit("run.json", '"domains": ["a", "b"]', '"domains": ["a"]'), "client 2 is of none"),
-        (edit("run.json", '"client_id"', '"id"'), "run.json does not describe a run"),
+        (edit("run.json", '"client_id"', '"id"'), "run.json: clients[0] has no 'client_id'"),
         (edit("history.csv", "round,level", "level,round"), "history.csv has the columns"),
         (edit("history.csv", "accuracy,0.9", "accuracy,90.0"), "line 5: accuracy 90.0 of domain b"),
         (edit("history.csv", "0,domain,a,accuracy", "x,domain,a,accuracy"), "line 3: cannot read"),
         (edit("diagnostics.jsonl", "{", ""), "diagnostics.jsonl, line 1 is not valid JSON"),
-        (edit("diagnostics.jsonl", "round", "r"), "line 1: expected an object with a 'round'"),
+        (edit("diagnostics.jsonl", "round", "r"), "line 1: it has no 'round'"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:

@@ -262,11 +262,13 @@ class ConsistencyWindow(NamedTuple):
 def windows(run: Run) -> list[ConsistencyWindow]:
     """The run's observed windows, in order."""
     domain = {client.client_id: client.domain for client in run.clients}
+    length = int(run.config["observe.window"])
     found = []
     for record in run.diagnostics:
-        if _CONSISTENCY in record:
-            rows = np.array(record[_CONSISTENCY], dtype=np.float64)
-            owners = np.array([domain[client] for client in record["client_ids"]])
+        rows, ids = as_float_array(record.get(_CONSISTENCY)), record.get("client_ids", [])
+        observed = rows is not None and rows.shape == (len(ids), BINS)
+        if rows is not None and observed and 0 < length <= record["round"]:
+            owners = np.array([domain.get(client, _UNKNOWN) for client in ids])
             seen = np.isfinite(rows).all(axis=1)
             shares = {d: rows[seen & (owners == d)] for d in run.domains}
             means = {d: part.mean(axis=0) for d, part in shares.items() if len(part)}

@@ -1,0 +1,311 @@
+"""What the files of a run folder hold, declared once, and held to that wherever they are read.
+
+A run folder may be damaged, or anybody's: what is read here raises nothing but `RunFolderError`,
+which names the file, the field and what was expected.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from fairflower import paths
+from fairflower.arguments import Range
+from fairflower.config import RunConfig, check_values, read_toml
+from fairflower.errors import ConfigError, RunFolderError, is_text, quoted
+
+HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
+
+#: Doubles count no further.
+Count = Annotated[int, Range(0, 2**53)]
+Seconds = Annotated[float, Range(0, 1e12)]
+Digits = Annotated[str, re.compile(r"\d{1,9}", re.ASCII)]
+
+
+class Client(TypedDict):
+    """A client in ``run.json``: `fairflower.data.ClientInfo`."""
+
+    client_id: Count
+    domain: str
+    num_examples: Count
+    class_counts: list[Count]
+
+
+class Sites(TypedDict):
+    """Sites with data of their own: a federation without clients' accounts, to resume with."""
+
+    federation: dict[str, Any]
+    numbered: bool
+
+
+class Part(TypedDict, total=False):
+    """What ``run.json`` says of one session of a run."""
+
+    versions: dict[str, str | None]
+    machine: dict[str, str | float | None]
+    after_round: Count
+    at: str
+
+
+class Info(Part, total=False):
+    """``run.json``."""
+
+    name: str
+    label: Required[str]
+    status: Required[Literal["running", "completed", "pruned", "stopped", "failed"]]
+    error: Required[str | None]
+    started: str
+    finished: str | None
+    seconds: Seconds | None
+    rounds: Required[Count]
+    command: str
+    # A folder is named by it, and deleted.
+    run_id: Annotated[str, re.compile("[0-9a-f]{32}")]
+    num_parameters: Count | None
+    model_bytes: Count | None
+    num_classes: Count
+    classes: list[str]
+    shape: list[Count]
+    domains: Required[list[str]]
+    sources: list[str]
+    test_sizes: list[Count]
+    images: str
+    digest: str
+    clients: Required[list[Client]]
+    nodes: dict[Digits, int]
+    sites: Sites
+    resumed: list[Part]
+    tracked: dict[str, str]
+    ended_early: str | None
+    diverged: float | None
+    client_state: bool
+
+
+class Record(TypedDict, total=False):
+    """A line of ``diagnostics.jsonl``; the strategy's own fields may hold anything."""
+
+    round: Required[Count]
+    client_ids: list[Count]
+    dropped: dict[Digits, str]
+    dropped_in_test: dict[Digits, str]
+
+
+class Value(NamedTuple):
+    """A line of ``history.csv``."""
+
+    round: int
+    level: str
+    name: str
+    metric: str
+    value: float
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """A run folder's ``run.json``."""
+    file = path / "run.json"
+    try:
+        text = paths.read_text(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{path} is not a run folder: its run.json: {reason}.") from error
+    info = _json(text, str(file))
+    if isinstance(info, dict):
+        info.pop("remarks", None)  # a summary's
+        for name in ("command", "error"):  # in which the system's names of files may stand
+            if isinstance(info.get(name), str):
+                info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")
+    _held_to(info, Info, str(file))
+    domains = info["domains"]
+    strangers = [client for client in info["clients"] if client["domain"] not in domains]
+    if strangers:
+        number = strangers[0]["client_id"]
+        raise RunFolderError(f"{file}: client {number} is of none of the domains.")
+    if not domains or len(set(domains)) < len(domains):
+        raise RunFolderError(f"{file}: domains = {quoted(domains)}: expected different names.")
+    return info  # type: ignore[no-any-return]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """All settings of a run folder, by run config key."""
+    file = path / "config.toml"
+    try:
+        own = read_toml(file)
+        check_values(own)
+    except ConfigError as error:
+        text = str(error)
+        named = str(file) in text
+        raise RunFolderError(text if named else f"{file}: {text}") from error
+    # A run made before a setting existed ran with what is now its default.
+    return RunConfig().concise() | own
+
+
+def read_history(path: Path) -> list[Value]:
+    """The lines of a ``history.csv``, but for a last one that is still being written."""
+    reader = csv.reader(whole_lines(path), strict=True)
+    rows = []
+    try:
+        header = next(reader, [])
+        if header != HISTORY_COLUMNS:
+            expected = ",".join(HISTORY_COLUMNS)
+            found = quoted(",".join(header))
+            raise RunFolderError(f"{path} has the columns {found}; expected {expected!r}.")
+        for row in reader:
+            number, level, name, metric, text = row
+            if not _ROUND.fullmatch(number) or not _NUMBER.fullmatch(text):
+                raise ValueError(number)
+            rows.append(Value(int(number), level, name, metric, float(text)))
+    except csv.Error as error:
+        raise RunFolderError(f"{path}, line {reader.line_num}: {error}.") from error
+    except ValueError as error:
+        if isinstance(error, RunFolderError):
+            raise
+        raise RunFolderError(
+            f"{path}, line {reader.line_num}: cannot read {quoted(row)}."
+        ) from error
+    return rows
+
+
+_ROUND = re.compile(r"\d{1,15}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf", re.ASCII | re.IGNORECASE)
+
+
+def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
+    """One record a round, of its training and, where replies to it were dropped, its test."""
+    if not path.exists():
+        return ()
+    records: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(whole_lines(path), start=1):
+        place = f"{path}, line {number}"
+        record = _json(line, place)
+        _held_to(record, Record, place)
+        records[record["round"]] = records.get(record["round"], {}) | record
+    return tuple(records.values())
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text; a `RunFolderError` if it cannot be read."""
+    try:
+        return paths.read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"Cannot read {path}: {error}.") from error
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Lines without a last one that is still being written."""
+    lines = read_text(path).splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{place} is not valid JSON: {error}.") from error
+
+
+def _held_to(value: Any, hint: Any, place: str) -> None:
+    try:
+        conform(value, hint)
+    except ValueError as error:
+        raise RunFolderError(f"{place}: {error}") from error
+
+
+# --- any value -------------------------------------------------------------------------------
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_WORDS |= {list: "a list", dict: "an object", NoneType: "null"}
+
+
+def conform(value: Any, hint: Any, name: str = "") -> None:
+    """Hold what JSON had to a type, of the kinds that are used above; ``ValueError`` names it.
+
+    >>> conform({"domain": "a", "client_id": -1}, Client)
+    Traceback (most recent call last):
+        ...
+    ValueError: client_id = -1: expected a number in [0, 9007199254740992].
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Required, NotRequired):
+        conform(value, args[0], name)
+    elif origin is Annotated:
+        conform(value, args[0], name)
+        for note in args[1:]:
+            pattern = isinstance(note, re.Pattern)
+            words = f"a text like {note.pattern}" if pattern else str(note)
+            _expect(note.fullmatch(value) if pattern else value in note, words, name, value)
+    elif origin in (Union, UnionType):
+        _one_of(value, args, name)
+    elif origin is Literal:
+        words = f"one of {', '.join(args)}"
+        _expect(isinstance(value, str) and value in args, words, name, value)
+    elif origin is list:
+        _expect(isinstance(value, list), _WORDS[list], name, value)
+        for place, item in enumerate(value):
+            conform(item, args[0], f"{name}[{place}]")
+    elif origin is dict:
+        _expect(isinstance(value, dict), _WORDS[dict], name, value)
+        for key, item in value.items():
+            conform(key, args[0], f"a key of {name}")
+            conform(item, args[1], f"{name}.{quoted(key)[1:-1]}")
+    elif is_typeddict(hint):
+        _conform_fields(value, hint, name)
+    elif hint is not Any:
+        _expect(_PLAIN[hint](value), _WORDS[hint], name, value)
+
+
+def _conform_fields(value: Any, hint: Any, name: str) -> None:
+    _expect(isinstance(value, dict), _WORDS[dict], name, value)
+    fields = get_type_hints(hint, include_extras=True)
+    for field in fields.keys() & value.keys():
+        conform(value[field], fields[field], f"{name}.{field}" if name else field)
+    for field in fields.keys() - value.keys():
+        origin = get_origin(fields[field])
+        if origin is Required or (hint.__total__ and origin is not NotRequired):
+            raise ValueError(f"{name or 'it'} has no {field!r}.")
+
+
+def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
+    """Hold a value to one of several types, of which at most one is more than a word."""
+    others = [hint for hint in hints if hint not in _PLAIN]
+    if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
+        words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)
+        _expect(bool(others), words, name, value)
+        conform(value, others[0], name)
+
+
+def _is_double(value: Any) -> bool:
+    whole = type(value) is int and abs(value) <= sys.float_info.max
+    return whole or isinstance(value, float)
+
+
+_PLAIN: Mapping[Any, Callable[[Any], bool]] = {
+    int: lambda value: type(value) is int and abs(value) < 2**64,
+    float: _is_double,
+    str: lambda value: isinstance(value, str) and is_text(value),
+    bool: lambda value: isinstance(value, bool),
+    NoneType: lambda value: value is None,
+}
+
+
+def _expect(holds: object, words: str, name: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"{f'{name} = ' if name else ''}{quoted(value)}: expected {words}.")

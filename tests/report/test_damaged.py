@@ -1,0 +1,243 @@
+"""Run folders that are damaged: every reader names the file and the field, or reads on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import damaged
+import pytest
+from products import thinned
+from run_folders import make_run, rising
+
+from fairflower.errors import RunFolderError, UserError
+from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report.frames import differences_frame, history_frame, table_frame
+from fairflower.report.summary import read_summary, write_summary
+from fairflower.server.checkpoint import resumable_configs, resumed_config
+from fairflower.server.contents import read_facts
+
+MISSING = object()
+VALUES = damaged.JSON | {"missing": MISSING}
+
+#: Those that stand for all.
+FEW = ("missing", "null", "true", "minus one", "past doubles", "nan", "a lone surrogate")
+FEW += ("a text", "an empty list", "a list", "an object")
+
+SESSION = {"versions": {"flwr": "1.41.0"}, "machine": {"cpus": 2, "processor": "AMD EPYC"}}
+RECORDS = [
+    {
+        "round": r,
+        "client_ids": [0, 1, 2, 3],
+        "weights": [0.1, 0.2, 0.3, 0.4],
+        "distance": [[0.0, 1.0, 2.0, 3.0]] * 4,
+        "residual": 0.5,
+        "cluster": [0, 0, 1, 1],
+        "map_x": [0.0, 0.1, 1.0, 1.1],
+        "map_y": [0.0, 0.1, 1.0, 1.1],
+        "consistency_histogram": [[0.1] * 10] * 4,
+        "dropped": {"3": "late"},
+        "dropped_in_test": {"2": "late"},
+    }
+    for r in (1, 2)
+]
+
+
+def made(folder: Path) -> Path:
+    return make_run(
+        folder,
+        rising(0.5, rounds=3),
+        clients={2: [0.5, 0.6, 0.7, 0.8]},
+        personal=[{"a": 0.5, "b": 0.6}],
+        diagnostics=RECORDS,
+        config="[observe]\nwindow = 1\n",
+        status="stopped",
+        run_id="0123456789abcdef" * 2,
+        test_sizes=[100, 100],
+        classes=["cat", "dog"],
+        sources=["/data/a.npz", "/data/b.npz"],
+        shape=[3, 8, 8],
+        num_classes=2,
+        images="ab",
+        digest="ab",
+        nodes={"0": 2**63},
+        sites={"federation": {"name": "x"}, "numbered": True},
+        resumed=[{**SESSION, "after_round": 1, "at": "2026-01-01"}],
+        ended_early="no loss below 0.5",
+        diverged=12.5,
+        client_state=True,
+        tracked={"mlflow": "x"},
+    )
+
+
+def use(folder: Path) -> None:
+    """All that reads a run folder, but what draws it."""
+    run = read_run(folder)
+    terminal_table([run, run])
+    for frame in (history_frame, table_frame, differences_frame):
+        frame([run])
+    write_summary([run], folder / "summary.csv")
+    read_summary(folder / "summary.csv")
+    write_report([run], folder / "report")
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have no figures, which take most of their time."""
+    monkeypatch.setattr("fairflower.report.figures.comparison.draw", lambda *_: [])
+
+
+def refused(call: Callable[[Path], object], folder: Path) -> str:
+    """What a reader says of a folder; empty where it can read it."""
+    try:
+        call(folder)
+    except RunFolderError as error:
+        return str(error).encode()[:2000].decode()
+    except UserError:  # of what has been read
+        return ""
+    return ""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something is in JSON: every field, and the first of every list."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def replaced(whole: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return None if value is MISSING else value
+    whole = copy.deepcopy(whole)
+    at = whole
+    for key in path[:-1]:
+        at = at[key]
+    if value is MISSING:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return whole
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
+def test_every_field_of_run_json(name: str, folder: Path) -> None:
+    file = folder / "run.json"
+    whole = json.loads(file.read_text())
+    for path in places(whole):
+        file.write_text(json.dumps(replaced(whole, path, VALUES[name])))
+        refused(use, folder)
+        refused(lambda folder: resumed_config(folder, {}), folder)
+        list(resumable_configs(folder.parent))
+    file.write_text(json.dumps(whole))
+    assert not refused(use, folder)
+
+
+def test_what_is_wrong_in_run_json_is_named_with_its_field(folder: Path) -> None:
+    file = folder / "run.json"
+    whole = json.loads(file.read_text())
+    wrong = 0
+    for name, path in product(FEW, places(whole)):
+        file.write_text(json.dumps(replaced(whole, path, VALUES[name])))
+        text = refused(read_facts, folder)
+        wrong += bool(text)
+        if text:
+            field = next((key for key in reversed(path) if isinstance(key, str)), "")
+            assert text.startswith(str(file))
+            assert field in text or "of the domains" in text, (path, text)
+    assert wrong > 300
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
+def test_every_field_of_diagnostics(name: str, folder: Path) -> None:
+    file = folder / "diagnostics.jsonl"
+    for path in places(RECORDS[1]):
+        line = json.dumps(replaced(RECORDS[1], path, VALUES[name]))
+        file.write_text(f"{json.dumps(RECORDS[0])}\n{line}\n")
+        text = refused(use, folder)
+        assert not text or f"{file}, line 2" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", VALUES)
+def test_every_field_of_diagnostics_is_drawn_or_refused(name: str, folder: Path) -> None:
+    file = folder / "diagnostics.jsonl"
+    for field in RECORDS[1]:
+        line = json.dumps(replaced(RECORDS[1], (field,), VALUES[name]))
+        file.write_text(f"{json.dumps(RECORDS[0])}\n{line}\n")
+        refused(lambda folder: write_report([read_run(folder)], folder / "report"), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("column", range(5))
+@pytest.mark.parametrize("line", [2, 5, -1])
+def test_every_field_of_history(line: int, column: int, folder: Path) -> None:
+    file = folder / "history.csv"
+    lines = file.read_text().splitlines()
+    values = ("", "x.075", "1_0", " 1 ", "-1", "9" * 5000, "1e999", "nan", "\0", '"', "x" * 200_000)
+    for value in (*values, "a,b", "1.5", "inf", "-inf", "accuracy", "domain", "run", "\u2028"):
+        cells = lines[line].split(",")
+        cells[column] = value
+        file.write_text("\n".join([*lines[:line], ",".join(cells), *lines[line:]]) + "\n")
+        text = refused(use, folder)
+        assert not text or f"{file}, line" in text or "no round" in text
+
+
+SETTINGS = ("seed", "num-server-rounds", "data.dir", "train.lr", "evaluate.test", "observe.window")
+SETTINGS += ("data.name", "strategy.name", "strategy.tau", "no.such")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("key", SETTINGS)
+def test_every_kind_of_setting(key: str, folder: Path) -> None:
+    for value in (
+        "true",
+        "-1",
+        "0.5",
+        "nan",
+        f"1{'0' * 400}",
+        "'x'",
+        '"a\\u0000"',
+        "[]",
+        "{a = 1}",
+    ):
+        (folder / "config.toml").write_text(f"{key} = {value}\n")
+        for call in (use, lambda folder: resumed_config(folder, {})):
+            text = refused(call, folder)
+            assert not text or f"{folder}/config.toml" in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "history.csv", "diagnostics.jsonl"])
+def test_what_is_no_such_file(name: str, folder: Path) -> None:
+    whole = (folder / name).read_bytes()
+    for content in (b"", b"\xff\xfe", b"\0" * 99, b"[" * 9000, whole[: len(whole) // 2], whole[9:]):
+        (folder / name).write_bytes(content)
+        text = refused(use, folder)
+        assert not text or str(folder) in text
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # which nobody writes
+    assert name in refused(use, folder)
+    refused(lambda folder: resumed_config(folder, {}), folder)
+    assert name != "run.json" or "no regular file" in refused(read_facts, folder)
