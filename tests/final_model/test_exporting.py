@@ -244,7 +244,7 @@ def test_the_command_writes_into_the_run_folder_or_elsewhere(plain: Path, tmp_pa
 def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = network(read_run(plain))
     text = (plain / "run.json").read_text()
-    sites = {"federation": json.loads(whole.federation.to_json()), "numbered": {}}
+    sites = {"federation": json.loads(whole.federation.to_json()), "numbered": True}
     (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
     monkeypatch.setattr("fairflower.final_model.landscape.prepare", None)
     try:
