@@ -1,4 +1,4 @@
-"""What a leaderboard's rows say: differences by measure, each family judged together."""
+"""Differences of a leaderboard's methods by metric, each family judged together."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MOST_EXAMPLES = 4000
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of the accuracies by domain, in points, and when two methods count as equivalent."""
+    """A metric of the accuracies by domain, in points, with its equivalence margin."""
 
     title: str
     value: Callable[[Sequence[float]], float]
     margin: float
     better: int = 1  # -1 if less is
-    #: The domains that the figure is the mean of, given the accuracies; for its sampling error.
+    #: The domains that the metric averages, given the accuracies; for its sampling error.
     of: Callable[[Sequence[float]], Sequence[int]] | None = None
 
 
@@ -80,7 +80,7 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
 
 
 class Findings:
-    """What the confirmation and the sweeps of a design say, as far as there are rows."""
+    """Differences in the confirmation and the sweeps of a design, from the rows there are."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages, self.design = stages, stages.design
@@ -88,19 +88,19 @@ class Findings:
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
         """The rows of the confirmation, by benchmark."""
-        found: dict[str, list[Row]] = defaultdict(list)
+        by_benchmark: dict[str, list[Row]] = defaultdict(list)
         for row in self.stages.ledger.rows.values():
             if row.stage == CONFIRMATION:
-                found[row.benchmark].append(row)
-        return found
+                by_benchmark[row.benchmark].append(row)
+        return by_benchmark
 
     @property
     def benchmarks(self) -> list[Benchmark]:
-        """Those with a pair to the reference."""
-        return [one for one in self.stages.benchmarks if self.judged(one)]
+        """The benchmarks in which a method can be compared with the reference."""
+        return [benchmark for benchmark in self.stages.benchmarks if self.judged(benchmark)]
 
     def domains(self, benchmark: Benchmark) -> list[str]:
-        """Their names, in the order of the accuracies."""
+        """The names of a benchmark's domains, in the order of the accuracies."""
         return self.rows[benchmark.name][0].domain_names
 
     def figures(self, benchmark: Benchmark) -> Accuracies:
@@ -108,39 +108,39 @@ class Findings:
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
-        """Confirmed runs that are in no mean."""
+        """The runs of the confirmation that are in no mean: diverged, or not fully tested."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
     def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
-        """Every method's difference to the reference in the primary measure, a family."""
+        """Return every method's difference to the reference in the primary metric, as a family."""
         if not self.rows[benchmark.name]:
             return {}
         measure = primary(self.design)
-        found = self._judged(self.figures(benchmark), [measure], benchmark.overlap)
-        return {method: one for (_, method), one in found.items()}
+        judged = self._judged(self.figures(benchmark), [measure], benchmark.overlap)
+        return {method: difference for (_, method), difference in judged.items()}
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
-        """The same by measure and method for the others, all of them one family."""
+        """Return the differences in all other metrics, by metric and method, as one family."""
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.figures(benchmark), measures, benchmark.overlap)
 
     def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
-        """One method's difference to another in the primary measure, a family of its own."""
+        """Return a method's difference to another in the primary metric, not corrected for more."""
         figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
-        found = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
-        return next(iter(found.values()), None)
+        judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
+        return next(iter(judged.values()), None)
 
     def over_benchmarks(self) -> dict[str, Difference]:
-        """A mixed model over the benchmarks; empty with fewer than two."""
+        """Return the differences over benchmarks by a mixed model; empty with fewer than two."""
         import pandas as pd  # late: it takes a while to import
 
         measure = primary(self.design)
         table = pd.DataFrame(
             [
-                (one.name, federation, method, measure.value(accuracies))
-                for one in self.benchmarks
-                for method, own in self.figures(one).items()
-                for federation, accuracies in own.items()
+                (benchmark.name, federation, method, measure.value(accuracies))
+                for benchmark in self.benchmarks
+                for method, by_federation in self.figures(benchmark).items()
+                for federation, accuracies in by_federation.items()
             ],
             columns=["benchmark", "federation", "method", "value"],
         )
@@ -150,18 +150,18 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """By place and method, the difference to the reference there; all places are a family."""
+        """Return the differences to the reference by place and method, all places as one family."""
         rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
             if row := self.stages.row(planned):
                 rows[place].append((row.method, row.federation, row))
-        found: dict[tuple[str, str], Difference] = {}
-        for place, own in rows.items():
+        judged: dict[tuple[str, str], Difference] = {}
+        for place, members in rows.items():
             alone = self._alone(
-                _accuracies(own), [primary(self.design)], 0.0, self.design.reference
+                _accuracies(members), [primary(self.design)], 0.0, self.design.reference
             )
-            found |= {(place, method): one for (_, method), one in alone.items()}
-        return judged_as_family(found)
+            judged |= {(place, method): difference for (_, method), difference in alone.items()}
+        return judged_as_family(judged)
 
     def _judged(
         self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str = ""
@@ -174,42 +174,49 @@ class Findings:
         self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
         """By measure and method; variances are moderated over the methods of a measure."""
-        found = {}
+        alone = {}
         examples = examples_tested(figures)
         for measure in measures:
             pairs = _pairs(figures, measure, other)
             floors = {method: _floor(figures, measure, examples, method, other) for method in pairs}
-            for method, one in differences(pairs, measure.margin, floors).items():
-                found[measure.title, method] = _redrawn(one, overlap)
-        return found
+            for method, difference in differences(pairs, measure.margin, floors).items():
+                alone[measure.title, method] = _redrawn(difference, overlap)
+        return alone
 
 
 def _accuracies(
     rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row]],
 ) -> Accuracies:
-    found: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    accuracies: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for method, federation, row in rows:
         if row.outcome == "completed":
-            found[method][federation] = [100 * value for value in row.accuracies]
-    return found
+            accuracies[method][federation] = [100 * value for value in row.accuracies]
+    return accuracies
 
 
 def _pairs(figures: Accuracies, measure: Metric, other: str) -> dict[str, list[float]]:
     theirs = {f: measure.value(a) for f, a in figures.get(other, {}).items()}
     found = {
-        method: [measure.value(a) - theirs[f] for f, a in sorted(own.items()) if f in theirs]
-        for method, own in figures.items()
+        method: [
+            measure.value(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
+        ]
+        for method, by_federation in figures.items()
         if method != other
     }
     return {method: pairs for method, pairs in found.items() if pairs}
 
 
-def _redrawn(one: Difference, overlap: float) -> Difference:
-    """The same with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
+def _redrawn(difference: Difference, overlap: float) -> Difference:
+    """Return the difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
     if not overlap:
-        return one
-    error = one.error * math.sqrt(1 + one.n * overlap)
-    return difference_of(MeanStd(one.mean, one.std, one.n), error, one.df, one.margin)
+        return difference
+    error = difference.error * math.sqrt(1 + difference.n * overlap)
+    return difference_of(
+        MeanStd(difference.mean, difference.std, difference.n),
+        error,
+        difference.df,
+        difference.margin,
+    )
 
 
 def examples_tested(figures: Accuracies) -> list[int]:
@@ -217,7 +224,9 @@ def examples_tested(figures: Accuracies) -> list[int]:
 
     A figure is the mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
     """
-    rows = [accuracies for own in figures.values() for accuracies in own.values()]
+    rows = [
+        accuracies for by_federation in figures.values() for accuracies in by_federation.values()
+    ]
     if len(rows) < WINDOW:
         return [0] * (len(rows[0]) if rows else 0)
     found = []
@@ -232,12 +241,12 @@ def examples_tested(figures: Accuracies) -> list[int]:
 def _floor(
     figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
-    """What one test example is worth, and the spread that drawing the test examples makes."""
+    """Return a test example's worth, and the standard deviation from drawing test examples."""
     if measure.of is None or not examples or not all(examples):
         return 0.0, 0.0
     worth, variances = [], []
-    for one in (method, other):
-        for accuracies in figures[one].values():
+    for name in (method, other):
+        for accuracies in figures[name].values():
             places = measure.of(accuracies)
             worth.append(fmean(100 / examples[k] for k in places) / len(places))
             variances.append(

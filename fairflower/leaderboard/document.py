@@ -17,8 +17,8 @@ _BETTER = "#00a866"
 
 def text(findings: Findings) -> str:
     """What a document has of the results, as Markdown."""
-    said = [*sentences(findings), left(findings)]
-    return markdown_board([line for line in said if line], tables(findings))
+    lines = [*sentences(findings), left(findings)]
+    return markdown_board([line for line in lines if line], tables(findings))
 
 
 def write(findings: Findings) -> Path:
@@ -35,27 +35,33 @@ def write(findings: Findings) -> Path:
 
 def differences(findings: Findings) -> FigureDraft:
     """Every method's difference with its simultaneous interval, and the margin as a band."""
-    found = {one.name: findings.judged(one) for one in findings.benchmarks}
-    longest = max(map(len, found.values()))
-    sheet, axes = canvas.panel_grid(len(found), 2, 0.21 * longest + 0.9, 0.2)
+    by_benchmark = {
+        difference.name: findings.judged(difference) for difference in findings.benchmarks
+    }
+    longest = max(map(len, by_benchmark.values()))
+    sheet, axes = canvas.panel_grid(len(by_benchmark), 2, 0.21 * longest + 0.9, 0.2)
     margin, reference = primary(findings.design).margin, findings.design.reference
-    for panel, (benchmark, judged) in zip(axes.flat, found.items(), strict=False):
+    for panel, (benchmark, judged) in zip(axes.flat, by_benchmark.items(), strict=False):
         panel.axvspan(-margin, margin, color=canvas.GRAY, alpha=0.15, linewidth=0)
         panel.axvline(0.0, color=canvas.INK, linewidth=0.8)
         ordered = sorted(judged.items(), key=lambda item: item[1].mean)
-        for place, (_, one) in enumerate(ordered):
-            kind = outcome(one).split(" ")[0].rstrip(";")
+        for place, (_, difference) in enumerate(ordered):
+            kind = outcome(difference).split(" ")[0].rstrip(";")
             color = _BETTER if kind == "better" else _COLORS.get(kind, canvas.GRAY)
-            panel.plot([one.low, one.high], [place, place], color=color, linewidth=1.5)
-            panel.plot(one.mean, place, "o", color=color, markersize=4.5)
+            panel.plot(
+                [difference.low, difference.high], [place, place], color=color, linewidth=1.5
+            )
+            panel.plot(difference.mean, place, "o", color=color, markersize=4.5)
         panel.set_yticks(range(len(ordered)), [name for name, _ in ordered])
-        panel.set_title(f"{benchmark}, {max(one.n for one in judged.values())} federations")
+        panel.set_title(
+            f"{benchmark}, {max(difference.n for difference in judged.values())} federations"
+        )
         panel.set_xlabel(f"worst half of the domains minus {reference}'s, points")
-    told = [
-        f"{benchmark}: {name} {outcome(one)}"
-        for benchmark, judged in found.items()
-        for name, one in judged.items()
-        if one.sign
+    shown = [
+        f"{benchmark}: {name} {outcome(difference)}"
+        for benchmark, judged in by_benchmark.items()
+        for name, difference in judged.items()
+        if difference.sign
     ]
     return FigureDraft(
         "differences",
@@ -64,5 +70,5 @@ def differences(findings: Findings) -> FigureDraft:
         "Mean over federations with simultaneous 95 % intervals of each benchmark's methods. Band: "
         f"equivalence within {margin:g} points. Green better, red worse, blue equivalent, gray "
         "undecided.",
-        "; ".join(told) or f"No method is shown to differ from {reference}.",
+        "; ".join(shown) or f"No method is shown to differ from {reference}.",
     )

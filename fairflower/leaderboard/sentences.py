@@ -11,62 +11,65 @@ from fairflower.report.tables.cells import Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_std, join_words
 from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 
-#: Pairs of question 2: a method, and the same without what is asked about.
+#: Pairs of question 2 of the protocol: a method, and the method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
 
 #: Gain in points that the sweeps look for.
 _GAIN = 2.0
 
 
-def outcome(one: Difference) -> str:
-    """The difference in the words of the protocol.
+def outcome(difference: Difference) -> str:
+    """Return a difference in the words of the protocol.
 
     >>> outcome(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better by at least 1.50 points'
     """
-    if one.n < MIN_PAIRS:
-        return f"{one.n} federations: no sentence"
-    if one.sign:
-        word = "better" if one.sign > 0 else "worse"
-        return f"{word} by at least {format_number(min(abs(one.low), abs(one.high)))} points"
-    if one.equivalent:
-        return f"equivalent within {one.margin:g} points"
-    if math.isnan(one.detectable):
+    if difference.n < MIN_PAIRS:
+        return f"{difference.n} federations: no sentence"
+    if difference.sign:
+        word = "better" if difference.sign > 0 else "worse"
+        least = min(abs(difference.low), abs(difference.high))
+        return f"{word} by at least {format_number(least)} points"
+    if difference.equivalent:
+        return f"equivalent within {difference.margin:g} points"
+    if math.isnan(difference.detectable):
         return "undecided"
-    return f"undecided; {format_number(one.detectable)} points would have been found"
+    return f"undecided; {format_number(difference.detectable)} points would have been found"
 
 
 def sentences(findings: Findings) -> list[str]:
-    """What follows, benchmark after benchmark, then over all, then the three questions."""
-    found = []
+    """Return the conclusions by benchmark, over all benchmarks, and of the sweeps."""
+    lines = []
     for benchmark in findings.benchmarks:
-        found += list(_of_benchmark(findings, benchmark))
-    found += list(_over_all(findings))
+        lines += list(_of_benchmark(findings, benchmark))
+    lines += list(_over_all(findings))
     for sweep in findings.stages.sweeps:
-        found += list(_of_sweep(findings, sweep))
-    return found
+        lines += list(_of_sweep(findings, sweep))
+    return lines
 
 
 def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     judged_there = findings.judged(benchmark)
-    enough = {name: one for name, one in judged_there.items() if one.n >= MIN_PAIRS}
+    enough = {
+        name: difference for name, difference in judged_there.items() if difference.n >= MIN_PAIRS
+    }
     reference, name = findings.design.reference, benchmark.name
     if not enough:
         yield f"{name}: fewer than {MIN_PAIRS} federations so far, and no sentence."
         return
     kinds: dict[str, list[str]] = {"better": [], "equivalent": [], "worse": [], "undecided": []}
-    for method, one in enough.items():
-        kinds[outcome(one).split(" ")[0].rstrip(";")].append(method)
-    pairs = sorted({one.n for one in enough.values()})
-    told = ", ".join(
+    for method, difference in enough.items():
+        kinds[outcome(difference).split(" ")[0].rstrip(";")].append(method)
+    pairs = sorted({difference.n for difference in enough.values()})
+    counts = ", ".join(
         f"{len(names)} {kind}{f' ({join_words(names)})' if names and kind != 'undecided' else ''}"
         for kind, names in kinds.items()
     )
-    least = max(one.detectable for one in enough.values())
+    least = max(difference.detectable for difference in enough.values())
     yield (
         f"{name}: of {len(enough)} methods against {reference}, by the worst half of the domains "
-        f"on {' to '.join(map(str, pairs))} federations, {told}; the largest detectable difference "
-        f"is {format_number(least)} points."
+        f"on {' to '.join(map(str, pairs))} federations, {counts}; the largest detectable "
+        f"difference is {format_number(least)} points."
     )
     for method, other in WITH_ITS_CLIENTS:
         pair = findings.against(benchmark, method, other)
@@ -75,41 +78,50 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
 
 
 def _over_all(findings: Findings) -> Iterator[str]:
-    found = findings.over_benchmarks()
-    if found:
-        told = "; ".join(
-            f"{method} {format_number(one.mean, signed=True)} "
-            f"[{format_number(one.low)}, {format_number(one.high)}]"
-            for method, one in sorted(found.items(), key=lambda item: -item[1].mean)
+    judged = findings.over_benchmarks()
+    if judged:
+        gains = "; ".join(
+            f"{method} {format_number(difference.mean, signed=True)} "
+            f"[{format_number(difference.low)}, {format_number(difference.high)}]"
+            for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean)
         )
-        count = max(one.n for one in found.values())
+        count = max(difference.n for difference in judged.values())
         yield (
             f"Over {count} benchmarks, by a mixed model with Dunnett's intervals against "
-            f"{findings.design.reference}, points of the worst half: {told}."
+            f"{findings.design.reference}, points of the worst half: {gains}."
         )
 
 
 def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
-    found = {key: one for key, one in findings.swept(sweep).items() if one.n >= MIN_PAIRS}
-    if not found:
+    judged = {
+        key: difference
+        for key, difference in findings.swept(sweep).items()
+        if difference.n >= MIN_PAIRS
+    }
+    if not judged:
         return
-    gains = {key: one for key, one in found.items() if one.sign > 0 and one.low > _GAIN}
-    for (place, method), one in gains.items():
+    gains = {
+        key: difference
+        for key, difference in judged.items()
+        if difference.sign > 0 and difference.low > _GAIN
+    }
+    for (place, method), difference in gains.items():
         yield (
             f"Sweep {sweep.name}, {place}: {method} beats {findings.design.reference} by at least "
-            f"{format_number(one.low)} points."
+            f"{format_number(difference.low)} points."
         )
     if not gains:
-        place, method = max(found, key=lambda key: found[key].high)
+        place, method = max(judged, key=lambda key: judged[key].high)
         yield (
-            f"Sweep {sweep.name}: at none of {len({p for p, _ in found})} places is a gain of more "
-            f"than {_GAIN:g} points over {findings.design.reference} shown; the largest upper end "
-            f"of an interval is {format_number(found[place, method].high)} ({method}, {place})."
+            f"Sweep {sweep.name}: at none of {len({p for p, _ in judged})} places is a gain of "
+            f"more than {_GAIN:g} points over {findings.design.reference} shown; the "
+            f"largest upper end of an interval is "
+            f"{format_number(judged[place, method].high)} ({method}, {place})."
         )
 
 
 def tables(findings: Findings) -> list[Table]:
-    """A table for each benchmark that has pairs, each sweep, and what is still to be made."""
+    """Return a table for each benchmark that has pairs, and for each sweep with rows."""
     found = [_benchmark(findings, one) for one in findings.benchmarks]
     found += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return found
@@ -121,13 +133,16 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     first, others = findings.judged(benchmark), findings.secondary(benchmark)
     titles = list(dict.fromkeys(title for title, _ in others))
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
-    values = {m: [measure.value(a) for a in own.values()] for m, own in figures.items()}
+    values = {m: [measure.value(a) for a in by_f.values()] for m, by_f in figures.items()}
     rows = []
     for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
-        one = first.get(method)
-        own = MeanStd.of(values[method])
-        cells = [Cell(format_number(own.mean), format_std(own.std, own.n)), _difference(one)]
-        cells += [Cell(outcome(one) if one else "reference")]
+        difference = first.get(method)
+        estimate = MeanStd.of(values[method])
+        cells = [
+            Cell(format_number(estimate.mean), format_std(estimate.std, estimate.n)),
+            _difference(difference),
+        ]
+        cells += [Cell(outcome(difference) if difference else "reference")]
         cells += [_difference(others.get((title, method))) for title in titles]
         rows.append(Row(method, chosen[method], cells, anchor=f"{benchmark.name}-{method}"))
     made, planned = (
@@ -157,11 +172,11 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
 
 
 def _sweep(findings: Findings, sweep: Sweep) -> Table:
-    found = findings.swept(sweep)
+    judged = findings.swept(sweep)
     methods = [name for name in sweep.methods if name != findings.design.reference]
     rows = [
-        Row(place, "", [_difference(found.get((place, method))) for method in methods])
-        for place in dict.fromkeys(place for place, _ in found)
+        Row(place, "", [_difference(judged.get((place, method))) for method in methods])
+        for place in dict.fromkeys(place for place, _ in judged)
     ]
     return Table(
         f"Sweep {sweep.name}",
@@ -172,19 +187,24 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
     )
 
 
-def _difference(one: Difference | None) -> Cell:
-    if one is None:
+def _difference(difference: Difference | None) -> Cell:
+    if difference is None:
         return Cell(DASH)
-    mark = {1: " ▲", -1: " ▼"}.get(one.sign, " ≈" if one.equivalent else "")
-    interval = f"[{format_number(one.low)}, {format_number(one.high)}]" if one.n > 1 else ""
-    return Cell(format_number(one.mean, signed=True) + mark, interval)
+    mark = {1: " ▲", -1: " ▼"}.get(difference.sign, " ≈" if difference.equivalent else "")
+    interval = (
+        f"[{format_number(difference.low)}, {format_number(difference.high)}]"
+        if difference.n > 1
+        else ""
+    )
+    return Cell(format_number(difference.mean, signed=True) + mark, interval)
 
 
 def left(findings: Findings) -> str:
-    """How many runs of the confirmation are still to be made; empty if all are there."""
+    """Say how many runs of the confirmation are missing; empty if all are there."""
     missing = {
-        one.name: len(one.confirmed) * len(one.federations) - len(findings.rows[one.name])
-        for one in findings.stages.benchmarks
+        benchmark.name: len(benchmark.confirmed) * len(benchmark.federations)
+        - len(findings.rows[benchmark.name])
+        for benchmark in findings.stages.benchmarks
     }
-    told = [f"{name} {count}" for name, count in missing.items() if count]
-    return f"Confirmed runs still to be made: {', '.join(told)}." if told else ""
+    counts = [f"{name} {count}" for name, count in missing.items() if count]
+    return f"Confirmed runs still to be made: {', '.join(counts)}." if counts else ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def pooled(found: Sequence[Difference]) -> Difference:
+def pooled(gains: Sequence[Difference]) -> Difference:
     """The mean of a method's differences on several benchmarks, of which each has an error.
 
     Its degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` the fewest pairs
@@ -38,17 +38,17 @@ def pooled(found: Sequence[Difference]) -> Difference:
     ValueError
         Without any difference, or with one of which no error is known.
     """
-    if not found or any(math.isnan(one.error) for one in found):
+    if not gains or any(math.isnan(gain.error) for gain in gains):
         raise ValueError("Pooled differences need an error on every benchmark.")
-    count = len(found)
-    mean = sum(one.mean for one in found) / count
-    std = math.sqrt(sum((one.mean - mean) ** 2 for one in found) / max(1, count - 1))
-    squares = [one.error**2 for one in found]
+    count = len(gains)
+    mean = sum(gain.mean for gain in gains) / count
+    std = math.sqrt(sum((gain.mean - mean) ** 2 for gain in gains) / max(1, count - 1))
+    squares = [gain.error**2 for gain in gains]
     error = math.sqrt(sum(squares)) / count
-    parts = sum(s**2 / one.df for s, one in zip(squares, found, strict=True) if s)
+    parts = sum(s**2 / gain.df for s, gain in zip(squares, gains, strict=True) if s)
     df = sum(squares) ** 2 / parts if parts else math.inf
-    own = MeanStd(mean, std, min(one.n for one in found))
-    return difference_of(own, error, df, found[0].margin)
+    estimate = MeanStd(mean, std, min(gain.n for gain in gains))
+    return difference_of(estimate, error, df, gains[0].margin)
 
 
 def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
@@ -99,15 +99,19 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
         warnings.simplefilter("ignore")  # a variance at its bound of 0 is an answer
         fit = MixedLM(long["value"].to_numpy(), design, long["benchmark"].to_numpy()).fit(reml=True)
     df = (len(means) - 1) * len(others)
-    found = {}
+    judged = {}
     for place, name in enumerate(others, 1):
         gains = means[name] - means[reference]
-        own = MeanStd(float(fit.params[place]), float(gains.std(ddof=1)), len(means))
-        found[name] = difference_of(own, float(fit.bse[place]), df, margin)
+        estimate = MeanStd(float(fit.params[place]), float(gains.std(ddof=1)), len(means))
+        judged[name] = difference_of(estimate, float(fit.bse[place]), df, margin)
     bound = dunnett(len(others), df)
     return {
-        name: replace(one, low=one.mean - bound * one.error, high=one.mean + bound * one.error)
-        for name, one in judged_as_family(found).items()
+        name: replace(
+            difference,
+            low=difference.mean - bound * difference.error,
+            high=difference.mean + bound * difference.error,
+        )
+        for name, difference in judged_as_family(judged).items()
     }
 
 

@@ -24,7 +24,7 @@ from scipy.special import digamma, ndtr, polygamma, stdtr
 
 from fairflower.statistics.power import LEVEL, chi, critical, detectable
 
-#: Replicates below which there are intervals and no verdict.
+#: Smallest number of pairs that allows a verdict; with fewer there are intervals alone.
 MIN_PAIRS = 5
 
 #: Of values that differ by less, the difference is rounding: sums of the same in another order.
@@ -92,12 +92,12 @@ class Difference(MeanStd):
 
     @property
     def sign(self) -> int:
-        """Of a difference that is told, by its p-value and from `MIN_PAIRS` pairs on; else 0."""
+        """1 or -1 for a difference with p < 0.05 and at least `MIN_PAIRS` pairs; else 0."""
         return int(math.copysign(1, self.mean)) if self.p < LEVEL and self.n >= MIN_PAIRS else 0
 
     @property
     def equivalent(self) -> bool:
-        """Whether the two methods are shown to be equivalent within the margin."""
+        """Whether the methods are shown to be equivalent within the margin."""
         return self.p_same < LEVEL and self.n >= MIN_PAIRS and not self.sign
 
 
@@ -106,7 +106,7 @@ def differences(
     margin: float = math.nan,
     floors: Mapping[_Key, tuple[float, float]] | None = None,
 ) -> dict[_Key, Difference]:
-    """What pairs say of each method, by one figure, with variances moderated over the methods.
+    """Return each method's difference in one metric, with variances moderated over the methods.
 
     Parameters
     ----------
@@ -127,41 +127,50 @@ def differences(
         difference that is the same in every pair, but not 0, nothing is known unless other
         methods or a floor say how far it might vary.
     """
-    alike = {key for key, found in values.items() if len(found) > 1 and not np.any(_large(found))}
+    alike = {
+        key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
+    }
     kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
-    variances = [_floored(one.std, (floors or {}).get(key)) ** 2 for key, one in kept.items()]
+    variances = [
+        _floored(estimate.std, (floors or {}).get(key)) ** 2 for key, estimate in kept.items()
+    ]
     spreads = dict(
-        zip(kept, moderated_variances(variances, [one.n - 1 for one in kept.values()]), strict=True)
+        zip(
+            kept,
+            moderated_variances(variances, [estimate.n - 1 for estimate in kept.values()]),
+            strict=True,
+        )
     )
-    found = {}
-    for key, own in values.items():
+    judged = {}
+    for key, pairs in values.items():
         if key in alike:
-            found[key] = difference_of(MeanStd(0.0, 0.0, len(own)), 0.0, len(own) - 1, margin)
+            judged[key] = difference_of(MeanStd(0.0, 0.0, len(pairs)), 0.0, len(pairs) - 1, margin)
         elif key in spreads:
             variance, df = spreads[key]
-            found[key] = difference_of(kept[key], math.sqrt(variance / kept[key].n), df, margin)
+            judged[key] = difference_of(kept[key], math.sqrt(variance / kept[key].n), df, margin)
         else:
-            found[key] = difference_of(MeanStd.of(own), math.nan, math.nan, margin)
-    return found
+            judged[key] = difference_of(MeanStd.of(pairs), math.nan, math.nan, margin)
+    return judged
 
 
-def judged_as_family(found: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
-    """The same, judged as one family: Holm's p-values, simultaneous intervals, what they can see.
+def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
+    """Return the differences with Holm's p-values, simultaneous intervals and detectable sizes.
 
-    Those without a p-value are no part of the family.
+    Differences without a p-value are no part of the family.
     """
-    members = {key: one for key, one in found.items() if not math.isnan(one.p)}
+    members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
     p, p_same = (
-        holm({key: getattr(one, name) for key, one in members.items()}) for name in ("p", "p_same")
+        holm({key: getattr(member, name) for key, member in members.items()})
+        for name in ("p", "p_same")
     )
     level = LEVEL / max(1, len(members))
-    new = dict(found)
-    for key, one in members.items():
-        width = critical(one.df, level) * one.error if one.error else 0.0
+    new = dict(judged)
+    for key, member in members.items():
+        width = critical(member.df, level) * member.error if member.error else 0.0
         new[key] = replace(
-            one,
-            low=one.mean - width,
-            high=one.mean + width,
+            member,
+            low=member.mean - width,
+            high=member.mean + width,
             p=p[key],
             p_same=p_same[key],
             level=level,
@@ -170,9 +179,9 @@ def judged_as_family(found: Mapping[_Key, Difference]) -> dict[_Key, Difference]
 
 
 def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
-    """P-values that hold for all of them together: Holm's step down.
+    """Return p-values corrected for all tests together, by Holm's step-down method.
 
-    Those that are NaN stay so and do not count.
+    NaN stays NaN and does not count.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
@@ -251,23 +260,27 @@ def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
     return high
 
 
-def difference_of(one: MeanStd, error: float, df: float, margin: float = math.nan) -> Difference:
-    """A difference with its own p-values and interval, by its standard error on ``df`` degrees."""
-    unknown = math.isnan(error) or (error == 0 and abs(one.mean) > _SAME)
+def difference_of(
+    estimate: MeanStd, error: float, df: float, margin: float = math.nan
+) -> Difference:
+    """Return a difference with p-values and interval from its error on ``df`` degrees."""
+    unknown = math.isnan(error) or (error == 0 and abs(estimate.mean) > _SAME)
     if unknown:
-        return Difference(one.mean, one.std, one.n, math.nan, math.nan, math.nan, margin=margin)
+        return Difference(
+            estimate.mean, estimate.std, estimate.n, math.nan, math.nan, math.nan, margin=margin
+        )
     if error == 0:
         same = float(margin <= 0) if not math.isnan(margin) else math.nan
         return Difference(
-            *(one.mean, one.std, one.n, one.mean, one.mean, 1.0),
+            *(estimate.mean, estimate.std, estimate.n, estimate.mean, estimate.mean, 1.0),
             *(0.0, df, margin, same),
         )
     width = critical(df) * error
     # SciPy's ttest_1samp does the same in a hundred times the time.
-    p = 2 * float(stdtr(df, -abs(one.mean) / error))
-    same = float(stdtr(df, (abs(one.mean) - margin) / error))
+    p = 2 * float(stdtr(df, -abs(estimate.mean) / error))
+    same = float(stdtr(df, (abs(estimate.mean) - margin) / error))
     return Difference(
-        *(one.mean, one.std, one.n, one.mean - width, one.mean + width, p),
+        *(estimate.mean, estimate.std, estimate.n, estimate.mean - width, estimate.mean + width, p),
         *(error, df, margin, same),
     )
 
