@@ -112,7 +112,7 @@ def check_trainer(
 
     Examples
     --------
-    >>> from fairflower.clients import FedProx
+    >>> from fairflower.clients.fedprox import FedProx
     >>> check_trainer(FedProx, mu=0.1)
     """
     for check in CHECKS:

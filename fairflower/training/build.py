@@ -44,5 +44,5 @@ def build_trainer(
     """
     client.check()
     trainer: type[Trainer] = client.factory
-    own = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
-    return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **own)
+    accepted = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
+    return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **accepted)

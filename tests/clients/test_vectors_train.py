@@ -23,7 +23,7 @@ RUN = {"features": "randhie", "tokens": "vectors:Texts"}
 REFUSE = {
     "harmofl": "HarmoFL trains on images, and the data are",
     "fedmix": "FedMix trains on images, and the data are",
-    "fedgc": "FedGC trains prompt-vit-tiny or|trains a PromptViT's GC-Net",
+    "fedgc": "FedGC trains prompt-vit-tiny or|needs a PromptViT with a GC-Net",
 }
 
 

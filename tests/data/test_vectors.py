@@ -283,7 +283,7 @@ def test_features_are_shown_by_their_means() -> None:
 def test_texts_are_shown_by_their_length() -> None:
     lines = [line.split() for line in shown(prepare(TEXTS)).splitlines()]
     assert ["tokens", "in", "a", "text", "3", "±0", "3", "±0"] in lines
-    assert ["different", "ones,", "of", "40", "40", "40"] in lines
+    assert ["different", "tokens,", "of", "40", "40", "40"] in lines
 
 
 # --- the embedded table ---------------------------------------------------------------------
