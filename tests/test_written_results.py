@@ -30,8 +30,8 @@ DOCUMENTS = sorted(
 
 OLD = (
     "Measured before version 0.1.0 on another machine (x86-64, its processor was not recorded); "
-    "not regenerated. By today's rule three seeds give no verdict: those below are by the rule of "
-    "then, which they name."
+    "not regenerated. Today three seeds give no verdict; the verdicts below follow the earlier "
+    "rule, which they state."
 )
 
 #: Files whose run folders are gone. One that is measured again leaves the list.
