@@ -23,10 +23,9 @@ from fairflower.report.statistics import Difference
 from fairflower.report.verdicts import signed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-#: The index and the protocol report nothing.
-DOCUMENTS = sorted(
-    set(EXPERIMENTS.glob("*.md")) - {EXPERIMENTS / "README.md", EXPERIMENTS / "protocol.md"}
-)
+#: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
+WITHOUT_SUMMARY = {EXPERIMENTS / name for name in ("README.md", "protocol.md", "error-rates.md")}
+DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - WITHOUT_SUMMARY)
 
 OLD = (
     "Measured before version 0.1.0 on another machine (x86-64, its processor was not recorded); "
