@@ -193,7 +193,7 @@ def parse_numbers(texts: pd.Series, path: Path) -> npt.NDArray[np.float64]:
     numbers = pd.to_numeric(texts, errors="coerce")
     for text in texts[numbers.isna()]:
         raise DataError(f"{path}: found {text!r} where a number is expected. Correct it.")
-    return numbers.to_numpy(np.float64)
+    return np.asarray(numbers, np.float64)
 
 
 class ISIC2019(ImageTable):
