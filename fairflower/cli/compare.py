@@ -203,8 +203,9 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     )
     title = f"What {federations} pairs detect of {methods} methods against Uniform"
     table = text_table(title, columns, rows)
+    pilots = f"{found[0].methods} earlier method{'s' * (found[0].methods > 1)}"
     table.caption = (
-        f"In percentage points, with 80 % power at 5 % over all methods and metrics. SD: from "
-        f"{found[0].methods} earlier methods, paired by {found[0].unit}."
+        "In percentage points, with 80 % power at 5 % over all methods and metrics. SD of "
+        f"{pilots}, paired by {found[0].unit}."
     )
     console.print(table)

@@ -134,7 +134,7 @@ def test_a_run_whose_process_dies_twice_has_failed_and_the_others_are_made(
     with killing((folder, after(1)), (folder, after(3))) as killed:
         said, error = make(plan(tmp_path))
     assert len(killed) == 2
-    assert str(error).startswith("The process of uniform, seed 0 has died twice")
+    assert str(error).startswith("The process of uniform, seed 0 died twice")
     assert said.count("has died") == 2
     assert "uniform, seed 0 failed: The process of" in said
     for name in {*NAMES} - {folder.name}:
