@@ -63,13 +63,15 @@ def test_a_run_folder_names_the_machine_of_every_session(
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
     config = RunConfig.from_flat({"output-dir": str(tmp_path)})
+    client = {"client_id": 0, "domain": "a", "num_examples": 1, "class_counts": [1]}
+    of = {"domains": ["a"], "clients": [client]}
 
     def facts(folder: RunFolder) -> Any:
         folder.finish("stopped")
         return json.loads((folder.path / "run.json").read_text())
 
     cpuinfo.write_text(AMD)
-    folder = RunFolder.create(config, {"domains": ["a"]})
+    folder = RunFolder.create(config, of)
     first = facts(folder)
     assert first["machine"]["processor"] == "AMD EPYC family 25 model 1"
     assert first["machine"]["instructions"] == "avx2"
@@ -79,6 +81,6 @@ def test_a_run_folder_names_the_machine_of_every_session(
     old = first | {"machine": {"system": "Linux", "machine": "x86_64", "cpus": 2}}
     (folder.path / "run.json").write_text(json.dumps(old))
     cpuinfo.write_text(INTEL)
-    again = facts(RunFolder.reopen(folder.path, config, {"domains": ["a"]}, server_round=0))
+    again = facts(RunFolder.reopen(folder.path, config, of, server_round=0))
     assert again["machine"] == old["machine"]
     assert again["resumed"][0]["machine"]["instructions"] == "avx2 avx512f amx_tile"

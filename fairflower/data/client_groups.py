@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import argument_to_key
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, too_few
 from fairflower.data.federation import Ints
 from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
@@ -211,10 +211,8 @@ def stratified_mask(
 
 def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
     if clients > available:  # before there is a list of all of them
-        raise DataError(
-            f"Domain {domain!r} has {available} training examples for {clients} clients. Lower "
-            "data.clients-per-domain."
-        )
+        remedy = "Lower data.clients-per-domain"
+        raise too_few(domain, available, "training", clients, remedy)
     total = data_set.train_size(domain, available, clients)
     each, rest = divmod(total, clients)
     if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number

@@ -193,9 +193,9 @@ def test_the_exchange_has_the_variants_of_the_strategy():
         assert exchange.needs == rule.needs[:1]
         assert exchange.clustering == rule.clustering
     assert ClusterCenters(clustering="gmm").clustering == "gmm"
-    with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*Set it to the number"):
+    with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*Set the number"):
         ClusterCenters(variant="paper")
-    with pytest.raises(ConfigError, match=r"^client\.num_clusters = 'auto'.*Set it to the number"):
+    with pytest.raises(ConfigError, match=r"^client\.num_clusters = 'auto'.*Set the number"):
         RunConfig.from_flat(
             {"client.name": "fedgc", "client.variant": "paper", "model.name": "prompt-vit-tiny"}
         )

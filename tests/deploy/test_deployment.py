@@ -274,7 +274,7 @@ def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("--sites=2", "there are as many as are given"),
+        ("--sites=2", "--site gives the number of sites"),
         ("--data-dir=/data", "cannot be combined with --site, which names a folder per site"),
         ("--data=uci-digits", "uci-digits is not read from a folder"),
         ("--data=digits", "Unknown domain 'a'"),
