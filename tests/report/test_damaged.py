@@ -240,4 +240,4 @@ def test_what_is_no_such_file(name: str, folder: Path) -> None:
     os.mkfifo(folder / name)  # which nobody writes
     assert name in refused(use, folder)
     refused(lambda folder: resumed_config(folder, {}), folder)
-    assert name != "run.json" or "no regular file" in refused(read_facts, folder)
+    assert name != "run.json" or "not a regular file" in refused(read_facts, folder)
