@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from datetime import datetime
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 
 from fairflower.errors import ConfigError
@@ -50,8 +51,8 @@ def run_folders(path: Path) -> list[Path]:
     return folders
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return a regular file's text.
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading.
 
     Raises
     ------
@@ -66,8 +67,13 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     except OSError:
         os.close(descriptor)
         raise
-    with open(descriptor, encoding=encoding) as file:
-        return file.read()
+    return open(descriptor, "rb")
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return a regular file's text; ``OSError`` as of `open_regular`."""
+    with open_regular(path) as file, TextIOWrapper(file, encoding=encoding) as text:
+        return text.read()
 
 
 def check_regular(path: Path, mode: int) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from fairflower import paths
 from fairflower.errors import DataError
 
 #: Largest image file or table, in bytes: five times the largest image in 16-bit color.
@@ -43,8 +44,7 @@ def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
     and a device may have no end. ``OSError`` if the system refuses.
     """
     check_regular(path)
-    # With O_NONBLOCK, a pipe that replaced the file after the check does not block either.
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    file = paths.open_regular(path)
     if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
         file.close()
         raise DataError(f"{path} has {gigabytes(size)}; expected at most {gigabytes(most)}.")
