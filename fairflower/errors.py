@@ -3,9 +3,11 @@
 import errno
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 #: A child of Flower's logger: shown and streamed wherever Flower's own lines are.
@@ -141,6 +143,17 @@ def error_text(error: BaseException) -> str:
     place = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0, "")
     return f"{place}{error.strerror}. {remedy}".rstrip()
+
+
+def failure_text(error: BaseException, module: str = "") -> str:
+    """Return an exception's type, text and place, in ``module``'s file if it passed there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    return (
+        f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}, in "
+        f"{last.name})"
+    )
 
 
 def renamed(module: str, **names: str) -> Callable[[str], Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from apps import replacing
-from command import call
+from command import call, invoke
 from flwr.app import Context, Message
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
 from rich.console import Console
@@ -78,7 +78,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     before = set(sys.modules)
     yield Packages(tmp_path / "site-packages", monkeypatch)
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("mine", "other", "broken", "my_method"):
+        if name.partition(".")[0] in ("mine", "other", "broken", "raising", "my_method"):
             del sys.modules[name]
 
 
@@ -190,6 +190,30 @@ def test_a_run_folder_is_read_without_running_what_lies_beside_it(mine: Packages
     assert dict(StrategyConfig("mine:Mine", {"power": 2}).defaults()) == {}
     flat = {"strategy.name": "mine:Mine", "strategy.power": 2}
     assert ("strategy.power", "2") in config.method_key(flat)
+
+
+@pytest.mark.parametrize("failure", ["KeyError('k')", "SystemExit(3)", "OverflowError('big')"])
+@pytest.mark.parametrize(
+    "key", ["strategy.name", "client.name", "model.name", "data.name"], ids=lambda key: key[:-5]
+)
+def test_a_class_that_raises_is_named_with_the_line(
+    key: str, failure: str, mine: Packages, tmp_path: Path
+) -> None:
+    bases = {"strategy": "FedAvg", "client": "Trainer", "model": "CNN", "data": "UCIDigits"}
+    Path("raising.py").write_text(
+        "from fairflower.clients import Trainer\nfrom fairflower.data.uci_digits import UCIDigits\n"
+        "from fairflower.models.cnn import CNN\nfrom fairflower.strategies import FedAvg\n"
+        f"class Mine({bases[key[:-5]]}):\n"
+        f"    def __init__(self, *given, **options):\n        raise {failure}\n"
+    )
+    importlib.invalidate_caches()
+    options = [*OPTIONS, f"--set={key}=raising:Mine", f"--output-dir={tmp_path / 'runs'}"]
+    result = invoke("run", *options)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    written = " ".join(result.output.split())
+    assert failure.partition("(")[0] in written, written
+    assert "raising.py, line 7, in __init__" in written
 
 
 def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:

@@ -84,6 +84,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('train.lr=-0.1', 'train.lr = -0.1: expected at least 0.'),
             ('train.lr=fast', "train.lr = 'fast': expected a number, got str."),
             ('train.lr=inf', 'train.lr = inf: expected a finite number.'),
+            ('train.lr=1e-400', "train.lr = '1e-400': expected a number, got str."),
             ('train.momentum=1.1', 'train.momentum = 1.1: expected at most 1.'),
             ('train.weight-decay=-1', 'train.weight-decay = -1.0: expected at least 0.'),
             ('train.sharpness=asam', "train.sharpness = 'asam': expected one of none, sam, gsam."),

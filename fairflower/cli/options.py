@@ -15,6 +15,7 @@ from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.short_names import SHORT_NAMES
+from fairflower.config.text import parse_float
 from fairflower.errors import ConfigError
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
@@ -101,7 +102,10 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
                 continue
             for name in names:
                 key, kind, meaning = SHORT_NAMES[name]
-                option: Any = Annotated[kind | None, typer.Option(help=f"{meaning} ({key}).")]
+                number: Any = {"parser": parse_float, "metavar": "FLOAT"} if kind is float else {}
+                option: Any = Annotated[
+                    kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
+                ]
                 parameters.append(_parameter(name, option, defaults.get(name)))
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

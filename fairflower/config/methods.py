@@ -14,7 +14,14 @@ from fairflower.config.text import (
     parse_assignments,
     unknown,
 )
-from fairflower.errors import ConfigError, is_text, quoted
+from fairflower.errors import (
+    USER_ERRORS,
+    ConfigError,
+    UserError,
+    failure_text,
+    is_text,
+    quoted,
+)
 from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
 from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
 
@@ -59,6 +66,25 @@ class ComponentSpec:
         if ":" in self.name:
             add_cwd_to_path()
         return self.REGISTRY[self.name]
+
+    def make(self, *given: Any, **options: Any) -> Any:
+        """Return what the factory makes of ``given``, ``options`` and this component's arguments.
+
+        ``UserError`` with the place of an exception in a user's class or function.
+        """
+        factory = self.factory
+        try:
+            return factory(*given, **options, **self.args)
+        except USER_ERRORS:
+            raise
+        except (Exception, SystemExit) as error:
+            if self.name in self.REGISTRY.data:
+                raise
+            failure = failure_text(error, factory.__module__)
+            raise UserError(
+                f"{self.TABLE}.name = {self.name!r}: it failed with {failure}. Correct its "
+                "arguments or its code."
+            ) from error
 
     def check(self) -> None:
         """Raise ``ConfigError`` for an unknown argument, or a value that is not allowed."""

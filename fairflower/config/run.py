@@ -326,7 +326,7 @@ def _check(config: RunConfig) -> None:
     client.check_model(config.model.name)
     client.check_steps(config.train)
     try:
-        rule = config.strategy.factory(**config.strategy.args)
+        rule = config.strategy.make()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     for name in rule.measurements:

@@ -39,7 +39,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
-        return flatten_tables(tomllib.loads(read_text(path, "utf-8-sig")))
+        return flatten_tables(_parse_toml(read_text(path, "utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -49,6 +49,22 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    return tomllib.loads(text, parse_float=parse_float)
+
+
+def parse_float(text: str) -> float:
+    """Return a text's number; ``ValueError`` for a number that a float would round to 0.
+
+    >>> parse_float("1e-3"), parse_float("0e5")
+    (0.001, 0.0)
+    """
+    value = float(text)
+    if value == 0 and any(digit in "123456789" for digit in text.lower().partition("e")[0]):
+        raise ValueError(f"{text} is too small, and would be 0")
+    return value
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -76,7 +92,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not sign or not key.strip():
         raise ConfigError(f"Expected key=value, got {quoted(text)}.")
     try:
-        parsed = tomllib.loads(f"value = {value}")
+        parsed = _parse_toml(f"value = {value}")
     except (ValueError, RecursionError):
         parsed = {}
     # A value with a line break could set other keys.

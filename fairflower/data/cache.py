@@ -102,7 +102,7 @@ def make_data_set(config: DataConfig) -> DataSet:
     """Make the data set of ``data.name``, not yet divided."""
     chosen = DataSpec.read(config.name)
     chosen.check()
-    data_set: DataSet = chosen.factory(config, **chosen.args)
+    data_set: DataSet = chosen.make(config)
     return data_set
 
 

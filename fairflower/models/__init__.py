@@ -210,7 +210,7 @@ def build(
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = chosen.factory(num_classes, shape, **pretrained, **chosen.args)
+        model = chosen.make(num_classes, shape, **pretrained)
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
     return model

@@ -24,7 +24,7 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import machine, versions
-from fairflower.paths import file_name, home
+from fairflower.paths import check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS
 from fairflower.server.contents import read_facts as read_facts
 from fairflower.server.figures import History
@@ -127,6 +127,8 @@ class RunFolder:
         """
         lock = lock_folder(path)
         try:
+            for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
+                check_regular(file, file.stat().st_mode)  # to open a named pipe is to wait
             earlier = read_facts(path)
             _compare(path, earlier, facts)
             folder = cls(path, lock, {**facts, **earlier}, seconds)

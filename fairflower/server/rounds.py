@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -17,7 +14,14 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import USER_ERRORS, ConfigError, StopRun, StrategyError, logger
+from fairflower.errors import (
+    USER_ERRORS,
+    ConfigError,
+    StopRun,
+    StrategyError,
+    failure_text,
+    logger,
+)
 from fairflower.machine import release_memory
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
@@ -178,14 +182,10 @@ class RoundLoop:
         except USER_ERRORS:
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            file = getattr(sys.modules.get(type(self.strategy).__module__), "__file__", None)
-            place = [frame for frame in frames if frame.filename == file] or frames
+            failure = failure_text(error, type(self.strategy).__module__)
             raise StrategyError(
-                f"Round {server_round}: {self.config.strategy.name} failed with "
-                f"{type(error).__name__}: {error} ({Path(place[-1].filename).name}, line "
-                f"{place[-1].lineno}, in {place[-1].name}). The traceback is in "
-                f"{self.folder.path / LOG}."
+                f"Round {server_round}: {self.config.strategy.name} failed with {failure}. The "
+                f"traceback is in {self.folder.path / LOG}."
             ) from error
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:

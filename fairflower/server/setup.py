@@ -162,8 +162,7 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
 
 
 def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
-    return config.strategy.factory(  # type: ignore[no-any-return]
-        **config.strategy.args,
+    return config.strategy.make(  # type: ignore[no-any-return]
         fraction_train=config.fraction_train,
         min_train_nodes=1,
         min_evaluate_nodes=1,

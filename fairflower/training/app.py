@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
+from fairflower.errors import UserError, failure_text
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.measurements import train_and_measure
 from fairflower.training.modes import flushed_denormals
@@ -80,6 +82,7 @@ def make_client_app(
     app = ClientApp()
 
     @app.train(mods=list(mods))
+    @_naming_failures
     def train(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)
         metrics, arrays = train_round(trainer, context, config)
@@ -90,6 +93,7 @@ def make_client_app(
         return Message(reply, reply_to=message)
 
     @app.evaluate()
+    @_naming_failures
     def evaluate(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)
         metrics = evaluate_round(trainer, context, config)
@@ -97,6 +101,23 @@ def make_client_app(
         return Message(RecordDict({"metrics": record}), reply_to=message)
 
     return app
+
+
+def _naming_failures(
+    app: Callable[[Message, Context], Message],
+) -> Callable[[Message, Context], Message]:
+    """Give exceptions whose text alone says little, as of a ``KeyError``, their type and place."""
+
+    @functools.wraps(app)
+    def call(message: Message, context: Context) -> Message:
+        try:
+            return app(message, context)
+        except (UserError, ValueError, FloatingPointError, OSError):
+            raise  # these say what is wrong
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(failure_text(error)) from error
+
+    return call
 
 
 def _prepare(

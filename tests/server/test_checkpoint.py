@@ -267,6 +267,16 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
+@pytest.mark.parametrize("name", ["history.csv", "diagnostics.jsonl", "log.txt"])
+def test_a_pipe_in_a_run_folder_is_named_and_not_waited_for(tmp_path, name):
+    folder = stopped(config(tmp_path), 2)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(OSError, match="not a regular file") as error:
+        resume(folder)
+    assert error.value.filename == str(folder / name)
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
     saved = {"checkpoint.every": every}
