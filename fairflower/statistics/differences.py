@@ -3,8 +3,10 @@
 A table of differences has few replicates and many methods. Three things follow. The variance of a
 single method is estimated badly, and the method whose variance happens to be smallest would be
 called different first: variances are moderated over the methods (`moderated_variances`). Several
-tests are made at once: p-values are Holm's and intervals Bonferroni's, over all tests of the
-family, so that an interval without zero always goes with a verdict. A difference that is not shown
+tests are made at once: p-values are Holm's over all tests of the family, and intervals are those
+that go with them (Strassburger & Bretz 2008; Guilbaud 2008): Bonferroni's, and where Holm's test
+shows a difference whose Bonferroni interval still contains 0, that interval ends at 0. So an
+interval lies on one side of 0 exactly if there is a verdict. A difference that is not shown
 may be none, or smaller than the design can see: besides *better* and *worse* there are
 *equivalent*, by two one-sided tests within a margin that was written down before, and *undecided*,
 with the smallest difference that the design would have shown with 80 % power.
@@ -167,14 +169,13 @@ def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference
     new = dict(judged)
     for key, member in members.items():
         width = critical(member.df, level) * member.error if member.error else 0.0
-        new[key] = replace(
-            member,
-            low=member.mean - width,
-            high=member.mean + width,
-            p=p[key],
-            p_same=p_same[key],
-            level=level,
-        )
+        low, high = member.mean - width, member.mean + width
+        corrected = replace(member, p=p[key], p_same=p_same[key], level=level)
+        if corrected.sign > 0:
+            low = max(low, 0.0)
+        elif corrected.sign < 0:
+            high = min(high, 0.0)
+        new[key] = replace(corrected, low=low, high=high)
     return new
 
 

@@ -113,11 +113,28 @@ def test_intervals_without_zero_have_verdicts_and_in_the_margin_equivalence(
     values: dict[str, list[int]],
 ) -> None:
     for one in judged_as_family(differences(values, 15.0)).values():
-        if one.n >= MIN_PAIRS and (one.low > 0 or one.high < 0):
-            assert one.sign == np.sign(one.mean)
+        if one.n >= MIN_PAIRS:
+            assert one.sign == (
+                1 if one.low >= 0 < one.high else -1 if one.high <= 0 > one.low else 0
+            )
         if one.n >= MIN_PAIRS and one.low > -15 and one.high < 15 and not one.sign:
             assert one.equivalent
         assert not (one.equivalent and one.sign)
+
+
+def test_what_holm_shows_and_bonferroni_does_not_has_an_interval_that_ends_at_zero() -> None:
+    values = {"clear": [8, 9, 7, 8, 9, 8], "small": [1.0, 1.3, 0.9, 0.2, 1.1, 0.8]}
+    alone = {name: stats.ttest_1samp(pairs, 0) for name, pairs in values.items()}
+    wider = {n: test.confidence_interval(1 - 0.05 / 2) for n, test in alone.items()}
+    found = judged_as_family(differences(values))
+    assert found["clear"].low == pytest.approx(wider["clear"].low)
+    # Scaled so that p lies between 0.025 and 0.05: Holm's second step shows it.
+    shifted = {**values, "small": [v - 0.48 for v in values["small"]]}
+    assert 0.025 < stats.ttest_1samp(shifted["small"], 0).pvalue < 0.05
+    small = judged_as_family(differences(shifted))["small"]
+    assert (small.sign, small.low) == (1, 0.0)
+    turned = {name: [-v for v in pairs] for name, pairs in shifted.items()}
+    assert judged_as_family(differences(turned))["small"].high == 0.0
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))

@@ -138,9 +138,9 @@ def group_comparable(
 
 
 def remark(method: Method) -> str:
-    """Number of seeds, and how far runs came that did not finish."""
-    n = len(method.runs)
-    seeds = f"{n} seeds" if n > 1 else f"seed {method.runs[0].seed}"
+    """Number of federations or seeds, and how far runs came that did not finish."""
+    n, unit = len(method.runs), method.unit.split(" ")[0]
+    seeds = f"{n} {unit}s" if n > 1 else f"seed {method.runs[0].seed}"
     unfinished = sorted({run.progress for run in method.runs if run.status != "completed"})
     return ", ".join([seeds, *unfinished])
 
