@@ -159,7 +159,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     return Table(
         f"{benchmark.name}, confirmed",
         f"In %, mean over federations ± sample standard deviation; differences to {reference} in "
-        "points with simultaneous 95 % intervals (Bonferroni), the worst half a family of its own, "
+        "points with simultaneous 95 % intervals, the worst half a family of its own, "
         "all others one family. Settings under the name are those chosen on validation examples."
         f"{redrawn} {made} of {planned} runs; made on {join_words(processors)}.",
         [measure.title, f"against {reference}", "so it is", *titles],

@@ -51,6 +51,27 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
     assert [group.heading for group in groups] == ["round 6", "round 3"]
 
 
+def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
+    folders = [
+        make_run(
+            tmp_path / f"{label}{i}",
+            constant(a=0.5 + 0.01 * i, b=0.9),
+            label=label,
+            seed=i,
+        )
+        for label, there in (("uniform", range(7)), ("fedheal", (0, 1, 3, 5, 6)))
+        for i in there
+    ]
+    for folder in folders:
+        number = folder.name.removeprefix("uniform").removeprefix("fedheal")
+        edit("config.toml", "[data]", f"[data]\nseed = {number}")(folder)
+    assert (
+        "fedheal has no finished run of federations 2 and 4: its differences are over the 5 that "
+        "it has." in shown(*folders)
+    )
+    assert "no finished run" not in shown(*folders[:7])
+
+
 def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> None:
     folders = []
     for t, last, status in (

@@ -20,7 +20,7 @@ import numpy as np
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
-from fairflower.report.text import DASH, MARK, listed_rounds, thousands, untested
+from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
 
 def tests_line(comparison: Comparison) -> str:
@@ -190,6 +190,7 @@ def notes(comparison: Comparison) -> list[str]:
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
+    found += _unshared(comparison)
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
         found.append(
             "With evaluate.test = false, accuracies are on examples kept out of training for "
@@ -208,6 +209,20 @@ def notes(comparison: Comparison) -> list[str]:
     if any(len(partitions) > 1 for partitions in by_data.values()):
         found.append("Runs with the same data settings had different data or clients.")
     return [*found, *machine_notes(comparison)]
+
+
+def _unshared(comparison: Comparison) -> list[str]:
+    """Name the federations or seeds that a method lacks and others have."""
+    seeds = {method.name: {run.seed for run in method.runs} for method in comparison.methods}
+    wanted = set().union(*seeds.values())
+    unit = comparison.methods[0].unit.split(" ")[0]
+    return [
+        f"{name} has no finished run of {unit}{'s' if len(wanted - there) > 1 else ''} "
+        f"{join_words([str(seed) for seed in sorted(wanted - there)])}: its differences are over "
+        f"the {len(there)} that it has."
+        for name, there in seeds.items()
+        if wanted - there
+    ]
 
 
 def data_digest(run: Run) -> str:
