@@ -18,6 +18,7 @@ STRATEGIES = MethodRegistry(
         "fedfv": "fedfv:FedFV",
         "fedgcr": "fedgcr:FedGCR",
         "fedism": "fedism:FedISM",
+        "fedism+": "fedismplus:FedISMPlus",
         "afl": "afl:AFL",
         "qffl": "qffl:QFFL",
         "fairfed": "fairfed:FairFed",
@@ -34,6 +35,7 @@ STRATEGIES = MethodRegistry(
         "fedmdfg": "fedmdfg:FedMDFG",
         "fedlf": "fedlf:FedLF",
         "eagle": "eagle:EAGLE",
+        "fedpw": "fedpw:FedPW",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",
@@ -68,7 +70,7 @@ CLIENTS = MethodRegistry(
 MEASUREMENTS = (
     *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
     *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
-    *("fisher", "representation", "received_representation", "local_loss"),
+    *("fisher", "representation", "received_representation", "local_loss", "perturbed_loss"),
 )
 
 #: Length of an example's shape -> kind: (features,), (vocabulary, length) of token ids, or

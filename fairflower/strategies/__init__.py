@@ -36,10 +36,12 @@ from fairflower.strategies.fedga import FedGA
 from fairflower.strategies.fedgcr import FedGCR
 from fairflower.strategies.fedheal import FedHEAL
 from fairflower.strategies.fedism import FedISM
+from fairflower.strategies.fedismplus import FedISMPlus
 from fairflower.strategies.fedlf import FedLF
 from fairflower.strategies.fedmdfg import FedMDFG
 from fairflower.strategies.fedmgda import FedMGDAPlus
 from fairflower.strategies.fednova import FedNova
+from fairflower.strategies.fedpw import FedPW
 from fairflower.strategies.pa3fed import PA3Fed
 from fairflower.strategies.propfair import PropFair
 from fairflower.strategies.qffl import QFFL
@@ -66,10 +68,12 @@ __all__ = [
     "FedGCR",
     "FedHEAL",
     "FedISM",
+    "FedISMPlus",
     "FedLF",
     "FedMDFG",
     "FedMGDAPlus",
     "FedNova",
+    "FedPW",
     "MinNorm",
     "PA3Fed",
     "PropFair",

@@ -45,6 +45,7 @@ class FedISM(FairStrategy):
 
     See Also
     --------
+    FedISMPlus : The same within a radius that grows.
     QFFL : Weights by a power of the loss.
 
     Notes
@@ -83,8 +84,11 @@ class FedISM(FairStrategy):
         self.w: dict[int, float] = {}  # client -> weight; they sum to 1
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        S = np.maximum(cohort.metrics["sharpness"], FLOOR)
-        self.diagnostics["sharpness"] = S
+        return self._average(cohort, np.maximum(cohort.metrics["sharpness"], FLOOR))
+
+    def _average(self, cohort: Cohort, S: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Eq. 14 for the clients' states S, shape (K,), all positive."""
+        self.diagnostics[self.needs[0]] = S
         wt = self._match(S)
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])

@@ -107,6 +107,17 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     ValueError
         If there are no samples.
     """
+    loss, perturbed = losses_within(model, data, rho=rho)
+    return perturbed - loss
+
+
+@torch.enable_grad()
+def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[float, float]:
+    """Return the mean cross entropy at the model, and its maximum within distance rho.
+
+    The maximum is that of `sharpness`, which is the difference of both; also for parameters and
+    errors.
+    """
     if isinstance(data, Iterator):
         data = list(data)  # for two passes
     with eval_mode(model):
@@ -114,12 +125,12 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms)).item()
         if norm == 0:
-            return 0.0
+            return loss, loss
         step = rho / norm
         moved = {name: p.detach() + step * gradient[name] for name, p in trainable(model).items()}
         with torch.no_grad():
             neighbor = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
-    return max(neighbor - loss, 0.0)
+    return loss, max(neighbor, loss)
 
 
 def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]) -> float:

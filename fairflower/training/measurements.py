@@ -11,6 +11,7 @@ parameter under its name. A representation is a single array ``h``, whose length
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fairflower.errors import ConfigError
 from fairflower.numerics import metrics
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.gradients import mean_gradient, sharpness
+from fairflower.training.gradients import losses_within, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible
 from fairflower.training.trainer import NDArray, Trainer, server_round
 
@@ -176,6 +177,11 @@ MEASUREMENTS: dict[str, Measurement] = {
         lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
         "rise of the mean cross entropy at distance rho along the gradient",
     ),
+    "perturbed_loss": Measurement(
+        "received",
+        lambda t: losses_within(t.model, t.train_examples, rho=t.measure_rho)[1],
+        "mean cross entropy at distance rho along the gradient",
+    ),
     "minus_accuracy": Measurement(
         "received",
         without_own_part(accuracy),
@@ -219,10 +225,13 @@ def train_and_measure(
     """Train the received model, with the config's measurements before and after.
 
     Returns the metrics of training with the measured numbers, and the measured arrays by
-    measurement and name. ``ConfigError`` before training if a name is not in `MEASUREMENTS`.
+    measurement and name. A ``rho`` in the config, from the server, is the radius of both. Raises
+    ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho is no radius.
     """
     names, now = requested(config), server_round(config)
     trainer.round_config = config
+    if "rho" in config:
+        _set_radius(trainer, float(config["rho"]))
     arrays: dict[str, dict[str, NDArray]] = {}
 
     def measure(model: str) -> dict[str, float]:
@@ -244,6 +253,14 @@ def train_and_measure(
     if any(MEASUREMENTS[name].keeps for name in names):
         trainer.state[KEPT] = trainer.send()
     return metrics, arrays
+
+
+def _set_radius(trainer: Trainer, rho: float) -> None:
+    """Use the server's radius for measurements and for SAM's steps."""
+    if not 0 <= rho < math.inf:
+        raise ConfigError(f"rho = {rho} from the server: expected a number of at least 0.")
+    trainer.measure_rho = rho
+    trainer.settings = replace(trainer.settings, rho=rho)
 
 
 def requested(config: Mapping[str, Any]) -> list[str]:

@@ -590,6 +590,27 @@ def test_the_radius_of_sharpness_is_the_trainers() -> None:
     assert metrics[0] > 3 * metrics[1]
 
 
+def test_the_servers_radius_is_that_of_the_measurement_and_of_the_steps() -> None:
+    """A round under ``rho`` equals one of a client whose own radius it is, also in its model."""
+    sam = replace(SETTINGS, sharpness="sam", rho=0.05)
+    told, own, other = trainer(settings=sam), trainer(settings=replace(sam, rho=0.2)), trainer()
+    other.settings, own.measure_rho = sam, 0.2
+    measure = {"server-round": 1, "measure": "sharpness,perturbed_loss,received_loss"}
+    found, _ = train_and_measure(told, measure | {"rho": 0.2})
+    assert found == train_and_measure(own, measure)[0]
+    assert found["perturbed_loss"] - found["received_loss"] == pytest.approx(found["sharpness"])
+    train_and_measure(other, measure)
+    for name, array in told.send().items():
+        assert np.array_equal(array, own.send()[name])
+    assert any(not np.array_equal(a, other.send()[n]) for n, a in told.send().items())
+
+
+@pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf])
+def test_a_radius_from_the_server_that_is_none_is_refused(rho: float) -> None:
+    with pytest.raises(ConfigError, match=r"rho = .* from the server: expected a number of at"):
+        train_and_measure(trainer(), {"server-round": 1, "rho": rho})
+
+
 def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
     client = trainer()
     y = np.where(client.data.train.y == 0, 1, client.data.train.y)

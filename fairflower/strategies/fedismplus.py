@@ -1,0 +1,110 @@
+"""FedISM+: sharpness-aware fairness with a radius that grows (Wu et al., arXiv 2503.09587)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar, Literal, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.strategy import Options
+from fairflower.arguments import Range, Search
+from fairflower.strategies.fedism import FLOOR, FedISM
+
+
+class FedISMPlus(FedISM):
+    """Weight clients by sharpness as FedISM does, within a radius that grows over the rounds.
+
+    In round t of R, counted from 1::
+
+        rho_t = rho (t / R)^p
+        S_k   = L_k(theta + rho_t g / ||g||) - L_k(theta),     g = grad L_k(theta)
+        wt_k  = S_k^q / sum_j S_j^q
+        w    <- beta wt + (1 - beta) w,   w = wt in the first round
+        theta <- sum_k w_k theta_k
+
+    The server sends rho_t to every client, since a client does not know R. It is the radius of the
+    measurement, in the place of ``measure.rho``, and of the steps of the clients ``sam``,
+    ``fedsam`` and ``gsam``, in the place of ``train.rho``. Every client reports ``sharpness``, or
+    ``perturbed_loss``. The number of examples does not enter; BatchNorm statistics are averaged
+    with w.
+
+    Parameters
+    ----------
+    rho : float > 0
+        Radius of the last round. Default 0.05 (released code).
+    p : float >= 0
+        Power of the schedule; 0 gives the same radius in every round, which is FedISM. Default 0.5
+        (released code).
+    state : {"sharpness", "perturbed_loss"}
+        S_k: the rise of the loss (released code), or the loss L_k(theta + rho_t g / ||g||) itself.
+    rounds : int, optional
+        R, the planned number of rounds; the radius stays rho after them. Default:
+        ``num-server-rounds`` of the config sent to the clients, as in fairflower's app. Without R
+        the radius is rho in every round.
+    q, beta, variant
+        See `FedISM`. The authors' command has q = 2, the default of their code is 1.
+
+    See Also
+    --------
+    FedISM : The same radius in every round.
+    QFFL : Weights by a power of the loss.
+
+    Notes
+    -----
+    Only the paper's abstract and code were available. The abstract names the perturbed loss as a
+    state, the code has only sharpness; so the formula of ``state="perturbed_loss"`` is inferred.
+
+    Where the loss is nearly linear, S_k is about rho_t ||g||, and the schedule cancels in the
+    weights. It matters where the curvature is large.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import FedISMPlus
+    >>> from fairflower.testing import make_cohort
+    >>> strategy = FedISMPlus(rounds=4)
+    >>> [round(strategy.radius(t), 4) for t in (1, 2, 3, 4)]
+    [0.025, 0.0354, 0.0433, 0.05]
+    >>> strategy.weigh(make_cohort([[1.0], [5.0]], sharpness=[0.1, 0.2])).round(3).tolist()
+    [0.2, 0.8]
+    """
+
+    paper: ClassVar[str] = "Wu et al., arXiv 2503.09587"
+    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
+
+    def __init__(
+        self,
+        *,
+        rho: Annotated[float, Range(above=0), Search(0.01, 0.5, log=True)] = 0.05,
+        p: Annotated[float, Range(0), Search(0.1, 2, log=True)] = 0.5,
+        state: Literal["sharpness", "perturbed_loss"] = "sharpness",
+        rounds: Annotated[int | None, Range(1)] = None,
+        q: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 2.0,
+        beta: Annotated[float, Range(0, 1)] = 0.5,
+        variant: Literal["paper", "released"] = "paper",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(q=q, beta=beta, variant=variant, **options)
+        self.rho, self.p, self.state, self.rounds = rho, p, state, rounds
+        self.needs = (state,)
+
+    def radius(self, server_round: int) -> float:
+        """Return rho_t, the radius of a round."""
+        done = min(server_round / self.rounds, 1.0) if self.rounds else 1.0
+        return float(self.rho * done**self.p)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return train messages whose config has the round's radius under ``rho``."""
+        self.read_config(config)
+        config["rho"] = self.radius(server_round)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+        self.diagnostics["rho"] = self.radius(cohort.server_round)
+        return self._average(cohort, np.maximum(cohort.metrics[self.state], FLOOR))
