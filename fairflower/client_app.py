@@ -40,6 +40,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     client_id, federation, data = _place(context, config, run)
     if config.get("split") == "validation":
         data = data.to_validate()
+    elif config.get("split") == "train":
+        data = dataclasses.replace(data, test=data.train)
     trainer = build_trainer(
         run.client,
         _model(run.model.to_receive(), run.client, federation, 0),

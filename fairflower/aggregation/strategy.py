@@ -17,6 +17,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import Diagnostic, StrategyHooks
 from fairflower.aggregation.messages import EnrolledClients, add_client_config, check_dp_compatible
+from fairflower.aggregation.participation import Draw, Participation, Uniform, checked_choice
 from fairflower.aggregation.records import check_finite, decode_record, is_finite
 from fairflower.aggregation.replies import (
     ReplyFilter,
@@ -28,7 +29,7 @@ from fairflower.aggregation.replies import (
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
-from fairflower.errors import Diverged, require
+from fairflower.errors import Diverged, RoundFailed, require
 
 #: Called with each merged cohort; the result is added to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -69,6 +70,10 @@ class Options(TypedDict, total=False):
     #: None, the default, means no limit.
     clip_update_norm: float | None
     clip_update_median: float | None
+    #: Policy that chooses the clients of a round. By default `Uniform`.
+    participation: Participation
+    #: Round, ids of all clients -> ids of those that can train. By default all can.
+    availability: Callable[[int, Collection[int]], list[int]] | None
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
@@ -107,6 +112,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.max_client_weight = options.pop("max_client_weight", 1.0)
         self.clip_update_norm = options.pop("clip_update_norm", None)
         self.clip_update_median = options.pop("clip_update_median", None)
+        self.participation = options.pop("participation", Uniform())
+        self.availability = options.pop("availability", None)
         if not 0 < self.max_client_weight <= 1:
             raise ValueError(
                 f"max_client_weight = {self.max_client_weight}: expected more than 0, at most 1."
@@ -125,6 +132,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self._enrolled = EnrolledClients()
         self._population = 0
         self._striking: list[str] = []  # very long vectors of the last round that had any
+        self._candidate_losses: dict[int, float] = {}
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
         self._asked_to_test: list[Message] = []
@@ -141,6 +149,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         observers: list[Any] = [o for o in self.observers if hasattr(o, "STATE")]
         return [
             StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
+            StatefulPart("participation", "policy", self.participation, self.participation.STATE),
             *(StatefulPart("exchanges", e.name, e, e.STATE) for e in self.exchanges),
             *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
         ]
@@ -185,8 +194,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            seed = [self.seed, server_round]
-            nodes = self._enrolled.sample(seed, self.fraction_train, self.min_train_nodes)
+            draw = self._draw(server_round)
+            chosen = self.participation.choose(draw, self._candidate_losses)
+            nodes = [
+                self._enrolled.nodes[k] for k in checked_choice(self.participation, draw, chosen)
+            ]
             messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
             self._population = len(self._enrolled.nodes)
         for exchange in self.exchanges:
@@ -201,6 +213,35 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             add_client_config(message, self.configrecord_key, values)
         self._sent, self._asked = arrays, messages
         return messages
+
+    def configure_candidates(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[Message]:
+        """Return messages that ask the participation policy's candidates for their losses.
+
+        They are evaluate messages on the clients' training examples (``split = "train"``), whose
+        answers go to `note_candidates`. Empty if the policy asks nobody.
+        """
+        self._candidate_losses = {}
+        candidates = list(self.participation.candidates(self._draw(server_round)))
+        if not candidates or self._enrolled.nodes is None:
+            return []
+        config["server-round"], config["split"] = server_round, "train"
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        nodes = [self._enrolled.nodes[client] for client in candidates]
+        self._asked_to_test = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
+        return self._asked_to_test
+
+    def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Note the losses that candidates answered, for the choice of the round's clients.
+
+        ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
+        """
+        answers = self.evaluations(server_round, replies, self._enrolled.sizes)
+        self._candidate_losses = {
+            client: float(answer["eval_loss"])  # type: ignore[arg-type]
+            for client, answer in answers.items()
+        }
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -258,6 +299,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
+        losses = self.client_metrics.get("train_loss", np.empty(0)).tolist()
+        self.participation.merged(server_round, dict(zip(cohort.client_ids, losses, strict=False)))
         contents = [members[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
@@ -306,6 +349,19 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return answers
 
     # --- internals -------------------------------------------------------------------
+
+    def _draw(self, server_round: int) -> Draw:
+        """Return the draw of a round; ``RoundFailed`` if no client is available."""
+        clients = sorted(self._enrolled.nodes or ())
+        size = max(int(len(clients) * self.fraction_train + 1e-9), self.min_train_nodes)
+        if self.availability is not None:
+            clients = self.availability(server_round, clients)
+            if not clients:
+                raise RoundFailed(
+                    f"Round {server_round}: no client is available (participation.availability)."
+                )
+        size = min(size, len(clients))
+        return Draw(server_round, tuple(clients), size, self.seed, self._enrolled.sizes)
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
         """Return the client's last merged round: it then discards the state of later rounds.

@@ -14,7 +14,13 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
-from fairflower.config.methods import ClientConfig, DataSpec, ModelSpec, StrategyConfig
+from fairflower.config.methods import (
+    ClientConfig,
+    DataSpec,
+    ModelSpec,
+    ParticipationSpec,
+    StrategyConfig,
+)
 from fairflower.config.run import (
     METHOD_TABLES,
     RunConfig,
@@ -48,6 +54,7 @@ __all__ = [
     "DataSpec",
     "ModelConfig",
     "ModelSpec",
+    "ParticipationSpec",
     "RunConfig",
     "Scalar",
     "StrategyConfig",

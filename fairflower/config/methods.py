@@ -22,7 +22,14 @@ from fairflower.errors import (
     is_text,
     quoted,
 )
-from fairflower.registry import CLIENTS, DATA_SETS, MODEL_OF, MODELS, STRATEGIES
+from fairflower.registry import (
+    CLIENTS,
+    DATA_SETS,
+    MODEL_OF,
+    MODELS,
+    PARTICIPATION,
+    STRATEGIES,
+)
 from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
 
 #: Value of an argument that restores the method's default.
@@ -36,8 +43,9 @@ class ComponentSpec:
     name: str = ""
     args: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
-    #: Table of the run config, and registry of the names.
+    #: Table of the run config and key that names it there, and registry of the names.
     TABLE: ClassVar[str]
+    KEY: ClassVar[str] = "name"
     REGISTRY: ClassVar[Registry]
 
     @classmethod
@@ -82,7 +90,7 @@ class ComponentSpec:
                 raise
             failure = failure_text(error, factory.__module__)
             raise UserError(
-                f"{self.TABLE}.name = {self.name!r}: it failed with {failure}. Correct its "
+                f"{self.TABLE}.{self.KEY} = {self.name!r}: it failed with {failure}. Correct its "
                 "arguments or its code."
             ) from error
 
@@ -97,7 +105,7 @@ class ComponentSpec:
             specs[arg].check(self._key(arg), value)
 
     def _key(self, arg: str) -> str:
-        return f"{self.TABLE}.name = {self.name!r}: {argument_to_key(arg)}"
+        return f"{self.TABLE}.{self.KEY} = {self.name!r}: {argument_to_key(arg)}"
 
     def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
         if valid:
@@ -139,6 +147,14 @@ class ModelSpec(ComponentSpec):
                 f"model.name = {self.name!r}: it takes {' or '.join(kinds)}, and the data are "
                 f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
             )
+
+
+class ParticipationSpec(ComponentSpec):
+    """Policy of ``participation.policy``."""
+
+    TABLE: ClassVar[str] = "participation"
+    KEY: ClassVar[str] = "policy"
+    REGISTRY: ClassVar[DescribedRegistry] = PARTICIPATION
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fairflower.config.methods import (
     DataSpec,
     MethodSpec,
     ModelSpec,
+    ParticipationSpec,
     StrategyConfig,
 )
 from fairflower.config.settings import (
@@ -28,6 +29,7 @@ from fairflower.config.settings import (
     MeasureConfig,
     ModelConfig,
     ObserveConfig,
+    ParticipationConfig,
     StopConfig,
     TrainConfig,
     checked,
@@ -97,6 +99,7 @@ class RunConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     bound: BoundConfig = field(default_factory=BoundConfig)
+    participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
 
@@ -314,6 +317,7 @@ def _check(config: RunConfig) -> None:
         config.client,
         DataSpec.read(config.data.name),
         ModelSpec.read(config.model.name),
+        ParticipationSpec.read(config.participation.policy),
     ):
         choice.check()
     if config.model.weights and config.model.name not in PRETRAINED:

@@ -267,6 +267,22 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class ParticipationConfig:
+    """Which clients train in a round."""
+
+    policy: str = setting(
+        "uniform",
+        "Policy that chooses the clients of a round: uniform, by-examples, round-robin, "
+        "power-of-choice:d=10, or module:Class.",
+    )
+    availability: str = setting(
+        "always",
+        "Clients that can train in a round: always, markov:leave=0.1:back=0.5, or a CSV file with "
+        "the columns round and client.",
+    )
+
+
+@dataclass(frozen=True)
 class BoundConfig:
     """Bounds on a client's influence under every strategy."""
 

@@ -127,6 +127,22 @@ MODELS = DescribedRegistry(
     makers=True,
 )
 
+#: Policies that choose the clients of a round.
+PARTICIPATION = DescribedRegistry(
+    "fairflower.participation",
+    {
+        "uniform": ("uniform:Uniform", "uniform at random"),
+        "by-examples": ("by_examples:ByExamples", "in proportion to training examples"),
+        "round-robin": ("round_robin:RoundRobin", "in turn"),
+        "power-of-choice": (
+            "power_of_choice:PowerOfChoice",
+            "the largest losses among d candidates (Cho, Wang & Joshi 2022)",
+        ),
+    },
+    kind="participation policy",
+    base="fairflower.aggregation.participation:Participation",
+)
+
 #: Name of library, module and extra -> class in `fairflower.trackers`.
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 

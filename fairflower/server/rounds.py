@@ -156,6 +156,8 @@ class RoundLoop:
             settings = self.settings()
             train, num_rounds = self.config.train, self.config.num_server_rounds
             settings["train.lr"] = train.lr_in(server_round, num_rounds)
+            if asked := strategy.configure_candidates(server_round, arrays, self.settings()):
+                strategy.note_candidates(server_round, self._exchange(asked))
             messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = self._exchange(messages)
         before = dict(strategy.merged_rounds)

@@ -13,9 +13,10 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
-from fairflower.config import DataConfig, RunConfig
+from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
+from fairflower.participation.availability import read_availability
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.registration import (
@@ -174,4 +175,6 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         max_client_weight=config.bound.max_client_weight,
         clip_update_norm=config.bound.clip_update_norm or None,
         clip_update_median=config.bound.clip_update_median or None,
+        participation=ParticipationSpec.read(config.participation.policy).make(),
+        availability=read_availability(config.participation.availability, config.seed),
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fairflower.report.contrasts import Contrasts
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import WINDOW
-from fairflower.report.tables import accuracy, differences
+from fairflower.report.tables import accuracy, differences, participation
 from fairflower.report.tables.cells import Table
 from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
 
@@ -22,6 +22,7 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
         *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),
         accuracy.product_table(comparison),
+        participation.participation_table(comparison),
         *differences.difference_tables(comparison, contrasts),
         model_table(comparison),
     )

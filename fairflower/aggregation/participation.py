@@ -1,0 +1,109 @@
+"""Which clients take part in a round: the base of policies, and the uniform one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.arguments import Configurable
+from fairflower.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A round's draw: the available clients, and how many of them are to train."""
+
+    server_round: int
+    #: Ids of the available clients, ascending.
+    clients: tuple[int, ...]
+    #: Number of clients to choose, at most ``len(clients)``.
+    size: int
+    #: The run's seed.
+    seed: int = 0
+    #: Training examples by client id, of clients whose number is known.
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A new random generator, seeded by the run's seed and the round."""
+        return np.random.default_rng([self.seed, self.server_round])
+
+    def shares(self) -> NDArray[np.float64]:
+        """Return the available clients' shares of their training examples; equal if unknown."""
+        counts = np.array([self.sizes.get(client, 0) for client in self.clients], np.float64)
+        if not counts.sum() > 0:
+            counts = np.ones(len(counts))
+        shares: NDArray[np.float64] = counts / counts.sum()
+        return shares
+
+    def weighted(self, size: int) -> list[int]:
+        """Draw clients without replacement, with probabilities in proportion to their examples."""
+        shares = self.shares()
+        size = min(size, int(np.count_nonzero(shares)))
+        chosen = self.rng.choice(len(self.clients), size, replace=False, p=shares)
+        return [self.clients[i] for i in chosen]
+
+
+class Participation(Configurable):
+    """Policy of participation: chooses the clients of every round, for any strategy.
+
+    Numbers that it needs from round to round are attributes named in ``STATE``, which go into
+    checkpoints.
+    """
+
+    #: Attributes kept from round to round, as in ``FairStrategy.STATE``.
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    def candidates(self, draw: Draw) -> Sequence[int]:
+        """Return the clients whose loss under the received model `choose` needs; by default none.
+
+        They are asked in an exchange of their own before training.
+        """
+        return ()
+
+    def choose(self, draw: Draw, losses: Mapping[int, float]) -> Sequence[int]:
+        """Return the ids of ``draw.size`` available clients.
+
+        ``losses`` has the losses of `candidates` that answered, by client id.
+        """
+        raise NotImplementedError
+
+    def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
+        """Note which clients were merged in a round, with the mean loss of their training."""
+
+
+class Uniform(Participation):
+    """Clients drawn uniformly at random, without replacement (McMahan et al. 2017, Algorithm 1).
+
+    Examples
+    --------
+    >>> policy = Uniform()
+    >>> [policy.choose(Draw(r, (0, 1, 2, 3), 2), {}) for r in (1, 2)]
+    [[1, 3], [0, 2]]
+    """
+
+    def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return a uniform draw."""
+        chosen = draw.rng.choice(len(draw.clients), draw.size, replace=False)
+        return [draw.clients[i] for i in sorted(chosen)]
+
+
+def checked_choice(policy: Participation, draw: Draw, chosen: Sequence[int]) -> list[int]:
+    """Return a policy's choice in ascending order; ``ConfigError`` if it is not valid."""
+    name, round_ = type(policy).__name__, f"in round {draw.server_round}"
+    for client in chosen:
+        if client not in draw.clients:
+            raise ConfigError(
+                f"The participation policy {name} chose client {client!r} {round_}, which does "
+                "not exist or is not available. Choose from draw.clients."
+            )
+    if len(set(chosen)) != draw.size:
+        raise ConfigError(
+            f"The participation policy {name} chose {len(set(chosen))} clients {round_}, expected "
+            f"{draw.size}. Return draw.size different clients."
+        )
+    return sorted(set(chosen))

@@ -1,0 +1,13 @@
+"""Policies of participation: which clients train in a round, and which are available.
+
+A policy is a `Participation` with one method, ``choose``. It composes with every strategy and goes
+into checkpoints. ``participation.policy`` names one, with arguments (``power-of-choice:d=10``), or
+a class of another package (``my_package.module:Class``).
+"""
+
+from fairflower.aggregation.participation import Draw, Participation, Uniform
+from fairflower.participation.by_examples import ByExamples
+from fairflower.participation.power_of_choice import PowerOfChoice
+from fairflower.participation.round_robin import RoundRobin
+
+__all__ = ["ByExamples", "Draw", "Participation", "PowerOfChoice", "RoundRobin", "Uniform"]

@@ -1,0 +1,95 @@
+"""Availability: which clients can be asked in a round."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Collection
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+
+from fairflower.config import parse_assignments
+from fairflower.errors import ConfigError, quoted
+from fairflower.paths import read_text
+
+#: Round, ids of all clients -> ids of the available clients.
+Availability = Callable[[int, Collection[int]], list[int]]
+
+
+def read_availability(text: str, seed: int) -> Availability:
+    """Return the availability that ``participation.availability`` describes.
+
+    Parameters
+    ----------
+    text : str
+        ``"always"``; ``"markov:leave=0.1:back=0.5"``, a chain for each client: an available client
+        leaves with probability ``leave`` before the next round, and an absent one comes back with
+        probability ``back``; or the path of a CSV file with the columns ``round`` and ``client``,
+        a row for each round in which a client is available. After its last round the file starts
+        again.
+    seed : int
+        Seed of the chains.
+
+    Raises
+    ------
+    ConfigError
+        If the text is none of these, or the file cannot be read.
+    """
+    if text == "always":
+        return lambda server_round, clients: sorted(clients)
+    if text.partition(":")[0] == "markov":
+        return _markov(text, seed)
+    return _trace(Path(text))
+
+
+def _markov(text: str, seed: int) -> Availability:
+    args = parse_assignments(text.split(":")[1:])
+    values = {name: args.pop(name, None) for name in ("leave", "back")}
+    fits = all(
+        isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1
+        for v in values.values()
+    )
+    if args or not fits or not values["back"]:
+        raise ConfigError(
+            f"participation.availability = {quoted(text)}: expected markov:leave=P:back=P with "
+            "probabilities from 0 to 1, back above 0."
+        )
+    leave, back = (float(values[name]) for name in ("leave", "back"))
+    chains: dict[int, list[bool]] = {}
+
+    def available(client: int, server_round: int) -> bool:
+        # A draw per client and round, so that no result depends on who else is asked, and when.
+        chain = chains.setdefault(client, [])
+        while len(chain) <= server_round:
+            draw = np.random.default_rng([seed, client, len(chain)]).random()
+            if not chain:
+                chain.append(bool(draw < back / (back + leave)))
+            else:
+                chain.append(bool(draw >= leave if chain[-1] else draw < back))
+        return chain[server_round]
+
+    return lambda server_round, clients: [k for k in sorted(clients) if available(k, server_round)]
+
+
+def _trace(path: Path) -> Availability:
+    where = f"participation.availability = {quoted(str(path))}"
+    try:
+        rows = list(csv.DictReader(StringIO(read_text(path)), strict=True))
+        present: dict[int, set[int]] = {}
+        for row in rows:
+            present.setdefault(int(row["round"]), set()).add(int(row["client"]))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(
+            f"{where}: {error!r}. Expected always, markov:leave=P:back=P, or a CSV file with the "
+            "columns round and client."
+        ) from error
+    if not present or min(present) < 1:
+        raise ConfigError(f"{where}: expected rows with rounds from 1 on.")
+    length = max(present)
+
+    def available(server_round: int, clients: Collection[int]) -> list[int]:
+        there = present.get((server_round - 1) % length + 1, set())
+        return sorted(there.intersection(clients))
+
+    return available

@@ -1,0 +1,34 @@
+"""Participation in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from fairflower.aggregation.participation import Draw, Participation
+
+
+class RoundRobin(Participation):
+    """Clients in turn: those that were chosen longest ago, by id where that is equal.
+
+    Every client is chosen equally often, up to one time, if all are available.
+
+    Examples
+    --------
+    >>> policy = RoundRobin()
+    >>> [policy.choose(Draw(r, (0, 1, 2), 2), {}) for r in (1, 2, 3)]
+    [[0, 1], [0, 2], [0, 1]]
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("last_chosen",)
+
+    def __init__(self) -> None:
+        #: Last round in which each client was chosen, by client id.
+        self.last_chosen: dict[int, int] = {}
+
+    def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return the clients whose turn it is."""
+        order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
+        chosen = order[: draw.size]
+        self.last_chosen |= dict.fromkeys(chosen, draw.server_round)
+        return sorted(chosen)

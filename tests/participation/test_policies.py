@@ -1,0 +1,177 @@
+"""Policies choose as their papers say, and nothing that they choose wrongly goes unsaid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resuming import config, outcome, resume, session, stopped
+from runs import history
+
+from fairflower.aggregation.participation import checked_choice
+from fairflower.errors import ConfigError, RoundFailed
+from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
+from fairflower.participation.availability import read_availability
+
+
+class TooFew(Participation):
+    def choose(self, draw: Draw, losses: Any) -> list[int]:
+        return list(draw.clients[: draw.size - 1])
+
+
+class Stranger(Participation):
+    def choose(self, draw: Draw, losses: Any) -> list[int]:
+        return [99, *draw.clients[1 : draw.size]]
+
+
+def trained(folder: Path) -> dict[int, list[int]]:
+    """The clients that trained, by round."""
+    rounds: dict[int, list[int]] = {}
+    for row in history(folder):
+        if row["level"] == "client" and row["metric"] == "train_loss":
+            rounds.setdefault(int(row["round"]), []).append(int(row["name"]))
+    return rounds
+
+
+def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
+    """Enumerated: two candidates drawn one after the other by size, the larger loss trains."""
+    sizes, losses = {0: 100, 1: 200, 2: 300, 3: 400}, {0: 2.0, 1: 1.5, 2: 0.5, 3: 1.0}
+    shares = {k: n / 1000 for k, n in sizes.items()}
+    wanted = dict.fromkeys(sizes, 0.0)
+    for first, p in shares.items():
+        for second, q in shares.items():
+            if second != first:
+                wanted[max((first, second), key=losses.__getitem__)] += p * q / (1 - p)
+    assert list(wanted.values()) == pytest.approx([0.234524, 0.394048, 0, 0.371429], abs=1e-6)
+    policy = PowerOfChoice(d=2)
+    rounds = 20_000
+    chosen = Counter()
+    for r in range(rounds):
+        draw = Draw(r, (0, 1, 2, 3), 1, seed=5, sizes=sizes)
+        asked = policy.candidates(draw)
+        chosen.update(policy.choose(draw, {k: losses[k] for k in asked}))
+    for client, p in wanted.items():
+        assert chosen[client] / rounds == pytest.approx(p, abs=4 * (0.25 / rounds) ** 0.5)
+
+
+def test_clients_are_drawn_in_proportion_to_their_examples() -> None:
+    counts = Counter()
+    for r in range(8000):
+        counts.update(ByExamples().choose(Draw(r, (3, 5, 8), 1, sizes={3: 1, 5: 2, 8: 5}), {}))
+    assert [counts[k] / 8000 for k in (3, 5, 8)] == pytest.approx([1 / 8, 1 / 4, 5 / 8], abs=0.03)
+    unknown = Draw(1, (0, 1, 2), 2)
+    assert len(ByExamples().choose(unknown, {})) == 2
+
+
+def test_power_of_choice_by_training_losses_takes_who_never_trained_first() -> None:
+    policy = PowerOfChoice(d=4, loss="train")
+    draw = Draw(1, (0, 1, 2, 3), 2, sizes=dict.fromkeys(range(4), 10))
+    assert policy.candidates(draw) == ()
+    policy.merged(1, {0: 0.5, 1: 2.0, 2: 1.0})
+    assert policy.choose(draw, {}) == [1, 3]
+
+
+def test_more_clients_than_candidates_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="d = 2 candidates are fewer than the 3 clients"):
+        PowerOfChoice(d=2).candidates(Draw(1, (0, 1, 2, 3), 3))
+
+
+def test_without_asked_losses_power_of_choice_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="set loss = 'train'"):
+        PowerOfChoice().choose(Draw(1, (0, 1), 1), {})
+
+
+@pytest.mark.parametrize("policy", ["uniform", "by-examples", "round-robin", "power-of-choice:d=3"])
+def test_a_run_with_every_policy_resumes_to_the_bit(tmp_path: Path, policy: str) -> None:
+    settings = {"participation.policy": policy, "fraction-train": 0.5, "num-server-rounds": 4}
+    settings["participation.availability"] = "markov:leave=0.2:back=0.7"
+    whole = session(config(tmp_path / "whole", **settings)).run()
+    folder = stopped(config(tmp_path / "cut", **settings), 3)
+    assert outcome(resume(folder)) == outcome(whole)
+
+
+def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all as candidates, those of the largest losses under the received model train."""
+    asked: list[dict[int, float]] = []
+    choose = PowerOfChoice.choose
+
+    def watched(self: PowerOfChoice, draw: Draw, losses: Any) -> list[int]:
+        asked.append(dict(losses))
+        return choose(self, draw, losses)
+
+    monkeypatch.setattr(PowerOfChoice, "choose", watched)
+    settings = {"participation.policy": "power-of-choice:d=4", "fraction-train": 0.5}
+    folder = session(config(tmp_path, **settings)).run()
+    assert len(asked) == 3
+    for r, losses in enumerate(asked, start=1):
+        assert len(losses) == 4
+        assert trained(folder)[r] == sorted(sorted(losses, key=losses.__getitem__)[-2:])
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (TooFew(), "TooFew chose 1 clients in round 1, expected 2"),
+        (Stranger(), "Stranger chose client 99 in round 1"),
+    ],
+)
+def test_wrong_choices_name_the_policy(policy: Participation, said: str) -> None:
+    draw = Draw(1, (0, 1, 2, 3), 2)
+    with pytest.raises(ConfigError, match=said):
+        checked_choice(policy, draw, policy.choose(draw, {}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("policy", "poc", "participation policy"),
+        ("policy", "power-of-choice:d=-1", "participation.policy = 'power-of-choice': d"),
+        ("policy", "round-robin:d=1", "has no arguments"),
+        ("availability", "sometimes.csv", "Expected always, markov"),
+        ("availability", "markov:leave=2:back=0.5", "probabilities from 0 to 1"),
+        ("availability", "markov:leave=0.5", "expected markov:leave=P:back=P"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        session(config(tmp_path, **{f"participation.{key}": value})).run()
+
+
+def test_availability_by_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,2\n2,1\n")
+    available = read_availability(str(file), 0)
+    assert [available(r, range(3)) for r in (1, 2, 3, 4)] == [[0, 2], [1], [0, 2], [1]]
+    folder = session(
+        config(tmp_path, **{"participation.availability": str(file), "fraction-train": 1.0})
+    ).run()
+    assert trained(folder) == {1: [0, 2], 2: [1], 3: [0, 2]}
+
+
+def test_a_round_without_available_clients_ends_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n3,0\n")
+    made = config(tmp_path, **{"participation.availability": str(file)})
+    with pytest.raises(RoundFailed, match="Round 2: no client is available"):
+        session(made).run()
+
+
+def test_a_chain_is_available_as_often_as_its_stationary_share() -> None:
+    available = read_availability("markov:leave=0.1:back=0.3", 3)
+    counts = [len(available(r, range(400))) / 400 for r in range(1, 60)]
+    assert np.mean(counts) == pytest.approx(0.75, abs=0.02)
+    again = read_availability("markov:leave=0.1:back=0.3", 3)
+    assert again(40, range(10)) == [k for k in available(40, range(400)) if k < 10]
+    stays = [len(set(available(r, range(400))) & set(available(r + 1, range(400)))) for r in (7, 9)]
+    there = [len(available(r, range(400))) for r in (7, 9)]
+    assert sum(stays) / sum(there) == pytest.approx(0.9, abs=0.04)
+
+
+def test_the_uniform_draw_is_that_of_earlier_versions() -> None:
+    clients = tuple(range(20))
+    for r in (1, 2, 50):
+        chosen = np.random.default_rng([7, r]).choice(20, 8, replace=False)
+        assert Uniform().choose(Draw(r, clients, 8, seed=7), {}) == sorted(chosen.tolist())

@@ -1,0 +1,22 @@
+"""How often each domain's clients took part stands beside its accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resuming import config, session
+from run_folders import tables_of
+
+
+def test_participation_by_domain_is_that_of_the_trace(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,0\n3,0\n3,2\n")
+    settings = {"participation.availability": str(file), "fraction-train": 1.0}
+    folder = session(config(tmp_path, **settings)).run()
+    row = tables_of(folder).table("Participation")["fedheal seed 0"]
+    assert list(row.values())[1:] == ["100.00", "33.33", "33.33", "0.00"]
+
+
+def test_without_absences_there_is_no_table(tmp_path: Path) -> None:
+    folder = session(config(tmp_path, **{"fraction-train": 1.0})).run()
+    assert "Participation" not in tables_of(folder).text
