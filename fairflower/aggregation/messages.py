@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from fairflower.aggregation.hooks import StrategyHooks
+from fairflower.aggregation.participation import Draw
 from fairflower.aggregation.records import decode_record
+from fairflower.errors import RoundFailed
 from fairflower.flower_compat import copied, privacy_wrapper
 
 
@@ -28,6 +30,26 @@ class EnrolledClients:
         """Return the id of the client that gets a message; the node id of an unknown client."""
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
+
+    def draw(
+        self,
+        server_round: int,
+        seed: int,
+        size: tuple[float, int],
+        availability: Callable[[int, Collection[int]], list[int]] | None,
+    ) -> Draw:
+        """Return the draw of a round; ``RoundFailed`` if no client is available.
+
+        ``size`` is the share of all clients that train, and their smallest number.
+        """
+        clients = sorted(self.nodes or ())
+        fraction, at_least = size
+        wanted = max(int(len(clients) * fraction + 1e-9), at_least)
+        if availability is not None and not (clients := availability(server_round, clients)):
+            raise RoundFailed(
+                f"Round {server_round}: no client is available (participation.availability)."
+            )
+        return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, self.sizes)
 
     def sample(self, seed: Sequence[int], fraction: float, at_least: int) -> list[int]:
         """Return the nodes of a random share of the clients, drawn by client id from ``seed``."""

@@ -29,7 +29,7 @@ from fairflower.aggregation.replies import (
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
-from fairflower.errors import Diverged, RoundFailed, require
+from fairflower.errors import Diverged, require
 
 #: Called with each merged cohort; the result is added to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -351,17 +351,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     # --- internals -------------------------------------------------------------------
 
     def _draw(self, server_round: int) -> Draw:
-        """Return the draw of a round; ``RoundFailed`` if no client is available."""
-        clients = sorted(self._enrolled.nodes or ())
-        size = max(int(len(clients) * self.fraction_train + 1e-9), self.min_train_nodes)
-        if self.availability is not None:
-            clients = self.availability(server_round, clients)
-            if not clients:
-                raise RoundFailed(
-                    f"Round {server_round}: no client is available (participation.availability)."
-                )
-        size = min(size, len(clients))
-        return Draw(server_round, tuple(clients), size, self.seed, self._enrolled.sizes)
+        size = (self.fraction_train, self.min_train_nodes)
+        return self._enrolled.draw(server_round, self.seed, size, self.availability)
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
         """Return the client's last merged round: it then discards the state of later rounds.
