@@ -36,6 +36,7 @@ STRATEGIES = MethodRegistry(
         "fedlf": "fedlf:FedLF",
         "eagle": "eagle:EAGLE",
         "fedpw": "fedpw:FedPW",
+        "fairrfl": "fairrfl:FairRFL",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",

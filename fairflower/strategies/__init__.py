@@ -27,6 +27,7 @@ from fairflower.strategies.adafed import AdaFed
 from fairflower.strategies.afl import AFL
 from fairflower.strategies.eagle import EAGLE
 from fairflower.strategies.fairfed import FairFed
+from fairflower.strategies.fairrfl import FairRFL
 from fairflower.strategies.fedavg import FedAvg, Uniform
 from fairflower.strategies.fedce import FedCE
 from fairflower.strategies.fedeba import FedEBAPlus
@@ -58,6 +59,7 @@ __all__ = [
     "AdaFed",
     "Cohort",
     "FairFed",
+    "FairRFL",
     "FairStrategy",
     "FedAvg",
     "FedCE",

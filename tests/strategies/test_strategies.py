@@ -221,6 +221,7 @@ def test_the_state_of_another_strategy_is_refused():
 OUT_OF_RANGE = [
     ("afl", {"lr": [-0.1, np.inf, np.nan]}),
     ("fairfed", {"beta": [-1, np.nan], "metric": ["fisher"]}),
+    ("fairrfl", {"tau": [-1, np.inf, np.nan], "recovery": ["mean"]}),
     ("fedce", {"mode": ["minus"], "metric": [""]}),
     ("fedequilibria", {"t": [1.5], "scale": ["sqrt"], "space": ["hessian"]}),
     ("fedfv", {"alpha": [2.0], "tau": [-1, 1.5], "variant": ["new"]}),

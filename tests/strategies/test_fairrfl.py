@@ -1,0 +1,104 @@
+"""FairRFL: the paper's example, a bisection that is written out, and what the paper leaves open."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rounds import Rounds
+
+from fairflower.strategies import FairRFL
+
+#: The paper's example.
+UPDATES = np.array([(0.95, 0.55), (-0.2, 0.9), (-0.6, 0.55), (-1.2, 0.1), (1.40, 1.46)])
+SCORES = (0, -0.674491, -1.088975, 0.408425, 3.549712)
+
+
+def step(updates, **arguments) -> tuple[np.ndarray, dict]:
+    updates = np.asarray(updates, float)
+    rounds = Rounds(FairRFL(**arguments), {"x": np.zeros(updates.shape[1])}, range(len(updates)))
+    model = rounds.step({k: {"x": row} for k, row in enumerate(updates)})
+    return model["x"], rounds.strategy.diagnostics
+
+
+def recovered(updates: np.ndarray, k: int) -> np.ndarray:
+    """The paper's recovery, by bisection for the largest b."""
+    m, length = np.median(updates, axis=0), np.median(np.linalg.norm(updates, axis=1))
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        b = (low + high) / 2
+        longer = np.linalg.norm(b * updates[k] + (1 - b) * m) > length
+        low, high = (low, b) if longer else (b, high)
+    return low * updates[k] + (1 - low) * m
+
+
+def test_the_papers_example():
+    model, found = step(UPDATES)
+    np.testing.assert_allclose(found["score"], SCORES, atol=1e-6)
+    np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, 0.454077), atol=1e-6)
+    np.testing.assert_allclose(model, (-0.104695, 0.612642), atol=1e-6)
+    last = 5 * model - UPDATES[:4].sum(axis=0)
+    np.testing.assert_allclose(last, (0.526523, 0.963210), atol=3e-6)
+
+
+def test_the_other_recovery_only_shortens():
+    model, found = step(UPDATES, recovery="downscale")
+    factor = 1.097725 / 2.022770
+    np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, factor), atol=1e-6)
+    np.testing.assert_allclose(model, (UPDATES[:4].sum(0) + factor * UPDATES[4]) / 5, atol=1e-6)
+
+
+@given(st.integers(0, 10_000), st.integers(4, 9), st.integers(1, 40))
+def test_a_bisection_that_is_written_out(seed, clients, size):
+    random = np.random.default_rng(seed)
+    updates = random.normal(size=(clients, size))
+    updates[0] *= 30
+    model, found = step(updates)
+    length = np.median(np.linalg.norm(updates, axis=1))
+    selfish = np.flatnonzero(found["score"] > 2.5)
+    expected = updates.copy()
+    for k in selfish:
+        if np.linalg.norm(np.median(updates, axis=0)) > length:
+            return  # told below
+        expected[k] = recovered(updates, k)
+        assert np.linalg.norm(expected[k]) == pytest.approx(length)
+    np.testing.assert_allclose(model, expected.mean(0), atol=1e-9)
+
+
+def test_a_median_update_longer_than_the_median_shortens_instead():
+    """(3, 3) is the coordinates' median, the lengths' is 3."""
+    updates = [(3, 0), (0, 3), (3, 3), (0, 3), (3, 0), (3, 3), (300, 300)]
+    model, found = step(updates)
+    expected = np.array(updates, float)
+    for k in np.flatnonzero(found["score"] > 2.5):
+        expected[k] *= 3 / np.linalg.norm(expected[k])
+    assert found["score"][6] > 2.5
+    np.testing.assert_allclose(model, expected.mean(0), rtol=1e-9)
+
+
+def test_short_and_equal_updates_are_left_alone():
+    updates = np.array([(1, 0), (0, 1), (-1, 0), (0.6, 0.8), (0, 0.001)])
+    model, found = step(updates)
+    np.testing.assert_array_equal(found["kept"], 1)
+    np.testing.assert_allclose(model, updates.mean(0))
+    _, found = step(np.zeros((3, 2)))
+    np.testing.assert_array_equal(found["score"], 0)
+
+
+def test_tau_is_the_limit():
+    for tau, kept in ((3.5, 0.454077), (3.6, 1.0)):
+        assert step(UPDATES, tau=tau)[1]["kept"][4] == pytest.approx(kept, abs=1e-6)
+
+
+def test_statistics_are_averaged_equally_and_are_no_part_of_the_length():
+    model = {"x": np.zeros(2), "bn.running_mean": np.zeros(1)}
+    rounds = Rounds(FairRFL(), model, range(5))
+    moves = {
+        k: {"x": row, "bn.running_mean": np.array([100.0 * (k == 1)])}
+        for k, row in enumerate(UPDATES)
+    }
+    merged = rounds.step(moves, examples={k: 10**k for k in range(5)})
+    np.testing.assert_allclose(rounds.strategy.diagnostics["score"], SCORES, atol=1e-6)
+    np.testing.assert_allclose(merged["x"], (-0.104695, 0.612642), atol=1e-6)
+    assert merged["bn.running_mean"][0] == pytest.approx(20)
