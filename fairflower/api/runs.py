@@ -22,6 +22,7 @@ from fairflower.api.overrides import (
 )
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.data.cache import make_data_set
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison
@@ -122,6 +123,7 @@ def compare(
     clients: MethodLike | Iterable[MethodLike] | None = None,
     federations: Iterable[int] | str | None = None,
     seeds: Iterable[int] | str | None = None,
+    leave_one_domain_out: bool = False,
     jobs: int | None = None,
     output_dir: str | PathLike[str] | None = None,
     progress: bool = True,
@@ -143,6 +145,8 @@ def compare(
         and the run's seed. Default: ``"0-9"``, unless ``seeds`` is given.
     seeds : iterable of int, or str, optional
         Seeds on the one federation of ``data.seed``. Verdicts then hold for this federation alone.
+    leave_one_domain_out : bool
+        Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional
         Number of parallel runs, each in its own process on the inline engine. Default: one per core
         if there are as many runs, no run uses a GPU and neither ``engine``, ``ray_address`` nor
@@ -185,6 +189,8 @@ def compare(
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     plan = Plan.grid(flat, rules, numbers, clients=trainers, federations=federated)
+    if leave_one_domain_out:
+        plan = plan.leaving_each_out(make_data_set(plan.runs[0].data).domains)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 

@@ -55,6 +55,14 @@ def compare(
             "in sgd,fedprox:mu=0.1. Default: client.name."
         ),
     ] = None,
+    leave_one_domain_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-domain-out",
+            help="Repeat all runs with each domain held out in turn (data.held-out), and print a "
+            "table of the accuracies on the held-out domains.",
+        ),
+    ] = False,
     overrides: ConfigOverrides,
     jobs: Jobs = "auto",
     output_dir: Annotated[
@@ -95,6 +103,8 @@ def compare(
             "--seeds for several seeds on one federation."
         )
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
+    if leave_one_domain_out:
+        grid = hold_out_each(grid)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if (folder / "runs").exists() else []
@@ -154,6 +164,13 @@ def plan_of(
     for key in overrides.settings:
         check_key(key, named)
     return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations)
+
+
+def hold_out_each(plan: Plan) -> Plan:
+    """Return the plan with each domain of its data held out in turn."""
+    from fairflower.data.cache import make_data_set
+
+    return plan.leaving_each_out(make_data_set(plan.runs[0].data).domains)
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:

@@ -351,6 +351,11 @@ def _check(config: RunConfig) -> None:
             "evaluate.test = false: there are no validation examples to test on instead. Set "
             "data.validation-fraction or data.validation-examples, or remove evaluate.test."
         )
+    if config.data.held_out and config.evaluate.by == "clients":
+        raise ConfigError(
+            f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
+            "server has to test it. Set evaluate.by to server or both, or remove data.held-out."
+        )
     if config.data.validation_fraction and config.data.validation_examples:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set; set one of them "

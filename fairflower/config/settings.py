@@ -57,6 +57,11 @@ class DataConfig:
     domains: str = setting(
         "", "Comma-separated domains to use. Empty means all domains of the data set."
     )
+    held_out: str = setting(
+        "",
+        "Domain that no client has and the server tests as an unseen domain (leave one domain "
+        "out). Empty means none.",
+    )
     clients_per_domain: int = setting(
         5, "Clients per domain (papers: 5); ignored if imbalance-factor is above 1.", min=1
     )

@@ -35,6 +35,7 @@ from fairflower.data.federation import (
     Pixels,
     Split,
     client_file,
+    held_out_file,
 )
 from fairflower.data.images import to_chw
 from fairflower.data.partition import divide, split_rng
@@ -110,7 +111,11 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
-    for since in ("validation_fraction", "validation_examples"):  # unknown to earlier versions
+    for since in (
+        "validation_fraction",
+        "validation_examples",
+        "held_out",
+    ):  # unknown to earlier versions
         if not settings[since]:
             del settings[since]
     return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]
@@ -121,7 +126,7 @@ def _digest(value: Any) -> str:
 
 
 def _build(data_set: DataSet, folder: Path, site: bool) -> None:
-    federation, splits = _divide(data_set, folder, site)
+    federation, splits, held_out = _divide(data_set, folder, site)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
@@ -130,6 +135,8 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
             for client_id, client in enumerate(splits):
                 pairs = [(f"{axis}_{s}", getattr(client[s], axis)) for s in client for axis in "xy"]
                 np.savez(client_file(fresh, client_id), **dict(pairs))
+            if held_out is not None:
+                np.savez(held_out_file(fresh), x_test=held_out.x, y_test=held_out.y)
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
             fresh.rename(folder)
     except OSError as error:
@@ -143,14 +150,18 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
 
 def _divide(
     data_set: DataSet, folder: Path, site: bool
-) -> tuple[Federation, list[dict[str, Split]]]:
-    """Make the federation, and each client's data by split."""
-    config, domains = data_set.config, data_set.domains
-    labels = {s: {d: data_set.labels(d, s) for d in domains} for s in ("train", "test")}
+) -> tuple[Federation, list[dict[str, Split]], Split | None]:
+    """Make the federation, each client's data by split, and the held-out domain's test examples."""
+    config = data_set.config
+    of_split = {"train": data_set.client_domains, "test": data_set.domains}
+    labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
     groups = client_groups(data_set, labels["train"])
     rows = _rows(data_set, groups, labels)
     examples = {s: _examples(data_set, groups, rows[s], SPLITS[s]) for s in rows}
-    shape = _shape(data_set, examples)
+    unseen = _held_out_groups(data_set)
+    unseen_rows = _test_rows(config, unseen, labels["test"])
+    unseen_examples = _examples(data_set, unseen, unseen_rows, "test")
+    shape = _shape(data_set, {**examples, "test": examples["test"] | unseen_examples})
     mean, std = _mean_and_std(data_set, shape)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
     largest = max(int(trained[-1]), int(tested[-1]))
@@ -172,6 +183,9 @@ def _divide(
             labels_of = data[-1]["train"].y
             counts = tuple(np.bincount(labels_of, minlength=num_classes).tolist())
             clients.append(ClientInfo(len(clients), group.name, len(labels_of), counts))
+    rows_of = {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
+    if unseen:
+        rows_of["held-out"] = {name: [r.tolist() for r in rs] for name, rs in unseen_rows.items()}
     federation = Federation(
         name=config.name,
         folder=folder,
@@ -186,12 +200,22 @@ def _divide(
         clients=tuple(clients),
         auc=data_set.auc,
         classes=data_set.classes,
-        fingerprint=_digest(
-            {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
-        ),
+        fingerprint=_digest(rows_of),
         validation_sizes=_sizes(rows.get("validation", {})),
+        held_out=config.held_out,
+        held_out_size=sum(_sizes(unseen_rows)),
     )
-    return federation, data
+    if not unseen:
+        return federation, data, None
+    (group,), (by_client,) = unseen, unseen_rows.values()
+    x = _to_training_layout(config, group, unseen_examples[group.name], by_client, "test", shape)
+    return federation, data, Split(x, labels["test"][group.domain][by_client[0]])
+
+
+def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
+    """Return the held-out domain as a group without training examples; empty without one."""
+    domain = data_set.config.held_out
+    return [ClientGroup(domain, domain, np.empty(0, np.int64), (1,))] if domain else []
 
 
 def _sizes(rows: Rows) -> tuple[int, ...]:
@@ -274,7 +298,7 @@ def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[st
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
     """Read the examples of each group in the order of its rows; each row of a domain once."""
     examples: Examples = {}
-    for domain in data_set.domains:
+    for domain in dict.fromkeys(group.domain for group in groups):
         wanted = {g.name: np.concatenate(rows[g.name]) for g in groups if g.domain == domain}
         distinct = np.unique(np.concatenate(list(wanted.values())))
         read = data_set.examples(domain, split, distinct)
@@ -311,10 +335,11 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
 def _sizes_in(examples: Mapping[str, Examples]) -> str:
     """Describe the size of each group's examples; by split, where its splits differ."""
     texts = []
-    for name in examples["train"]:
+    for name in dict.fromkeys(name for by_group in examples.values() for name in by_group):
         splits = {  # size -> the last split of this size
             "x".join(map(str, by_group[name].shape[1:3])): SPLITS[split]
             for split, by_group in examples.items()
+            if name in by_group
         }
         several = [f"{size} in {split}" for size, split in splits.items()]
         texts.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")

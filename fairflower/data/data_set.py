@@ -85,7 +85,16 @@ class DataSet(ABC):
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.domains = select_domains(config.domains, self.all_domains())
+        known = self.all_domains()
+        #: The domains that are read, those of clients and the held-out domain.
+        self.domains = select_domains(config.domains, known)
+        if config.held_out:
+            self.domains = with_held_out(config.held_out, self.domains, known)
+
+    @property
+    def client_domains(self) -> tuple[str, ...]:
+        """Return the domains of clients: all that are read but the held-out domain."""
+        return tuple(domain for domain in self.domains if domain != self.config.held_out)
 
     @property
     def folder(self) -> Path | None:
@@ -196,6 +205,28 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             f"The domain name {taken[0]!r} is reserved for a column of tables. Rename it."
         )
     return tuple(chosen)
+
+
+def with_held_out(
+    held_out: str, chosen: tuple[str, ...], domains: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the chosen domains with the held-out domain, which need not be chosen, at the end.
+
+    >>> with_held_out("b", ("a", "b"), ["a", "b", "c"]), with_held_out("c", ("a",), ["a", "c"])
+    (('a', 'b'), ('a', 'c'))
+    """
+    if held_out not in domains:
+        raise DataError(f"data.held-out = {held_out!r}: {unknown('domain', held_out, domains)}")
+    if set(chosen) == {held_out}:
+        raise DataError(
+            f"data.held-out = {held_out!r} leaves no domain to train on. Choose another domain, or "
+            "several with data.domains."
+        )
+    if held_out in OVER_DOMAINS:
+        raise DataError(
+            f"The domain name {held_out!r} is reserved for a column of tables. Rename it."
+        )
+    return (*(domain for domain in chosen if domain != held_out), held_out)
 
 
 def client_count_key(config: DataConfig) -> str:

@@ -106,6 +106,10 @@ class Federation:
     fingerprint: str = ""
     #: Number of validation examples per domain; empty if none are held out.
     validation_sizes: tuple[int, ...] = ()
+    #: Domain that no client has, which is not among ``domains``; empty if there is none.
+    held_out: str = ""
+    #: Number of its test examples.
+    held_out_size: int = 0
 
     def __hash__(self) -> int:
         """Hash a few fields: workers look up the federation of every message."""
@@ -143,6 +147,8 @@ class Federation:
         del meta["folder"]
         if not self.validation_sizes:  # as in earlier versions, whose runs can be resumed
             del meta["validation_sizes"]
+        if not self.held_out:
+            del meta["held_out"], meta["held_out_size"]
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:
@@ -202,6 +208,10 @@ class Federation:
                 for array in split:
                     digest.update(f"{array.dtype.str} {array.shape}".encode())
                     digest.update(array.tobytes())
+        if self.held_out:
+            for array in self.test(self.held_out):
+                digest.update(f"{array.dtype.str} {array.shape}".encode())
+                digest.update(array.tobytes())
         return digest.hexdigest()[:8]
 
     def train(self, client_id: int) -> Split:
@@ -213,7 +223,12 @@ class Federation:
         return self.splits(client_id, split)[0]
 
     def test(self, domain: str, split: str = "test") -> Split:
-        """Return the test set of a domain: the shares of its clients in their order."""
+        """Return the test set of a domain: the shares of its clients in their order.
+
+        The held-out domain has test examples alone.
+        """
+        if domain and (domain, split) == (self.held_out, "test"):
+            return _read(held_out_file(self.folder), "test")[0]
         if domain not in self.domains:
             raise DataError(
                 f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}."
@@ -232,14 +247,7 @@ class Federation:
                 f"{self.name} was divided among {len(self.clients)} clients; there is no "
                 f"client {client_id}. Run as many SuperNodes as there are clients."
             )
-        path = client_file(self.folder, client_id)
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(
-                f"Cannot read {path} ({error}). Delete the folder {self.folder} and run again."
-            ) from error
+        return _read(client_file(self.folder, client_id), *names)
 
 
 def client_file(folder: Path, client_id: int) -> Path:
@@ -248,6 +256,22 @@ def client_file(folder: Path, client_id: int) -> Path:
     And with ``x_validation, y_validation``, if there are validation examples.
     """
     return folder / f"client-{client_id:03d}.npz"
+
+
+def held_out_file(folder: Path) -> Path:
+    """Return the file of the held-out domain, with ``x_test, y_test``."""
+    return folder / "held-out.npz"
+
+
+def _read(path: Path, *names: str) -> list[Split]:
+    """Read splits of a prepared file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"Cannot read {path} ({error}). Delete the folder {path.parent} and run again."
+        ) from error
 
 
 def _expect(holds: bool, **field: object) -> None:

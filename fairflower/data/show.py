@@ -73,6 +73,8 @@ def clients_table(federation: Federation) -> Table:
     """Make a table of clients with class counts, and of domains with totals and test sizes."""
     named = zip(federation.domains, federation.sources, strict=True)
     sources = [f"{domain}: {source}" for domain, source in named]
+    if federation.held_out:
+        sources.append(f"{federation.held_out}: held out, {federation.held_out_size} test examples")
     numbered = ", ".join(f"{k} {name}" for k, name in enumerate(federation.classes))
     classes = [f"classes: {numbered}"] if numbered else []
     shown = Table(

@@ -41,6 +41,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     config = replace(
         config,
         domains="",
+        held_out="",
         clients_per_domain=1,
         dirichlet_alpha=0.0,
         corrupted_clients=0,

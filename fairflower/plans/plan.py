@@ -229,6 +229,35 @@ class Plan:
                 runs.append(dataclasses.replace(config, run_name=name))
         return cls(runs)
 
+    def leaving_each_out(self, domains: Sequence[str]) -> Plan:
+        """Return the plan with each domain held out in turn.
+
+        ``ConfigError`` for fewer than two domains, or a plan that holds out a domain already.
+        """
+        if len(domains) < 2:
+            raise ConfigError(
+                f"Leave one domain out: {', '.join(domains)} leaves no domain to train on. Choose "
+                "data with several domains."
+            )
+        if held_out := self.runs[0].data.held_out:
+            raise ConfigError(
+                f"data.held-out = {held_out!r}: leave one domain out sets it for each domain in "
+                "turn. Remove it."
+            )
+        return Plan(
+            [
+                RunConfig.from_flat(
+                    {
+                        **config.concise(),
+                        "data.held-out": domain,
+                        "run-name": f"without-{file_name(domain)}-{config.run_name}",
+                    }
+                )
+                for domain in domains
+                for config in self.runs
+            ]
+        )
+
     def summary(self) -> str:
         """Return the plan in words: data, rounds, methods, seeds and output folder.
 
@@ -251,6 +280,7 @@ class Plan:
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
             "seed": (config.seed for config in runs),
+            "held out": (config.data.held_out for config in runs),
             "data seed": () if same_data else (config.data.seed for config in runs),
             "to": (config.resume or runs_home(config) for config in runs),
         }
@@ -306,6 +336,8 @@ class Plan:
         failure: Exception | None = None
         for number, config in enumerate(self.runs, 1):
             title = config.label
+            if config.data.held_out:
+                title += f" without {config.data.held_out}"
             if len(self.runs) > 1:
                 title += f", seed {config.seed} ({number} of {len(self.runs)})"
             session = Session(grid, config, console, title=title, stop=stop, on_round=on_round)

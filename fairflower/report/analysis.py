@@ -20,6 +20,7 @@ from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.reading import Run
 from fairflower.report.tables import accuracy_tables, fairness_tables
 from fairflower.report.tables.cells import Table
+from fairflower.report.tables.held_out import held_out_tables
 from fairflower.report.tables.notes import notes
 from fairflower.report.tuning import Tuned, tuning_tables
 from fairflower.report.verdicts import Section, verdict_legend, verdicts
@@ -37,7 +38,9 @@ class Chapter:
         """The data set and its domains."""
         configs = [method.config for method in self.comparison.methods]
         names = dict.fromkeys(str(config.get("data.name", "data")) for config in configs)
-        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}"
+        held_out = self.comparison.held_out
+        without = f" ({', '.join(held_out)} held out)" if held_out else ""
+        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}{without}"
 
     @cached_property
     def contrasts(self) -> Contrasts:
@@ -84,6 +87,11 @@ class Analysis:
         if not self.runs:
             raise RunFolderError("No runs to report on. Name at least one run folder.")
         return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]
+
+    @cached_property
+    def held_out_tables(self) -> list[Table]:
+        """The table over all chapters with a domain held out; none without two such domains."""
+        return held_out_tables(chapter.comparison for chapter in self.chapters)
 
 
 def analyze(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> Analysis:

@@ -10,7 +10,7 @@ from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.methods import method_names
 from fairflower.report.reading import Run
-from fairflower.report.tables.accuracy import columns
+from fairflower.report.tables.accuracy import columns, held_out_columns
 from fairflower.report.tables.cells import MARKS
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
 from fairflower.statistics.differences import MIN_PAIRS, Difference
@@ -49,7 +49,8 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """The papers' table, in percent, of the last five tested rounds: a row for each method.
 
     Columns are pairs: a domain, AVG, STD (with ddof 1 and 0), MIN or GAP, each with the ``mean``
-    over seeds and their sample standard deviation, ``std``; and ``("seeds", "n")``. Where runs
+    over seeds and their sample standard deviation, ``std``; a held-out domain, which is not part of
+    the others; and ``("seeds", "n")``. Where runs
     were tested on several sets of domains, the data set comes before the method in the index.
     """
     parts = {}
@@ -58,7 +59,7 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         rows = {}
         for method in comparison.methods:
             row: dict[tuple[str, str], float] = {("seeds", "n"): len(method.runs)}
-            for column in columns(comparison.domains):
+            for column in [*columns(comparison.domains), *held_out_columns(comparison)]:
                 estimate = column.estimate(method)
                 row |= {
                     (column.title, "mean"): estimate.mean,

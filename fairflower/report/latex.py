@@ -36,8 +36,10 @@ _CHARACTERS = {
 
 def latex(runs: Sequence[Run] | Analysis) -> str:
     """Return all tables of the runs in LaTeX; `RunFolderError` if there is none."""
-    chapters = analyze(runs).chapters
+    analysis = analyze(runs)
+    chapters = analysis.chapters
     tables = [table for chapter in chapters for table in chapter.tables]
+    tables += analysis.held_out_tables
     notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
     written = (_table(table, i) for i, table in enumerate(tables, start=1))
     return "\n".join([_HEAD, *written, *notes])

@@ -166,6 +166,12 @@ class Comparison:
         ]
 
     @property
+    def held_out(self) -> list[str]:
+        """The domains that were held out of runs: tested, but of no client."""
+        runs = (run for method in self.methods for run in method.runs)
+        return list(dict.fromkeys(run.held_out_domain for run in runs if run.held_out_domain))
+
+    @property
     def gaps(self) -> bool:
         """Whether in some round a domain was not tested."""
         runs = (run for method in self.methods for run in method.runs)

@@ -52,7 +52,7 @@ def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) 
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
-    return Group(*parts)
+    return Group(*parts, *_rich_tables(analysis.held_out_tables))
 
 
 def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
@@ -92,8 +92,9 @@ def _rich_cell(cell: Cell) -> Text:
 
 def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     """Return the tables, captions and verdicts of `terminal_table` as Markdown."""
-    parts: list[str] = []
-    for chapter in analyze(runs).chapters:
+    analysis = analyze(runs)
+    parts = [*_markdown_tables(analysis.held_out_tables)]
+    for chapter in analysis.chapters:
         parts += _markdown_tables(chapter.tables)
         for section in chapter.sections:
             parts.append(f"**{section.title}**" if section.title else "")
@@ -225,6 +226,7 @@ def write_report(
     template = _templates().get_template("page.html.j2")
     text = template.render(
         chapters=chapters,
+        held_out=analysis.held_out_tables,
         methods=sum(len(chapter.comparison.methods) for chapter in chapters),
         runs=len(analysis.runs),
         figures=drawn,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, quoted
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
+from fairflower.server.figures import HELD_OUT
 from fairflower.server.figures import WINDOW as WINDOW
 from fairflower.server.folder import LEVELS, is_locked
 
@@ -56,6 +58,9 @@ class AccuracyHistory:
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
 
 
+_NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 1)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(AccuracyHistory):
     """One run folder, read: the tests of its global model by domain, and all around them.
@@ -83,6 +88,11 @@ class Run(AccuracyHistory):
     #: Of the clients' personal models, by domain, the mean of its clients by test images; no
     #: rounds where there are none.
     personal: AccuracyHistory
+    #: Of the global model on the domain that no client has, ``held_out_domain``; no rounds where
+    #: there is none.
+    held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
+    #: Name of this domain, which is not among ``domains``; empty if there is none.
+    held_out_domain: str = ""
     #: Those of `SCORES` that were measured, [R, D] like ``accuracy``; NaN in a round without.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     #: What the strategy recorded, and who was left out, one mapping a round.
@@ -133,6 +143,11 @@ class Run(AccuracyHistory):
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
         return f"{self.status} after round {done} of {planned}{tested}"
 
+    def held_out_accuracy(self, domain: str, window: int = WINDOW) -> float:
+        """The accuracy on a held-out domain, a mean as of `final`; NaN if it was not held out."""
+        there = domain == self.held_out_domain and self.held_out.rounds.size
+        return float(self.held_out.final(window)[0]) if there else math.nan
+
     def final_scores(self, score: str) -> NDArray[np.float64]:
         """One of ``scores`` in each of the `last` rounds, [rounds, D], not averaged."""
         return self.scores[score][self.last()]
@@ -165,6 +180,7 @@ def read_run(path: str | Path) -> Run:
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
     rounds = tested.rounds
     scores = {score: history[of_domains, score] for score in SCORES if history[of_domains, score]}
+    held_out = str(info.get("held_out", ""))
 
     status = str(info["status"])
     if status == "running" and not is_locked(path):
@@ -185,6 +201,8 @@ def read_run(path: str | Path) -> Run:
         accuracy=tested.accuracy,
         by_client=_all_tests(history[of_clients, "accuracy"], names),
         personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
+        held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
+        held_out_domain=held_out,
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
         diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
@@ -221,7 +239,7 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
     And the rounds that were written to their end, which is what is said of the whole run.
     """
     metrics = ("accuracy", "personal_accuracy", *SCORES)
-    history: dict[tuple[str, str], _History] = {}
+    history: dict[tuple[str, str], _History] = {(HELD_OUT, "accuracy"): {}}
     for of_domains, of_clients in LEVELS.values():
         history[of_clients, "accuracy"] = {}
         history |= {(of_domains, metric): {} for metric in metrics}

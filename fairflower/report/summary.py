@@ -44,7 +44,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     ``done`` (rounds); the run config keys that are not at their default in every run; ``rounds``,
     the last five tested ones; ``<domain> accuracy`` in these rounds, fractions separated by
     spaces, likewise ``balanced_accuracy`` and ``auc`` where the tables have them, and
-    ``personal_accuracy`` in the ``personal rounds``; ``clients`` of each domain; ``client
+    ``personal_accuracy`` in the ``personal rounds``, and the accuracy on the ``held-out domain``,
+    ``held-out``, in the ``held-out rounds``; ``clients`` of each domain; ``client
     accuracy``, their means over these rounds, where clients tested; ``cluster``, for each of
     these rounds the clients' clusters, separated by dots; ``parameters`` and ``bytes`` of the
     model; ``data``, a digest of what each client holds; ``processor``, ``versions`` and
@@ -127,6 +128,11 @@ def _row(run: Run) -> dict[str, Any]:
         late = slice(-WINDOW, None)
         row["personal rounds"] = _listed(run.personal.rounds[late])
         row |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
+    if run.held_out.rounds.size:
+        late = slice(-WINDOW, None)
+        row["held-out domain"] = run.held_out_domain
+        row["held-out rounds"] = _listed(run.held_out.rounds[late])
+        row["held-out"] = _fractions(run.held_out.accuracy[late, 0])
     row["clients"] = _listed(counts)
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
@@ -169,6 +175,8 @@ def _run(row: Mapping[str, str]) -> Run:
         if text and (key in known or key.startswith(METHOD_TABLES))
     ]
     personal = np.array(row.get("personal rounds", "").split(), dtype=np.int64)
+    unseen = np.array((row.get("held-out rounds") or "").split(), dtype=np.int64)
+    unseen_accuracy = np.array((row.get("held-out") or "").split(), dtype=np.float64)
     tested = np.array((row.get("client accuracy") or "").split(), dtype=np.float64)
     by_client = tested.reshape(min(1, tested.size), len(owners))
     return Run(
@@ -184,6 +192,8 @@ def _run(row: Mapping[str, str]) -> Run:
         personal=AccuracyHistory(
             rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
         ),
+        held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
+        held_out_domain=row.get("held-out domain") or "",
         scores={s: _matrix(table[s], domains, rounds) for s in SCORES if table[s]},
         diagnostics=tuple(_clusters(row.get("cluster") or "", rounds)),
         info=_info(row),

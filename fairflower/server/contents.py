@@ -88,6 +88,8 @@ class Info(Part, total=False):
     domains: Required[list[str]]
     sources: list[str]
     test_sizes: list[Count]
+    held_out: str
+    held_out_size: Count
     images: str
     digest: str
     clients: Required[list[Client]]

@@ -61,6 +61,8 @@ class CentralizedEvaluator:
     ) -> dict[str, dict[str, float]]:
         """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
 
+        The held-out domain, if there is one, has test examples alone and comes last.
+
         Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy) and, with ``evaluate.auc``, ``auc`` (one-vs-one).
         """
@@ -70,7 +72,7 @@ class CentralizedEvaluator:
             domain: [
                 self._pool.submit(self._test, images) for images in self._chunks(domain, split)
             ]
-            for domain in self.federation.domains
+            for domain in self._domains(split)
         }
         results = {}
         for domain, futures in pending.items():
@@ -84,6 +86,11 @@ class CentralizedEvaluator:
             if self.auc:
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
         return results
+
+    def _domains(self, split: str) -> tuple[str, ...]:
+        """Return the domains with examples of a split."""
+        held_out = self.federation.held_out if split == "test" else ""
+        return (*self.federation.domains, *filter(None, [held_out]))
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
         """A domain's examples of a split in pieces of one batch, normalised only when tested."""

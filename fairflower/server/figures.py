@@ -22,6 +22,12 @@ Figures = dict[str, float]
 #: By level of the history, what precedes the names of a domain's metrics.
 _PREFIXES = {"domain": "", "validation": "validation_"}
 
+#: The same for the held-out domain, which no figure over domains includes.
+HELD_OUT_PREFIX = "held_out_"
+
+#: Level of the history for tests on the held-out domain.
+HELD_OUT = "held-out"
+
 
 class History:
     """The figures of every round so far.
@@ -29,7 +35,8 @@ class History:
     Of a round they are ``<metric>/<domain>`` for all metrics of a domain's test, as in
     ``accuracy/mnist``, a fraction; where every domain was tested also ``accuracy/AVG``,
     ``accuracy/STD`` (ddof 1; of two domains or more) and ``accuracy/MIN``; the same of images for
-    validation as ``validation_accuracy/mnist`` and so on; ``train_loss``, the mean over the
+    validation as ``validation_accuracy/mnist`` and so on; of a held-out domain, which is in no
+    figure over domains, ``held_out_accuracy/sketch``; ``train_loss``, the mean over the
     examples of the clients that were merged; and ``seconds`` and its like.
     """
 
@@ -46,8 +53,8 @@ class History:
     def add(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
         """Add metrics of a domain, a client or (name "") the run as a whole."""
         found = self._rounds.setdefault(server_round, {})
-        if level in _PREFIXES:
-            prefix = _PREFIXES[level]
+        if level in _PREFIXES or level == HELD_OUT:
+            prefix = _PREFIXES.get(level, HELD_OUT_PREFIX)
             found |= {f"{prefix}{metric}/{name}": float(value) for metric, value in values.items()}
         elif level == "run":
             found |= {metric: float(value) for metric, value in values.items()}

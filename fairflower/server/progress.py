@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fairflower.numerics.metrics import AVG, MIN, STD
+from fairflower.server.figures import HELD_OUT_PREFIX
 
 RECENT = 6  # rounds shown while a run goes on
 
@@ -34,7 +35,7 @@ class RunProgress:
         self.console = console
         self.title = title
         self.num_rounds = num_rounds
-        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._rows: list[tuple[int, dict[str, float], dict[str, float]]] = []
         self._begin = time.monotonic()
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
@@ -52,18 +53,30 @@ class RunProgress:
             )
             self._live.start()
 
-    def round(self, server_round: int, accuracies: Mapping[str, float]) -> None:
+    def round(
+        self,
+        server_round: int,
+        accuracies: Mapping[str, float],
+        figures: Mapping[str, float] | None = None,
+    ) -> None:
         """Show a round; ``accuracies`` per domain, NaN for one that was not tested.
 
-        Empty where the round was not tested at all.
+        Empty where the round was not tested at all. Of the round's ``figures`` only the accuracy
+        on a held-out domain is shown.
         """
         if accuracies:
-            self._rows.append((server_round, dict(accuracies)))
+            start = f"{HELD_OUT_PREFIX}accuracy/"
+            unseen = {
+                name.removeprefix(start): value
+                for name, value in (figures or {}).items()
+                if name.startswith(start)
+            }
+            self._rows.append((server_round, dict(accuracies), unseen))
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())
         elif accuracies:
-            self._print_line(server_round, accuracies)
+            self._print_line(*self._rows[-1])
 
     def stop(self) -> None:
         """Take the display away and leave the last round's line."""
@@ -74,23 +87,28 @@ class RunProgress:
                 self._print_line(*self._rows[-1], with_eta=False)
 
     def _print_line(
-        self, server_round: int, accuracies: Mapping[str, float], with_eta: bool = True
+        self,
+        server_round: int,
+        accuracies: Mapping[str, float],
+        unseen: Mapping[str, float],
+        with_eta: bool = True,
     ) -> None:
         passed = time.monotonic() - self._begin
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
         eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
-        line = round_line(server_round, self.num_rounds, accuracies) + eta
+        line = round_line(server_round, self.num_rounds, accuracies, unseen) + eta
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _view(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         domains = list(self._rows[-1][1]) if self._rows else []
-        for name in [*domains, *(row.heading for row in _OVER_DOMAINS)]:
+        held_out = [f"held out: {name}" for name in (self._rows[-1][2] if self._rows else ())]
+        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *held_out]:
             table.add_column(escape(name), justify="right")
-        for server_round, accuracies in self._rows[-RECENT:]:
-            tested = _tested(accuracies)
-            values = map(_percent, [*accuracies.values(), *(row(tested) for row in _OVER_DOMAINS)])
+        for server_round, accuracies, unseen in self._rows[-RECENT:]:
+            over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
+            values = map(_percent, [*accuracies.values(), *over, *unseen.values()])
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
@@ -140,19 +158,29 @@ def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Pro
     )
 
 
-def round_line(server_round: int, num_rounds: int, accuracies: Mapping[str, float]) -> str:
-    """A tested round in words, in percent.
+def round_line(
+    server_round: int,
+    num_rounds: int,
+    accuracies: Mapping[str, float],
+    unseen: Mapping[str, float] | None = None,
+) -> str:
+    """A tested round in words, in percent; ``unseen`` is the accuracy on a held-out domain.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
     >>> round_line(4, 10, {"mnist": 0.9, "svhn": math.nan})
     'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
+    >>> round_line(4, 10, {"mnist": 0.9}, {"svhn": 0.3})
+    'round   4/10  mnist  90.0  |  AVG  90.0  MIN  90.0  STD ddof 1     –  |  held out: svhn 30.0'
     """
     tested = _tested(accuracies)
     domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
     of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
     over = "  ".join(f"{row.heading} {_percent(row(tested)):>5}" for row in _OVER_DOMAINS)
-    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}"
+    held_out = "".join(
+        f"  |  held out: {name} {_percent(value)}" for name, value in (unseen or {}).items()
+    )
+    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{held_out}"
 
 
 def _tested(accuracies: Mapping[str, float]) -> list[float]:

@@ -25,7 +25,7 @@ from fairflower.errors import (
 from fairflower.machine import release_memory
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.figures import Figures, settled
+from fairflower.server.figures import HELD_OUT, Figures, settled
 from fairflower.server.folder import LEVELS, LOG, RunFolder
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -92,7 +92,8 @@ class RoundLoop:
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._settled()
             self.folder.history(server_round, "run", "", seconds)
-            progress.round(server_round, accuracies)
+            figures = self.folder.figures.of(server_round)
+            progress.round(server_round, accuracies, figures if accuracies else {})
             # Before the checkpoint, so that a resumed run calls it again.
             stopped = on_round(server_round, self.folder.figures.of(server_round))
             if every and (server_round % every == 0 or ending or stopped):
@@ -223,6 +224,8 @@ class RoundLoop:
         if by in ("server", "both"):
             # Metrics that only clients measure are kept.
             tested = self.setup.evaluator(arrays_of(arrays), split)
+            if unseen := tested.pop(self.federation.held_out, None):
+                self.folder.history(server_round, HELD_OUT, self.federation.held_out, unseen)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():

@@ -78,6 +78,8 @@ class RunSetup:
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),
         }
+        if federation.held_out:
+            facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if self.config.evaluate.by != "clients":  # otherwise the server has no data
             facts["digest"] = federation.digest
         if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away

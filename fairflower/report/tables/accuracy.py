@@ -29,8 +29,8 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
         "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
         "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
         f"FedEquilibria's and FedGCR's ddof 0. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
-        f"{how_to_read(comparison)}",
-        columns(comparison.domains, window),
+        f"{_HELD_OUT if comparison.held_out else ''}{how_to_read(comparison)}",
+        [*columns(comparison.domains, window), *held_out_columns(comparison, window)],
         group_comparable(comparison, comparison.methods),
     )
 
@@ -118,6 +118,23 @@ def columns(
         *(Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
         *map(over, (AVG, STD, STD0, MIN, GAP)),
     ]
+
+
+#: Caption of `held_out_columns`.
+_HELD_OUT = (
+    "Held out: accuracy on a domain that no client has; it is not part of AVG, STD, MIN and GAP. "
+)
+
+
+def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
+    """The accuracy on each domain that was held out of a method's runs, in percent."""
+
+    def accuracy(domain: str) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_seeds(
+            lambda run: 100 * run.held_out_accuracy(domain, window)
+        )
+
+    return [Column(f"{name} (held out)", accuracy(name), 1) for name in comparison.held_out]
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:

@@ -1,0 +1,95 @@
+"""Table of leave-one-domain-out: each method's accuracy on every domain that was held out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflower.report.methods import Comparison, MeanStd, Method, differing
+from fairflower.report.reading import Run
+from fairflower.report.tables.cells import Column, Table, metric_table
+
+#: Config keys in which runs of one row differ.
+_OWN = ("data.held-out", "data.domains")
+
+_Runs = Mapping[str, Method]
+
+
+def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
+    """Return one table: a column per held-out domain, their mean and their minimum, in percent.
+
+    Rows are methods whose runs differ in the held-out domain alone. Without two held-out domains
+    there is no table.
+    """
+    rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
+    for comparison in comparisons:
+        for method in comparison.methods:
+            domain = method.runs[0].held_out_domain
+            if domain and all(run.held_out.rounds.size for run in method.runs):
+                key = _without_own(method.identity), method.runs[0].reach
+                rows.setdefault(key, {})[domain] = method
+    domains = list(dict.fromkeys(domain for by_domain in rows.values() for domain in by_domain))
+    if len(domains) < 2:
+        return []
+    groups: dict[Any, dict[str, _Runs]] = {}
+    for by_domain in rows.values():
+        first = next(iter(by_domain.values()))
+        setting = _without_own(first.setting), first.runs[0].reach
+        groups.setdefault(setting, {})[first.name] = by_domain
+    return [_table(domains, groups)]
+
+
+def _table(domains: Sequence[str], groups: Mapping[Any, Mapping[str, _Runs]]) -> Table:
+    runs = {id(next(iter(r.values()))): r for rows in groups.values() for r in rows.values()}
+
+    def on(domain: str) -> Callable[[Method], MeanStd]:
+        def estimate(method: Method) -> MeanStd:
+            held = runs[id(method)].get(domain)
+            return MeanStd(math.nan, math.nan, 0) if held is None else held.over_seeds(_accuracy)
+
+        return estimate
+
+    def over(figure: Callable[[list[float]], float]) -> Callable[[Method], MeanStd]:
+        def estimate(method: Method) -> MeanStd:
+            by_seed = [
+                {run.replicate: _accuracy(run) for run in runs[id(method)][domain].runs}
+                for domain in domains
+                if domain in runs[id(method)]
+            ]
+            seeds = [seed for seed in by_seed[0] if all(seed in found for found in by_seed)]
+            if len(by_seed) < len(domains) or not seeds:
+                return MeanStd(math.nan, math.nan, 0)
+            return MeanStd.of([figure([found[seed] for found in by_seed]) for seed in seeds])
+
+        return estimate
+
+    return metric_table(
+        "Leave one domain out: accuracy on the domain that no client has",
+        "Test accuracy of the global model in %, mean of the last 5 tested rounds. Every column is "
+        "of runs without clients of this domain. Mean and minimum are over the held-out domains, "
+        "per seed. Bold: best of the methods that may be compared, to the digits shown.",
+        [
+            *(Column(domain, on(domain), 1) for domain in domains),
+            Column("mean", over(lambda values: sum(values) / len(values)), 1),
+            Column("minimum", over(min), 1),
+        ],
+        [(heading, rows) for heading, rows in _headed(groups)],
+    )
+
+
+def _headed(groups: Mapping[Any, Mapping[str, _Runs]]) -> Iterable[tuple[str, dict[str, Method]]]:
+    """Yield each group's heading, empty for a single group, and the first method of each row."""
+    apart = differing([dict(setting) for setting, _ in groups])
+    for place, ((_, reach), rows) in enumerate(groups.items()):
+        parts = [f"{key} = {values[place]}" for key, values in apart.items()]
+        heading = ", ".join([*parts, f"round {reach}"]) if len(groups) > 1 else ""
+        yield heading, {name: next(iter(by_domain.values())) for name, by_domain in rows.items()}
+
+
+def _accuracy(run: Run) -> float:
+    return 100 * run.held_out_accuracy(run.held_out_domain)
+
+
+def _without_own(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in settings if item[0] not in _OWN)

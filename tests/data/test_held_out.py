@@ -1,0 +1,85 @@
+"""A held-out domain: no client has it, and its test examples are those it has for clients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fairflower.config import DataConfig, RunConfig
+from fairflower.data import DataError, Federation, prepare
+from fairflower.errors import ConfigError
+
+SMALL = DataConfig(
+    "uci-digits", clients_per_domain=2, examples_per_client=10, test_examples=15, seed=3
+)
+
+
+def names(config: DataConfig) -> list[str]:
+    return list(prepare(config).domains)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
+
+
+def test_no_client_has_the_domain_and_the_others_have_what_they_have_without_it():
+    whole = prepare(SMALL)
+    held_out, *rest = whole.domains
+    federation = prepare(dataclasses.replace(SMALL, held_out=held_out))
+    alone = prepare(dataclasses.replace(SMALL, domains=",".join(rest)))
+    assert federation.domains == tuple(rest) == alone.domains
+    assert federation.clients == alone.clients
+    for client in range(len(alone.clients)):
+        for a, b in zip(
+            federation.splits(client, "train", "test"),
+            alone.splits(client, "train", "test"),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a.x, b.x)
+            np.testing.assert_array_equal(a.y, b.y)
+
+
+def test_it_is_tested_on_the_examples_that_it_has_as_a_domain_of_clients():
+    whole = prepare(SMALL)
+    held_out = whole.domains[-1]
+    federation = prepare(dataclasses.replace(SMALL, held_out=held_out))
+    here, there = federation.test(held_out), whole.test(held_out)
+    np.testing.assert_array_equal(here.x, there.x)
+    np.testing.assert_array_equal(here.y, there.y)
+    assert federation.held_out_size == len(here.y) == 15
+    with pytest.raises(DataError, match="has no domain"):
+        federation.test(held_out, "validation")
+
+
+def test_it_need_not_be_among_the_chosen_domains():
+    first, second, *_ = names(SMALL)
+    chosen = dataclasses.replace(SMALL, domains=first, held_out=second)
+    assert names(chosen) == [first]
+    both = dataclasses.replace(SMALL, domains=f"{first},{second}", held_out=second)
+    assert prepare(both).digest == prepare(chosen).digest
+
+
+def test_federations_without_one_are_written_as_before(tmp_path):
+    federation = prepare(SMALL)
+    assert "held_out" not in federation.to_json()
+    assert not (federation.folder / "held-out.npz").exists()
+    held_out = prepare(dataclasses.replace(SMALL, held_out=federation.domains[0]))
+    assert Federation.from_json(held_out.to_json(), held_out.folder) == held_out
+    assert held_out.digest != federation.digest
+
+
+def test_a_domain_that_does_not_exist_or_leaves_none_is_refused():
+    first = names(SMALL)[0]
+    with pytest.raises(DataError, match=r"data.held-out = 'sketch': .*domain 'sketch'"):
+        prepare(dataclasses.replace(SMALL, held_out="sketch"))
+    with pytest.raises(DataError, match="leaves no domain to train on"):
+        prepare(dataclasses.replace(SMALL, domains=first, held_out=first))
+
+
+def test_clients_cannot_test_it():
+    with pytest.raises(ConfigError, match="no client has this domain"):
+        RunConfig.from_flat({"data.held-out": "svhn", "evaluate.by": "clients"})
+    RunConfig.from_flat({"data.held-out": "svhn", "evaluate.by": "both"})

@@ -1,0 +1,121 @@
+"""Runs with a held-out domain: what they write, what reports say, and compare over all domains."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from command import call
+from runs import config, history, run
+from safetensors.numpy import load_file
+
+from fairflower.config import RunConfig
+from fairflower.data import prepare
+from fairflower.errors import ConfigError
+from fairflower.plans.plan import Plan
+from fairflower.report import analyze, read_run, read_summary, write_summary
+from fairflower.report.frames import table_frame
+from fairflower.report.pages import markdown_tables
+from fairflower.server.checkpoint import resumed_config
+from fairflower.server.evaluation import CentralizedEvaluator
+
+#: Of uci-digits, the default.
+DOMAINS = prepare(RunConfig().data).domains
+FLAGS = [
+    *("--engine", "inline", "--rounds", "1", "--epochs", "1", "--strategies", "uniform"),
+    *("--set", "data.clients-per-domain=1", "--set", "data.examples-per-client=20"),
+    *("--set", "data.test-examples=20"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = config(tmp_path_factory.mktemp("held"), **{"data.held-out": DOMAINS[0]})
+    return run(made, nodes=len(DOMAINS) - 1)
+
+
+def test_every_round_has_a_test_that_no_figure_over_domains_includes(folder):
+    rows = [row for row in history(folder) if row["level"] == "held-out"]
+    assert {row["name"] for row in rows} == {DOMAINS[0]}
+    assert [row["round"] for row in rows if row["metric"] == "accuracy"] == ["0", "1", "2"]
+    assert DOMAINS[0] not in {row["name"] for row in history(folder) if row["level"] == "domain"}
+    read = read_run(folder)
+    assert read.domains == DOMAINS[1:]
+    assert read.held_out_domain == DOMAINS[0]
+    assert read.held_out.accuracy.shape == (3, 1)
+
+
+def test_the_model_is_tested_on_the_whole_domain(folder):
+    whole = RunConfig.from_flat({**config(folder.parent).concise()})
+    tests = CentralizedEvaluator(whole, prepare(whole.data))
+    accuracy = tests(load_file(folder / "model.safetensors"))[DOMAINS[0]]["accuracy"]
+    assert read_run(folder).held_out.accuracy[-1, 0] == accuracy
+
+
+def test_training_is_as_without_the_domain(folder, tmp_path):
+    alone = run(config(tmp_path, **{"data.domains": ",".join(DOMAINS[1:])}), nodes=3)
+    models = [path / "model.safetensors" for path in (folder, alone)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    np.testing.assert_array_equal(read_run(folder).accuracy, read_run(alone).accuracy)
+
+
+def test_tables_mark_it_and_leave_it_out_of_avg(folder, tmp_path):
+    read = read_run(folder)
+    frame = table_frame([read])
+    column = (f"{DOMAINS[0]} (held out)", "mean")
+    assert frame[column].item() == pytest.approx(100 * read.held_out.final()[0])
+    assert frame["AVG", "mean"].item() == pytest.approx(100 * read.final().mean())
+    text = markdown_tables([read])
+    assert f"{DOMAINS[0]} (held out)" in text
+    assert "not part of AVG, STD, MIN and GAP" in text
+    write_summary([read], tmp_path / "x.csv")
+    again = markdown_tables(read_summary(tmp_path / "x.csv"))
+    assert again.splitlines()[:5] == text.splitlines()[:5]
+
+
+def test_validation_alone_never_reads_it(tmp_path):
+    made = config(
+        tmp_path,
+        **{"data.held-out": DOMAINS[0], "evaluate.test": False, "data.validation-fraction": 0.2},
+    )
+    assert not [row for row in history(run(made, nodes=3)) if row["level"] == "held-out"]
+
+
+def test_a_resumed_run_has_the_same_tests(folder, tmp_path):
+    changes = {"data.held-out": DOMAINS[0], "num-server-rounds": 1}
+    stopped = run(config(tmp_path, **changes), nodes=3)
+    run(resumed_config(stopped, {"num-server-rounds": 2}), nodes=3)
+    np.testing.assert_array_equal(
+        read_run(stopped).held_out.accuracy, read_run(folder).held_out.accuracy
+    )
+
+
+@pytest.mark.slow
+def test_compare_holds_out_each_domain_in_turn(tmp_path):
+    out = tmp_path / "grid"
+    text = call("compare", "--leave-one-domain-out", "--seeds", "0", *FLAGS, "--output-dir", out)
+    assert "Leave one domain out" in text
+    runs = [read_run(path) for path in sorted((out / "runs").iterdir())]
+    assert {run.held_out_domain for run in runs} == set(DOMAINS)
+    (table,) = analyze(runs).held_out_tables
+    assert table.columns == [*sorted(DOMAINS), "mean", "minimum"]
+    found = {run.held_out_domain: 100 * run.held_out.final()[0] for run in runs}
+    values = [found[name] for name in sorted(DOMAINS)]
+    (row,) = table.groups[0].rows
+    expected = [*values, np.mean(values), min(values)]
+    assert [cell.text for cell in row.cells] == [f"{value:.2f}" for value in expected]
+    assert "Leave one domain out" in (out / "report" / "index.html").read_text()
+    with (out / "report" / "summary.csv").open() as file:
+        assert {line["held-out domain"] for line in csv.DictReader(file)} == set(DOMAINS)
+    again = call("compare", "--leave-one-domain-out", "--seeds", "0", *FLAGS, "--output-dir", out)
+    assert "4 of 4 runs are completed already" in again
+
+
+def test_what_cannot_be_left_out_is_refused():
+    plan = Plan.grid({}, (), [0])
+    with pytest.raises(ConfigError, match="leaves no domain to train on"):
+        plan.leaving_each_out(DOMAINS[:1])
+    held = Plan.grid({"data.held-out": DOMAINS[0]}, (), [0])
+    with pytest.raises(ConfigError, match="Remove it"):
+        held.leaving_each_out(DOMAINS)
