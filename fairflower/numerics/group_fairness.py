@@ -1,0 +1,192 @@
+"""Fairness between groups of people, from six counts for each group.
+
+A binary model predicts Y' for people with the label Y, who belong to G groups, such as men and
+women. A client counts its people, and sums of counts over clients give the **global** metric
+exactly. The same functions of one client's counts give its **local** metric. Both matter: a model
+can be fair on all data and unfair at every client.
+
+A metric is NaN, which means undefined, where a rate of a group is 0/0: for example equal
+opportunity without a positive label in a group. (fairlearn sets such rates to 0.)
+
+Examples
+--------
+>>> from fairflower.numerics.group_fairness import counts_by_group, demographic_parity
+>>> labels, predicted = [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0]
+>>> counts = counts_by_group(labels, predicted, groups=5 * [0] + 7 * [1], num_groups=2)
+>>> counts.tolist()
+[[5, 3, 3, 2, 2, 1], [7, 2, 2, 1, 5, 1]]
+>>> round(demographic_parity(counts), 4)
+0.3143
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Vector = NDArray[np.float64]
+Counts = NDArray[Any]  # [G, 6]
+
+#: The counts of a group: people; predicted 1; label 1; both 1; label 0; predicted 1 with label 0.
+COUNTS = ("people", "selected", "positive", "true_positive", "negative", "false_positive")
+
+
+class Rates(NamedTuple):
+    """Rates of G groups, shape (G,) each; NaN where a group has nobody to count."""
+
+    selection: Vector  # P(Y' = 1)
+    true_positive: Vector  # P(Y' = 1 | Y = 1)
+    false_positive: Vector  # P(Y' = 1 | Y = 0)
+
+
+class Levels(NamedTuple):
+    """A metric on all data and at K clients."""
+
+    overall: float  # from the sums of counts: the global metric
+    local: Vector  # of each client alone, shape (K,); NaN where undefined
+    worst: float  # largest difference of a client; NaN if all are undefined
+
+
+def counts_by_group(
+    labels: ArrayLike, predicted: ArrayLike, groups: ArrayLike, num_groups: int
+) -> NDArray[np.int64]:
+    """Return the `COUNTS` of every group, shape (G, 6).
+
+    Parameters
+    ----------
+    labels, predicted : array of shape (N,)
+        0 or 1.
+    groups : array of shape (N,)
+        Each person's group, in ``0 .. num_groups - 1``.
+    num_groups : int
+        G; a group without people has counts of 0.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ, labels or predictions are not 0 or 1, or a group is out of range.
+    """
+    y, p, g = (np.asarray(values) for values in (labels, predicted, groups))
+    if y.ndim != 1 or not y.shape == p.shape == g.shape:
+        raise ValueError(
+            f"labels of shape {y.shape}, predicted of shape {p.shape}, groups of shape {g.shape}: "
+            "expected equal shapes (N,)."
+        )
+    for name, values, allowed in (
+        ("labels", y, np.isin(y, (0, 1))),
+        ("predicted", p, np.isin(p, (0, 1))),
+        ("groups", g, np.isin(g, np.arange(num_groups))),
+    ):
+        if not allowed.all():
+            i = int((~allowed).argmax())
+            most = num_groups - 1 if name == "groups" else 1
+            raise ValueError(f"{name}[{i}] = {values[i]}: expected an integer from 0 to {most}.")
+    y, p, g = y.astype(bool), p.astype(bool), g.astype(np.int64)
+    columns = (np.ones_like(y), p, y, p & y, ~y, p & ~y)
+    return np.stack([np.bincount(g[c], minlength=num_groups) for c in columns], axis=1)
+
+
+def group_rates(counts: ArrayLike) -> Rates:
+    """Return the rates of G groups from their counts, shape (G, 6)."""
+    n, selected, positive, true, negative, false = _checked(counts).T
+    with np.errstate(invalid="ignore"):
+        return Rates(selected / n, true / positive, false / negative)
+
+
+def demographic_parity(counts: ArrayLike) -> float:
+    """Return the largest difference of the selection rates of two groups, 0 to 1; 0 is fair.
+
+    See Also
+    --------
+    equal_opportunity : Among people with label 1.
+    """
+    return _range(group_rates(counts).selection)
+
+
+def demographic_parity_ratio(counts: ArrayLike) -> float:
+    """Return the smallest selection rate divided by the largest, 0 to 1; 1 is fair.
+
+    1 if nobody is selected.
+    """
+    return _ratio(group_rates(counts).selection)
+
+
+def equal_opportunity(counts: ArrayLike) -> float:
+    """Return the largest difference of the true positive rates of two groups; 0 is fair."""
+    return _range(group_rates(counts).true_positive)
+
+
+def equal_opportunity_ratio(counts: ArrayLike) -> float:
+    """Return the smallest true positive rate divided by the largest; 1 is fair."""
+    return _ratio(group_rates(counts).true_positive)
+
+
+def equalized_odds(counts: ArrayLike, mean: bool = False) -> float:
+    """Return the larger of the differences of true and of false positive rates; 0 is fair.
+
+    ``mean=True`` returns the mean of both differences.
+    """
+    rates = group_rates(counts)
+    both = _range(rates.true_positive), _range(rates.false_positive)
+    return float(np.mean(both) if mean else np.max(both))
+
+
+def equalized_odds_ratio(counts: ArrayLike) -> float:
+    """Return the smaller of the ratios of true and of false positive rates; 1 is fair."""
+    rates = group_rates(counts)
+    return float(np.min([_ratio(rates.true_positive), _ratio(rates.false_positive)]))
+
+
+def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> Levels:
+    """Return a difference on all data, at every client, and at the worst client.
+
+    Parameters
+    ----------
+    difference : callable
+        `demographic_parity`, `equal_opportunity` or `equalized_odds`.
+    counts : array of shape (K, G, 6)
+        Counts of K clients.
+
+    Examples
+    --------
+    Each client prefers another group, and together they prefer none:
+
+    >>> client = [[10, 8, 5, 5, 5, 3], [10, 2, 5, 1, 5, 1]]
+    >>> levels = on_both_levels(demographic_parity, [client, client[::-1]])
+    >>> levels.overall, levels.local.round(2).tolist()
+    (0.0, [0.6, 0.6])
+    """
+    each = np.asarray(counts)
+    if each.ndim != 3 or len(each) == 0:
+        raise ValueError(f"counts of shape {each.shape}: expected (K, G, 6) of at least 1 client.")
+    local = np.array([difference(one) for one in each])
+    worst = float(np.nanmax(local)) if np.isfinite(local).any() else math.nan
+    return Levels(difference(each.sum(axis=0)), local, worst)
+
+
+def _checked(counts: ArrayLike) -> Vector:
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim != 2 or table.shape[1] != len(COUNTS) or len(table) == 0:
+        raise ValueError(f"counts of shape {table.shape}: expected (G, 6) of at least 1 group.")
+    if not (np.isfinite(table).all() and (table >= 0).all()):
+        raise ValueError("counts: expected finite numbers of at least 0.")
+    n, selected, positive, true, negative, false = table.T
+    sums = (positive + negative == n) & (true + false == selected)
+    if not (sums & (true <= positive) & (false <= negative)).all():
+        raise ValueError(f"counts: expected the order {', '.join(COUNTS)}; the sums disagree.")
+    return table
+
+
+def _range(rates: Vector) -> float:
+    """Return the range; NaN with a single group, which is compared with none."""
+    return float(rates.max() - rates.min()) if len(rates) > 1 else math.nan
+
+
+def _ratio(rates: Vector) -> float:
+    if len(rates) < 2 or np.isnan(rates).any():
+        return math.nan
+    return float(rates.min() / rates.max()) if rates.max() > 0 else 1.0

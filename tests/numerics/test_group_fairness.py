@@ -1,0 +1,119 @@
+"""Fairness between groups: fairlearn's numbers, a loop over people, and what is undefined."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower.numerics import group_fairness as fairness
+
+#: Twelve people; the rates and differences below, and the ratio of parity, are fairlearn 0.15's.
+LABELS = [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0]
+PREDICTED = [1, 1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0]
+GROUPS = 5 * [0] + 7 * [1]
+
+people = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=60
+)
+
+
+def test_the_known_numbers():
+    counts = fairness.counts_by_group(LABELS, PREDICTED, GROUPS, 2)
+    rates = fairness.group_rates(counts)
+    np.testing.assert_allclose(rates.selection, (0.6, 0.285714), atol=1e-6)
+    np.testing.assert_allclose(rates.true_positive, (0.666667, 0.5), atol=1e-6)
+    np.testing.assert_allclose(rates.false_positive, (0.5, 0.2), atol=1e-6)
+    for found, expected in (
+        (fairness.demographic_parity(counts), 0.314286),
+        (fairness.equal_opportunity(counts), 0.166667),
+        (fairness.equalized_odds(counts), 0.3),
+        (fairness.equalized_odds(counts, mean=True), 0.233333),
+        (fairness.demographic_parity_ratio(counts), 0.476190),
+        (fairness.equal_opportunity_ratio(counts), 0.75),
+        (fairness.equalized_odds_ratio(counts), 0.4),
+    ):
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+@given(people)
+def test_a_loop_over_people(people):
+    def rate(group, labels):
+        chosen = [p for y, p, g in people if g == group and y in labels]
+        return sum(chosen) / len(chosen) if chosen else math.nan
+
+    counts = fairness.counts_by_group(*zip(*people, strict=True), num_groups=3)
+    differences = []
+    for labels in ((0, 1), (1,), (0,)):
+        rates = [rate(group, labels) for group in range(3)]
+        known = not any(map(math.isnan, rates))
+        differences.append(max(rates) - min(rates) if known else math.nan)
+    parity, opportunity, false = differences
+    odds = math.nan if math.isnan(opportunity + false) else max(opportunity, false)
+    for found, expected in (
+        (fairness.demographic_parity(counts), parity),
+        (fairness.equal_opportunity(counts), opportunity),
+        (fairness.equalized_odds(counts), odds),
+    ):
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+@given(people, st.integers(1, 5))
+def test_the_metric_on_all_data_comes_from_the_clients_sums(people, clients):
+    def counts_of(some):
+        columns = zip(*some, strict=True) if some else ([], [], [])
+        return fairness.counts_by_group(*columns, num_groups=3)
+
+    each = [counts_of(people[k::clients]) for k in range(clients)]
+    levels = fairness.on_both_levels(fairness.demographic_parity, each)
+    whole = fairness.demographic_parity(counts_of(people))
+    assert levels.overall == pytest.approx(whole, nan_ok=True)
+    known = levels.local[np.isfinite(levels.local)]
+    assert levels.worst == pytest.approx(max(known, default=math.nan), nan_ok=True)
+
+
+def test_a_group_without_positives_makes_opportunity_undefined_and_parity_not():
+    counts = fairness.counts_by_group([1, 0, 0], [1, 0, 1], [0, 0, 1], 2)
+    assert math.isnan(fairness.equal_opportunity(counts))
+    assert math.isnan(fairness.equal_opportunity_ratio(counts))
+    assert math.isnan(fairness.equalized_odds(counts))
+    assert math.isnan(fairness.equalized_odds_ratio(counts))
+    assert fairness.demographic_parity(counts) == 0.5
+
+
+def test_a_single_group_is_compared_with_none_and_nobody_selected_is_even():
+    assert math.isnan(fairness.demographic_parity([[2, 1, 1, 1, 1, 0]]))
+    assert fairness.demographic_parity_ratio([[2, 0, 1, 0, 1, 0]] * 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0, 2], [0, 0], [0, 0], 1), r"labels\[1\] = 2: expected an integer from 0 to 1"),
+        (([0, 1], [0.5, 0], [0, 0], 1), r"predicted\[0\] = 0.5"),
+        (([0, 1], [0, 0], [0, 3], 3), r"groups\[1\] = 3: expected an integer from 0 to 2"),
+        (([0, 1], [0, 0], [0], 1), r"groups of shape \(1,\): expected equal shapes"),
+    ],
+)
+def test_people_that_cannot_be_counted_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fairness.counts_by_group(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([1, 2, 3], r"shape \(3,\): expected \(G, 6\)"),
+        ([[5, 3, 3, 2, 2, 2]], "the sums disagree"),
+        ([[-1, 0, -1, 0, 0, 0]], "at least 0"),
+        ([[2, 2, 0, 2, 2, 0]], "the sums disagree"),
+    ],
+)
+def test_counts_that_are_none_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        fairness.group_rates(counts)
+    with pytest.raises(ValueError, match="counts of shape"):
+        fairness.on_both_levels(fairness.demographic_parity, counts)
