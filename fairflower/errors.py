@@ -150,10 +150,23 @@ def failure_text(error: BaseException, module: str = "") -> str:
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    try:
+        text = str(error)
+    except Exception as second:  # an exception whose text cannot be had
+        text = f"no text ({type(second).__name__})"
     return (
-        f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}, in "
+        f"{type(error).__name__}: {text} ({Path(last.filename).name}, line {last.lineno}, in "
         f"{last.name})"
     )
+
+
+def exits_by_signal(error: BaseException) -> bool:
+    """Return whether Flower raised ``SystemExit``, as its handler of a signal does."""
+    flower = getattr(sys.modules.get("flwr"), "__file__", None)
+    if not isinstance(error, SystemExit) or flower is None:
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(flower).parent in Path(last.filename).parents
 
 
 def renamed(module: str, **names: str) -> Callable[[str], Any]:

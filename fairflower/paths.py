@@ -12,6 +12,11 @@ from pathlib import Path
 
 from fairflower.errors import ConfigError
 
+#: What a run folder keeps beside its checkpoints.
+RUN_FILES = frozenset(
+    ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
+)
+
 
 def home() -> Path:
     """Return ``$FAIRFLOWER_HOME``, by default ``~/.fairflower``."""
@@ -74,6 +79,12 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Return a regular file's text; ``OSError`` as of `open_regular`."""
     with open_regular(path) as file, TextIOWrapper(file, encoding=encoding) as text:
         return text.read()
+
+
+def check_output(path: Path) -> None:
+    """Raise ``ConfigError`` for a file that a run folder keeps, which no output may replace."""
+    if (path.parent / "run.json").exists() and path.name in RUN_FILES:
+        raise ConfigError(f"{path} is the run's own file. Choose another name.")
 
 
 def check_regular(path: Path, mode: int) -> None:

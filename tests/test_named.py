@@ -22,7 +22,7 @@ from fairflower.cli.terminal import console
 from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, UserError
 from fairflower.report import read_run
 from fairflower.report.methods import group_runs, sweeps
 from fairflower.server.folder import read_facts
@@ -214,6 +214,29 @@ def test_a_class_that_raises_is_named_with_the_line(
     written = " ".join(result.output.split())
     assert failure.partition("(")[0] in written, written
     assert "raising.py, line 7, in __init__" in written
+
+
+@pytest.mark.parametrize(
+    ("key", "broken"),
+    [
+        ("strategy.name", "needs = 7"),
+        ("strategy.name", "def read_config(self, config): raise KeyError"),
+        ("client.name", "check_model = classmethod(lambda cls, name: {}['k'])"),
+        ("client.name", "make_exchanges = classmethod(lambda cls, args: {}['k'])"),
+    ],
+)
+def test_a_class_that_cannot_be_checked_is_named(key: str, broken: str, mine: Packages) -> None:
+    Path("raising.py").write_text(
+        "from fairflower.clients import Trainer
+from fairflower.strategies import FedAvg
+"
+        f"class Mine({'FedAvg' if key == 'strategy.name' else 'Trainer'}):
+    {broken}
+"
+    )
+    importlib.invalidate_caches()
+    with pytest.raises(UserError, match=f"{key} = 'raising:Mine': it failed with (Type|Key)Error"):
+        RunConfig.from_flat({key: "raising:Mine"})
 
 
 def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:

@@ -102,5 +102,7 @@ def key(
     """Write a SuperNode's key pair; the server's operator registers the public key."""
     from fairflower.deploy.credentials import make_key_pair
 
+    if not path.name:
+        raise ConfigError(f"{str(path)!r} names no file. Expected the private key's.")
     public = make_key_pair(path)
     console.print(f"{path}\n{public}", soft_wrap=True, highlight=False, markup=False)

@@ -9,6 +9,7 @@ import typer
 
 from fairflower.cli.options import DataDir
 from fairflower.cli.terminal import friendly_errors, say_where
+from fairflower.paths import check_output
 
 
 @friendly_errors()
@@ -33,4 +34,6 @@ def export(
     from fairflower.final_model.exporting import export as write
     from fairflower.report import read_run
 
+    if out:
+        check_output(out)
     say_where("model", write(read_run(run), format_, out, data_dir or ""))

@@ -15,7 +15,7 @@ from rich.markup import escape
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.paths import run_folders
+from fairflower.paths import check_output, run_folders
 from fairflower.plans.protocol import STUDY
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def report(
         raise ConfigError(unknown("format", format_, FORMATS))
     if summary and summary.suffix != ".csv":
         raise ConfigError(f"--summary {summary}: expected a name that ends in .csv.")
+    for written in filter(None, (summary, into, out)):
+        check_output(written)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fairflower.cli.options import DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
-from fairflower.paths import run_folders
+from fairflower.paths import check_output, run_folders
 
 if TYPE_CHECKING:
     from fairflower.final_model.landscape import ClientSharpness
@@ -37,6 +37,8 @@ def sharpness(
     from fairflower.report.methods import method_names
     from fairflower.server.progress import counting_bar
 
+    if out:
+        check_output(out)
     selected = [read_run(folder) for path in runs for folder in run_folders(path)]
     measured = []
     with counting_bar(console, "points", transient=True) as bar:

@@ -16,6 +16,9 @@ from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 # One stream: warnings and errors of a run appear between its progress lines.
 console = Console()
 
+#: What `pathlib.Path.expanduser` says.
+NO_HOME = "Could not determine home directory."
+
 
 @contextmanager
 def friendly_errors(extra: str = "sim") -> Iterator[None]:
@@ -31,6 +34,11 @@ def friendly_errors(extra: str = "sim") -> Iterator[None]:
         text = escape(printable(error))
         console.print(f"[bold red]Error:[/] {text}", soft_wrap=True, highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except RuntimeError as error:
+        if str(error) != NO_HOME:
+            raise
+        console.print("[bold red]Error:[/] A path begins with ~ and the name of no user.")
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -18,6 +19,7 @@ from fairflower.errors import (
     USER_ERRORS,
     ConfigError,
     UserError,
+    exits_by_signal,
     failure_text,
     is_text,
     quoted,
@@ -81,14 +83,20 @@ class ComponentSpec:
         ``UserError`` with the place of an exception in a user's class or function.
         """
         factory = self.factory
-        try:
+        with self.naming_failures():
             return factory(*given, **options, **self.args)
+
+    @contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Raise ``UserError`` for an exception in a user's class or function."""
+        try:
+            yield
         except USER_ERRORS:
             raise
         except (Exception, SystemExit) as error:
-            if self.name in self.REGISTRY.data:
+            if self.name in self.REGISTRY.data or exits_by_signal(error):
                 raise
-            failure = failure_text(error, factory.__module__)
+            failure = failure_text(error, self.factory.__module__)
             raise UserError(
                 f"{self.TABLE}.{self.KEY} = {self.name!r}: it failed with {failure}. Correct its "
                 "arguments or its code."

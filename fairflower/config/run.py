@@ -327,25 +327,30 @@ def _check(config: RunConfig) -> None:
         )
     client = config.client.factory
     _check_kind(config, DataSpec.read(config.data.name).kind)
-    client.check_model(config.model.name)
-    client.check_steps(config.train)
+    with config.client.naming_failures():
+        client.check_model(config.model.name)
+        client.check_steps(config.train)
     try:
         rule = config.strategy.make()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
-    for name in rule.measurements:
+    with config.strategy.naming_failures():
+        measurements = rule.measurements
+    for name in measurements:
         if name not in MEASUREMENTS:
             raise ConfigError(
                 f"{config.strategy.name}: {unknown('measurement', name, MEASUREMENTS)}"
             )
-    try:
-        client.make_exchanges(config.client.args)
-    except ValueError as error:
-        raise ConfigError(f"client.{error}") from error
-    try:
-        rule.read_config(config.concise())
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    with config.client.naming_failures():
+        try:
+            client.make_exchanges(config.client.args)
+        except ValueError as error:
+            raise ConfigError(f"client.{error}") from error
+    with config.strategy.naming_failures():
+        try:
+            rule.read_config(config.concise())
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
             "evaluate.test = false: there are no validation examples to test on instead. Set "

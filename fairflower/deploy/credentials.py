@@ -23,6 +23,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairflower.errors import ConfigError
 
+#: Longest validity of a certificate, a hundred years.
+MOST_DAYS = 36_500
+
 
 class Certificates(NamedTuple):
     """PEM files of a SuperLink. Sites get ``authority`` only."""
@@ -70,6 +73,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     """
     if not hosts:
         raise ValueError("hosts is empty: a certificate needs at least one host.")
+    alternatives = [_alternative(host) for host in hosts]
     files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _name("fairflower authority")
@@ -82,7 +86,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     server = (
         _certificate(_name(hosts[0]), authority, server_key, days)
-        .add_extension(x509.SubjectAlternativeName(list(map(_alternative, hosts))), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -139,6 +143,8 @@ def _certificate(
 ) -> x509.CertificateBuilder:
     # Valid from yesterday, since clocks of sites may be slow.
     now = datetime.now(UTC)
+    if days > MOST_DAYS:
+        raise ConfigError(f"--days {days}: expected at most {MOST_DAYS}.")
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -38,6 +38,9 @@ from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
 
+#: The most points along a side of a grid; the whole grid is as many passes squared.
+LARGEST_GRID = 501
+
 
 @dataclass(frozen=True)
 class Surface:
@@ -112,6 +115,8 @@ def landscape(
     """
     if grid < 3 or grid % 2 == 0:
         raise ConfigError(f"--grid {grid}: expected an odd number from 3 on.")
+    if grid > LARGEST_GRID:
+        raise ConfigError(f"--grid {grid}: expected at most {LARGEST_GRID}.")
     if not 0 < span < float("inf"):
         raise ConfigError(f"--span {span}: expected a finite number above 0.")
     if images < 0:

@@ -19,6 +19,7 @@ from fairflower.errors import (
     ConfigError,
     StopRun,
     StrategyError,
+    exits_by_signal,
     failure_text,
     logger,
 )
@@ -135,10 +136,12 @@ class RoundLoop:
             )
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        with self._named(server_round):
+            state = self.strategy.state_dict()
         now = Checkpoint(
             server_round=server_round,
             model=arrays_of(arrays),
-            state=self.strategy.state_dict(),
+            state=state,
             seconds=self.folder.seconds,
             sizes=self.folder.sizes(),
             config=self.config.to_flat(),
@@ -159,32 +162,37 @@ class RoundLoop:
             settings["train.lr"] = train.lr_in(server_round, num_rounds)
             if asked := strategy.configure_candidates(server_round, arrays, self.settings()):
                 strategy.note_candidates(server_round, self._exchange(asked))
-            messages = strategy.configure_train(server_round, arrays, settings, self.grid)
+            with self._named(server_round):  # its clients are enrolled: it does not ask the grid
+                messages = strategy.configure_train(server_round, arrays, settings, self.grid)
             replies = self._exchange(messages)
         before = dict(strategy.merged_rounds)
-        with _timed(seconds, "merge_seconds"):
-            merged = self._merge(server_round, replies)
+        with _timed(seconds, "merge_seconds"), self._named(server_round):
+            merged = strategy.aggregate_train(server_round, replies)[0]
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
             folder.history(server_round, "client", str(client), scalars)
         folder.model(arrays_of(merged))
-        folder.diagnostics(
-            server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
-        )
+        with self._named(server_round):  # what a strategy leaves there may be no numbers
+            folder.diagnostics(
+                server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
+            )
         self._check_client_states(before)
         return merged
 
-    def _merge(self, server_round: int, replies: Iterable[Message]) -> ArrayRecord | None:
-        """Return the next model; ``StrategyError`` for an exception in the strategy's code."""
+    @contextmanager
+    def _named(self, server_round: int) -> Iterator[None]:
+        """Raise ``StrategyError`` for an exception in the strategy's code, or by what it left."""
         try:
-            return self.strategy.aggregate_train(server_round, replies)[0]
+            yield
         except ConfigError as error:  # for example, weights that are not on the simplex
             where = f"Round {server_round}, {self.config.strategy.name}"
             raise ConfigError(f"{where}: {error}") from error
         except USER_ERRORS:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if exits_by_signal(error):
+                raise
             failure = failure_text(error, type(self.strategy).__module__)
             raise StrategyError(
                 f"Round {server_round}: {self.config.strategy.name} failed with {failure}. The "
