@@ -227,12 +227,8 @@ def test_a_class_that_raises_is_named_with_the_line(
 )
 def test_a_class_that_cannot_be_checked_is_named(key: str, broken: str, mine: Packages) -> None:
     Path("raising.py").write_text(
-        "from fairflower.clients import Trainer
-from fairflower.strategies import FedAvg
-"
-        f"class Mine({'FedAvg' if key == 'strategy.name' else 'Trainer'}):
-    {broken}
-"
+        "from fairflower.clients import Trainer\nfrom fairflower.strategies import FedAvg\n"
+        f"class Mine({'FedAvg' if key == 'strategy.name' else 'Trainer'}):\n    {broken}\n"
     )
     importlib.invalidate_caches()
     with pytest.raises(UserError, match=f"{key} = 'raising:Mine': it failed with (Type|Key)Error"):
