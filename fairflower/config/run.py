@@ -81,8 +81,11 @@ class RunConfig:
     )
     workers: int = setting(0, "Parallel clients on Ray. 0 means as many as fit.", execution=True)
     client_cpus: int = setting(1, "CPUs and torch threads per client.", min=1)
-    client_gpus: float = setting(
-        0.0, "Share of a GPU per client on Ray. 0 means no GPU.", execution=True
+    client_gpus: float | str = setting(
+        "auto",
+        "Share of a GPU per client on Ray; auto measures how many clients fit. 0 means no GPU.",
+        execution=True,
+        word="auto",
     )
     track: str = setting(
         "none",

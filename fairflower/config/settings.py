@@ -22,6 +22,7 @@ def setting(
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
     execution: bool = False,
+    word: str = "",
 ) -> Any:
     """Declare a run config key.
 
@@ -37,9 +38,11 @@ def setting(
         Allowed texts.
     execution : bool
         Whether the key affects only where and how a run is executed, and not its result.
+    word : str, optional
+        Word that is allowed instead of a number.
     """
     facts = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
-    return field(default=default, metadata=facts | {"execution": execution})
+    return field(default=default, metadata=facts | {"execution": execution, "word": word})
 
 
 @dataclass(frozen=True)
@@ -332,12 +335,16 @@ MOST = 2**63 - 1
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
     """Return the value as the key's type; ``ConfigError`` if its type or range is wrong."""
-    kind = type(spec.default)
+    word = spec.metadata["word"]
+    if word and value == word:
+        return value
+    kind = float if word else type(spec.default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not kind:
         raise ConfigError(
-            f"{key} = {quoted(value)}: expected {_NAMES[kind]}, got {type(value).__name__}."
+            f"{key} = {quoted(value)}: expected {_NAMES[kind]}{f' or {word!r}' if word else ''}, "
+            f"got {type(value).__name__}."
         )
     low, high, above, choices = (spec.metadata[n] for n in ("min", "max", "above", "choices"))
     is_path = key == "run-name" and (Path(str(value)).name != value or value == "..")

@@ -30,10 +30,13 @@ from fairflower.numerics.threads import cpus
 ServerMain = Callable[[Grid], None]
 
 
-def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None:
+def launch(
+    server_main: ServerMain, config: RunConfig, num_clients: int, num_gpus: int | None = None
+) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes of fairflower's ClientApp.
 
-    Raises the exceptions of ``server_main``, and those of `simulate`.
+    ``client-gpus = "auto"`` grants no GPU here: `fairflower.plans.devices` replaces it by a number.
+    ``num_gpus`` is as in `simulate`. Raises the exceptions of ``server_main`` and of `simulate`.
     """
     server_app = ServerApp()
 
@@ -52,7 +55,8 @@ def launch(server_main: ServerMain, config: RunConfig, num_clients: int) -> None
         prepare=functools.partial(_prepare, data),
         workers=config.workers,
         client_cpus=config.client_cpus,
-        client_gpus=config.client_gpus,
+        client_gpus=0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
+        num_gpus=num_gpus,
     )
 
 
@@ -72,6 +76,7 @@ def simulate(
     workers: int = 0,
     client_cpus: int = 1,
     client_gpus: float = 0.0,
+    num_gpus: int | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
     """Run any two Flower apps together, as Flower's ``run_simulation`` does.
@@ -96,6 +101,8 @@ def simulate(
         Clients at a time on the engines with Ray. 0 means as many as fit.
     client_cpus, client_gpus
         CPUs and GPUs of each worker.
+    num_gpus : int, optional
+        GPUs of this machine for engine "ray". Default: those that Ray finds.
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
@@ -136,6 +143,7 @@ def simulate(
                 workers=workers,
                 client_cpus=client_cpus,
                 client_gpus=client_gpus,
+                num_gpus=num_gpus,
                 address=ray_address,
                 prepare=prepare,
             )

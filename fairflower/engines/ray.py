@@ -100,6 +100,8 @@ class RayGrid(InlineGrid):
         Number of workers; on a cluster the largest number, 0 meaning as many as fit.
     client_cpus, client_gpus
         Resources of each worker; a share of a GPU is possible.
+    num_gpus : int, optional
+        GPUs of this machine. Default: those that Ray finds.
     address : str
         Address of a cluster, as of `connect`; "" is this machine.
     prepare : callable, optional
@@ -121,12 +123,13 @@ class RayGrid(InlineGrid):
         workers: int,
         client_cpus: int = 1,
         client_gpus: float = 0.0,
+        num_gpus: int | None = None,
         address: str = "",
         prepare: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
         with keeping_signals():
-            ray = self._ray = connect(address, workers * client_cpus)
+            ray = self._ray = connect(address, workers * client_cpus, num_gpus)
         # Ray's client (ray://) pickles all values, so no memory is shared.
         shared = not address.startswith("ray://")
         if shared:

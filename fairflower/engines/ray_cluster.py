@@ -67,9 +67,10 @@ def keeping_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def connect(address: str, cpus: int) -> Any:
+def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     """Start Ray with ``cpus`` CPUs on this machine or, given an address, join a cluster.
 
+    ``gpus`` is this machine's number of GPUs; None means those that Ray finds.
     The address is "auto", "host:port" or "ray://host:port". The cluster gets this process's code
     of fairflower. ``ConfigError`` if no cluster answers at the address, or its version of Python
     or Ray differs.
@@ -79,7 +80,7 @@ def connect(address: str, cpus: int) -> Any:
     if not address:
         # "local" does not join a cluster that runs on this machine.
         try:
-            ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
         except ValueError as error:  # too little memory
             raise EngineError(
                 f"Ray cannot start ({error}). Or choose engine = 'inline'."

@@ -149,6 +149,7 @@ def execute(
         from fairflower.data import prepare
         from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
         from fairflower.models.weights import check_file
+        from fairflower.plans.devices import Placement, parallel_line, place_clients
         from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
@@ -160,12 +161,19 @@ def execute(
         federation = prepare(first.data)
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
+    parallel = study is not None or (jobs > 1 and on_round is None)
+    if parallel:
+        placed = Placement(first, line=parallel_line(plan.runs, jobs))
+    else:
+        placed = place_clients(plan.runs, len(federation.clients))
+    if placed.line:
+        console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
-            if study or (jobs > 1 and on_round is None):
+            if parallel:
                 execute_parallel(plan, jobs, console, stop, folders, study)
             else:
                 with spinner(f"Starting the engine ({first.engine})", console) as starting:
@@ -174,7 +182,7 @@ def execute(
                         starting.stop()
                         plan.execute(grid, console, stop, folders, on_round)
 
-                    launch(run_all, first, len(federation.clients))
+                    launch(run_all, placed.config, len(federation.clients), placed.num_gpus)
         except RunInterrupted:
             console.print("Stopped." + (" The run folder can be resumed." if folders else ""))
             raise KeyboardInterrupt from None

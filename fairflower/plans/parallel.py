@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 from flwr.serverapp import Grid
@@ -28,6 +26,7 @@ from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
 from fairflower.plans.plan import Plan, run_key
+from fairflower.plans.probe import without_main
 from fairflower.report import find_readable_runs
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
@@ -205,7 +204,7 @@ class _Processes:
             config, watch = self._waiting.popleft()
             inline = dataclasses.replace(config, engine="inline", ray_address="")
             process = self._idle.pop()
-            with _without_main():
+            with without_main():
                 try:
                     future = process.submit(_run, inline, watch)
                 except BrokenProcessPool:  # the idle process has died
@@ -221,17 +220,6 @@ def _processes(most: int) -> Iterator[_Processes]:
         yield processes
     finally:
         processes.close()
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the user's script, so that processes started meanwhile do not execute it again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 #: Set in a worker process that was asked to stop: it starts no further run.

@@ -386,16 +386,19 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """Return the number of parallel runs that suits this machine.
 
     As many as the cores allow, if there are at least as many runs; otherwise 1, since the clients
-    of a single run use several cores, too. 1 also if a run uses a GPU, whose memory holds few.
+    of a single run use several cores, too. On a GPU, as many as its memory holds as well; 1 if
+    ``client-gpus`` is a number, which speaks of the clients of one run.
 
     Parameters
     ----------
     runs : int, optional
         Expected number of runs. Default: the number in the plan.
     """
-    from fairflower.training.device import choose_device  # late: torch is slow to import
+    from fairflower.plans.devices import runs_that_fit  # late: torch is slow to import
 
-    if any(c.client_gpus or choose_device(c.train.device).type != "cpu" for c in plan.runs):
+    if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
         return 1
     capacity = cpus() // max(config.client_cpus for config in plan.runs)
+    if capacity > 1 and (fitting := runs_that_fit(plan.runs)):
+        capacity = min(capacity, fitting)
     return max(1, capacity) if (runs or len(plan.runs)) >= capacity else 1

@@ -1,0 +1,159 @@
+"""How the runs of a plan use this machine's GPUs: clients or runs at a time, in one line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fairflower.config import RunConfig
+from fairflower.engines.ray_cluster import worker_capacity
+from fairflower.errors import ConfigError
+from fairflower.numerics.threads import cpus
+from fairflower.plans import probe
+from fairflower.training.device import choose_device
+from fairflower.training.gpus import free_memory, gpu_names, unused_gpu
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The config for the engine, this machine's GPUs for Ray, and the line for the user."""
+
+    config: RunConfig
+    num_gpus: int | None = None
+    line: str = ""
+
+
+def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
+    """Return where the clients of runs train that are made one after another.
+
+    ``client-gpus = "auto"`` becomes the share of a GPU at which as many clients as its memory and
+    the CPUs hold train at a time; a number stays what it is.
+
+    Raises
+    ------
+    ConfigError
+        If no GPU of this machine can hold a client, or PyTorch does not accept the GPU's driver.
+    """
+    config = runs[0]
+    if config.ray_address:
+        return _on_cluster(config)
+    device = choose_device(config.train.device)
+    if device.type == "cpu":
+        return _without_gpu(config)
+    name = f"{device.type} ({', '.join(dict.fromkeys(gpu_names()))})"
+    if config.engine == "inline":
+        return Placement(config, line=f"{name}, one client at a time")
+    count = len(gpu_names())
+    if config.client_gpus != "auto":
+        return _granted(config, num_clients, name, count)
+    pinned = config.train.device.startswith("cuda:")
+    fitting = clients_that_fit(runs, device, 1 if pinned else count)
+    slots = config.workers or cpus() // config.client_cpus
+    workers = max(1, min(slots, fitting, num_clients))
+    line = f"{name}, {workers} client{'s' * (workers > 1)} at a time"
+    if pinned:  # Ray would hide this GPU from workers that it gives another one
+        return Placement(replace(config, client_gpus=0.0, workers=workers), None, line)
+    share = share_of(-(-workers // count))
+    return Placement(replace(config, client_gpus=share, workers=workers), count, line)
+
+
+def clients_that_fit(runs: Sequence[RunConfig], device: torch.device, count: int) -> int:
+    """Return how many clients the memory of ``count`` GPUs holds beside the server's tests."""
+    need, free = _need(_methods(runs), device), free_memory(device)
+    if need.client > free:
+        raise probe.does_not_fit(runs[0], need.client, free)
+    beside = max(1, (free - need.server) // max(need.client, 1))
+    return int(beside + (count - 1) * (free // max(need.client, 1)))
+
+
+def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
+    """Return how many runs at a time the GPU's memory holds; None if they are on the CPU."""
+    device = choose_device(runs[0].train.device)
+    if device.type == "cpu":
+        return None
+    need, free = _need(_methods(runs), device), free_memory(device)
+    if need.client > free:
+        raise probe.does_not_fit(runs[0], need.client, free)
+    return max(1, free // max(need.client + need.server, 1))
+
+
+def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
+    """Return the line on the device of parallel runs, "" on the CPU of a machine without GPU."""
+    device = choose_device(runs[0].train.device)
+    if device.type == "cpu":
+        return _without_gpu(replace(runs[0], client_gpus="auto")).line
+    name = torch.cuda.get_device_name(device)
+    line = f"{device} ({name}), {jobs} run{'s' * (jobs > 1)} at a time"
+    others = len(gpu_names()) - 1
+    if others and runs[0].train.device in ("auto", "cuda"):
+        line += (
+            f"; {others} more GPU{'s are' if others > 1 else ' is'} not used by parallel runs, "
+            "but with --jobs 1"
+        )
+    return line
+
+
+def share_of(clients: int) -> float:
+    """Return the share of a GPU of each of ``clients``, in Ray's steps of 1/10000.
+
+    >>> share_of(1), share_of(3), share_of(12)
+    (1.0, 0.3333, 0.0833)
+    """
+    return int(10_000 / clients) / 10_000
+
+
+def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
+    """Return a run of each method of local training with each set of measurements."""
+    kinds = {(run.client.label, run.strategy.make().measurements): run for run in reversed(runs)}
+    return tuple(kinds.values())
+
+
+@functools.lru_cache(maxsize=4)
+def _need(runs: tuple[RunConfig, ...], device: torch.device) -> probe.Need:
+    return probe.measure(runs, device)
+
+
+def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Placement:
+    """Return the placement of a number of GPUs per client."""
+    gpus = float(config.client_gpus)
+    if not gpus:
+        if config.train.device != "auto":
+            return Placement(config, line=f"{name}, shared by all clients without a limit")
+        how = 'client-gpus = "auto" uses it'
+        return Placement(config, line=f"cpu for clients, as client-gpus = 0: {name} idles; {how}")
+    if gpus > count:
+        raise ConfigError(
+            f"client-gpus = {gpus:g}: this machine has {count} GPU{'s' * (count > 1)}, {name}. Set "
+            f"client-gpus to at most {count}, or to 'auto'."
+        )
+    fitting = worker_capacity({"CPU": cpus(), "GPU": count}, config.client_cpus, gpus)
+    workers = min(fitting, config.workers or fitting, num_clients)
+    line = f"{name}, {gpus:g} of a GPU per client, {workers} at a time"
+    return Placement(config, count, line)
+
+
+def _without_gpu(config: RunConfig) -> Placement:
+    """Return the placement on the CPU, with the reason if there is a GPU."""
+    why = unused_gpu() if config.train.device == "auto" else ""
+    if config.client_gpus not in ("auto", 0.0) and config.engine != "inline":
+        asked = f"client-gpus = {config.client_gpus:g}"
+        if config.train.device == "cpu":
+            raise ConfigError(
+                f"{asked}: train.device = 'cpu' uses no GPU. Remove one of the two settings."
+            )
+        why = why or "PyTorch finds no GPU"
+        raise ConfigError(f"{asked}: {why}. Set client-gpus = 'auto' to train on the CPU.")
+    return Placement(config, line=f"cpu: {why}" if why else "")
+
+
+def _on_cluster(config: RunConfig) -> Placement:
+    line = ""
+    if config.client_gpus == "auto" and config.train.device != "cpu":
+        line = (
+            "cpu for clients on a cluster, whose GPUs are not measured; set client-gpus to the "
+            "share of a GPU per client to use them"
+        )
+    return Placement(config, line=line)

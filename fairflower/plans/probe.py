@@ -1,0 +1,118 @@
+"""Memory of a run on a GPU, measured by a client's first epoch in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from flwr.app import ConfigRecord
+
+from fairflower.aggregation.messages import add_client_config
+from fairflower.arrays import record_of
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig
+from fairflower.data import prepare
+from fairflower.engines.inline import FIRST_NODE, InlineGrid
+from fairflower.errors import ConfigError, EngineError
+from fairflower.server.setup import set_up
+from fairflower.training.gpus import free_memory, peak_memory
+
+#: Multiple of the measured bytes that is set aside: later rounds and fragments need more.
+_MARGIN = 1.2
+
+_OUT_OF_MEMORY = re.compile(r"(CUDA|HIP)( error:)? out of memory")
+
+
+class Need(NamedTuple):
+    """Bytes on a GPU, with a margin: of a client's process, and of the server's tests."""
+
+    client: int
+    server: int
+
+
+def measure(configs: Sequence[RunConfig], device: torch.device) -> Need:
+    """Return the largest need of runs that differ in their methods.
+
+    A process of its own makes the first epoch of each run's largest client, and tests once.
+    ``ConfigError`` if a client does not fit on the GPU even alone.
+    """
+    free = free_memory(device)
+    needs = in_process(tuple(configs), device, free)
+    return Need(*map(max, zip(*needs, strict=True)))
+
+
+def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) -> list[Need]:
+    """Call `probe` for each config in a new process."""
+    context = multiprocessing.get_context("spawn")
+    needs = []
+    for config in configs:  # a process each: memory that one method has reserved is not another's
+        with without_main(), ProcessPoolExecutor(1, context) as process:
+            try:
+                needs.append(process.submit(probe, config, device, free).result())
+            except BrokenProcessPool as error:
+                raise EngineError(
+                    "The process that measures a client's memory died. Set client-gpus to the "
+                    "share of a GPU per client, or --jobs to the number of parallel runs."
+                ) from error
+    return needs
+
+
+def probe(config: RunConfig, device: torch.device, free: int) -> Need:
+    """Train the largest client for an epoch on ``device``, which has ``free`` bytes, and test."""
+    train = dataclasses.replace(config.train, local_epochs=min(1, config.train.local_epochs))
+    data = prepare(config.data)
+    sizes = [client.num_examples for client in data.clients]
+    config = dataclasses.replace(config, train=train, resume="", fraction_train=1.0)
+    grid = InlineGrid(client_app, len(sizes))
+    setup = set_up(grid, config, None, threading.Event())
+    arrays = record_of(setup.evaluator.arrays())
+    settings = ConfigRecord(dict(setup.settings()))
+    largest = sizes.index(max(sizes))
+    try:
+        for message in setup.strategy.configure_train(1, arrays, settings, grid):
+            if message.metadata.dst_node_id == FIRST_NODE + largest:
+                add_client_config(message, "config", {"client-id": largest})
+                (reply,) = grid.send_and_receive([message])
+                if reply.has_error():
+                    raise ConfigError(str(reply.error.reason).split("\nMessage: ")[-1])
+        client = max(free - free_memory(device), peak_memory(device))
+        if config.evaluate.by != "clients":
+            setup.evaluator(
+                setup.evaluator.arrays(), "test" if config.evaluate.test else "validation"
+            )
+    except (RuntimeError, ConfigError) as error:
+        if not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        raise does_not_fit(config, peak_memory(device), free, "more than ") from error
+    server = max(peak_memory(device) - client, 0)
+    return Need(int(_MARGIN * client), int(_MARGIN * server))
+
+
+def does_not_fit(config: RunConfig, needed: int, free: int, more: str = "") -> ConfigError:
+    """Return the error for a model that one client cannot train on the GPU."""
+    return ConfigError(
+        f"{config.label} with {config.model.name}: a single client needs {more}{needed:,} bytes "
+        f"of GPU memory, and {free:,} are free. Lower train.batch-size or measure.memory-mb, stop "
+        "other programs on the GPU (`nvidia-smi` lists them), or set train.device = 'cpu'."
+    )
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the user's script, so that processes started meanwhile do not execute it again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,64 @@
+"""GPUs of this machine as PyTorch sees them: names, memory, and why PyTorch uses none."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from fairflower.errors import ConfigError
+
+#: Places at which Linux shows a GPU of NVIDIA, and the version of its driver.
+_DEVICE, _DRIVER = Path("/dev/nvidia0"), Path("/proc/driver/nvidia/version")
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that this process can use."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a GPU, which other processes may use, too."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that this process has reserved on a GPU."""
+    return int(torch.cuda.max_memory_reserved(device))
+
+
+def unused_gpu() -> str:
+    """Return why PyTorch cannot use this machine's GPU and what to do; "" if there is none.
+
+    Raises
+    ------
+    ConfigError
+        If there is a GPU, but PyTorch does not accept its driver.
+    """
+    if torch.cuda.is_available() or not _DEVICE.exists():
+        return ""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides the GPU; remove this variable to use it"
+    if torch.version.cuda is None:
+        return (
+            f"PyTorch {torch.__version__} is built without CUDA, so the GPU is not used; install "
+            "a PyTorch with CUDA (https://pytorch.org) to use it"
+        )
+    found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text()) if _DRIVER.exists() else None
+    raise ConfigError(
+        f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU: "
+        f"{_reason()} The NVIDIA driver is {found[0] if found else 'unknown'}. Update it, install "
+        "a PyTorch for it (https://pytorch.org), or set train.device = 'cpu'."
+    )
+
+
+def _reason() -> str:
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().split("\n")[0].rstrip(".") + "."
+    return "CUDA does not start."

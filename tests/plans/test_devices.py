@@ -1,0 +1,205 @@
+"""GPUs by default: sharing, lines and errors, with stand-ins for GPUs that are not there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runs import SMALL
+from typer.testing import CliRunner
+
+from fairflower.cli import app
+from fairflower.config import RunConfig
+from fairflower.errors import ConfigError
+from fairflower.plans import devices, probe
+from fairflower.plans.devices import parallel_line, place_clients
+from fairflower.plans.plan import Plan, auto_jobs
+from fairflower.training import gpus
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for GPUs of 80 GiB, on which each client takes 10 GiB and the tests 5."""
+
+    def install(count: int = 1, cpus: int = 16, need: tuple[int, int] = (10, 5)) -> None:
+        names = ["NVIDIA H200"] * count
+        monkeypatch.setattr(devices, "gpu_names", lambda: names)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[0])
+        monkeypatch.setattr(devices, "cpus", lambda: cpus)
+        monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: cpus)
+        monkeypatch.setattr(devices, "choose_device", on_gpu)
+        for module in (devices, probe):
+            monkeypatch.setattr(module, "free_memory", lambda device: 80 * GIB)
+        devices._need.cache_clear()
+        measured = probe.Need(need[0] * GIB, need[1] * GIB)
+        monkeypatch.setattr(probe, "in_process", lambda runs, device, free: [measured] * len(runs))
+
+    yield install
+    devices._need.cache_clear()
+
+
+def on_gpu(name: str = "auto") -> torch.device:
+    return torch.device("cuda" if name == "auto" else name)
+
+
+def config(**changes) -> RunConfig:
+    return RunConfig.from_flat({key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def placed(clients: int = 20, **changes):
+    return place_clients([config(**changes)], clients)
+
+
+def test_as_many_clients_share_a_gpu_as_its_memory_and_the_cpus_hold(gpu):
+    gpu()
+    seven = placed()  # (80 - 5) / 10
+    assert seven.line == "cuda (NVIDIA H200), 7 clients at a time"
+    assert seven.config.workers == 7
+    assert seven.config.client_gpus == 0.1428
+    assert seven.num_gpus == 1
+    assert placed(clients=3).config.client_gpus == 0.3333
+    assert placed(workers=2).line.endswith("2 clients at a time")
+    assert placed(client_cpus=4).config.workers == 4
+    gpu(cpus=2)
+    assert placed().config.workers == 2
+
+
+def test_workers_are_on_all_gpus_unless_the_device_has_a_number(gpu):
+    gpu(count=2)
+    both = placed()  # 7 beside the tests, 8 on the other
+    assert (both.config.workers, both.config.client_gpus, both.num_gpus) == (15, 0.125, 2)
+    one = place_clients([RunConfig.from_flat({"train.device": "cuda:1"})], 20)
+    assert (one.config.workers, one.config.client_gpus) == (7, 0.0)
+
+
+def test_inline_says_that_it_uses_the_gpu(gpu):
+    gpu()
+    assert placed(engine="inline").line == "cuda (NVIDIA H200), one client at a time"
+
+
+def test_a_number_stays_what_it_is(gpu):
+    gpu()
+    half = placed(client_gpus=0.5)
+    assert half.config.client_gpus == 0.5
+    assert half.line == "cuda (NVIDIA H200), 0.5 of a GPU per client, 2 at a time"
+    assert placed(client_gpus=0.0).line == (
+        "cpu for clients, as client-gpus = 0: cuda (NVIDIA H200) idles; "
+        'client-gpus = "auto" uses it'
+    )
+    with pytest.raises(ConfigError, match="client-gpus = 2: this machine has 1 GPU, cuda"):
+        placed(client_gpus=2)
+
+
+def test_a_cluster_without_a_number_is_told_how_to_use_its_gpus(gpu):
+    gpu()
+    assert "set client-gpus to the share" in placed(ray_address="auto").line
+    assert placed(ray_address="auto", client_gpus=0.5).line == ""
+
+
+def test_a_model_that_does_not_fit_alone_is_refused_with_its_bytes(gpu):
+    gpu(need=(90, 0))
+    with pytest.raises(ConfigError, match=r"needs 96,636,764,160 bytes.* 85,899,345,920 are free"):
+        placed()
+
+
+def test_runs_at_a_time_fit_the_memory(gpu):
+    gpu()
+    runs = [config(seed=seed) for seed in range(8)]
+    assert auto_jobs(Plan(runs)) == 5  # 80 / (10 + 5)
+    assert auto_jobs(Plan(runs[:4])) == 1  # filled by the clients of each run
+    assert parallel_line(runs, 5) == "cuda (NVIDIA H200), 5 runs at a time"
+    gpu(count=3)
+    assert "2 more GPUs are not used by parallel runs" in parallel_line(runs, 5)
+
+
+def test_each_method_is_measured_once(gpu, monkeypatch):
+    gpu()
+    asked = []
+    need = probe.Need(GIB, GIB)
+    monkeypatch.setattr(
+        probe, "in_process", lambda runs, device, free: asked.extend(runs) or [need] * len(runs)
+    )
+    kinds = [{}, {"seed": 1}, {"client.name": "fedprox"}, {"strategy.name": "fedism"}]
+    place_clients([RunConfig.from_flat(kind) for kind in kinds], 20)
+    assert sorted(run.label for run in asked) == ["fedheal", "fedism", "fedprox+fedheal"]
+
+
+def test_without_a_gpu_nothing_is_said_or_changed(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpus, "_DEVICE", tmp_path / "none")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cpu = config()
+    assert place_clients([cpu], 20) == devices.Placement(cpu)
+    assert parallel_line([cpu], 2) == ""
+    with pytest.raises(ConfigError, match=r"client-gpus = 0.5: PyTorch finds no GPU. Set client-"):
+        placed(client_gpus=0.5)
+    with pytest.raises(ConfigError, match=r"0.5: train.device = 'cpu' uses no GPU"):
+        place_clients([RunConfig.from_flat({"client-gpus": 0.5, "train.device": "cpu"})], 20)
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path):
+    device, driver = tmp_path / "nvidia0", tmp_path / "version"
+    device.touch()
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\n")
+    monkeypatch.setattr(gpus, "_DEVICE", device)
+    monkeypatch.setattr(gpus, "_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "is built without CUDA, so the GPU is not used; install" in placed().line
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(ConfigError, match=r"too old .* The NVIDIA driver is 470.82.01. Update it"):
+        placed()
+    asked_for = RunConfig.from_flat({"train.device": "cpu"})
+    assert place_clients([asked_for], 20).line == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert placed().line.startswith("cpu: CUDA_VISIBLE_DEVICES hides the GPU")
+
+
+def test_old_configs_with_a_number_stay_what_they_are():
+    assert config(client_gpus=0.0).client_gpus == 0.0
+    assert config(client_gpus=1).client_gpus == 1.0
+    assert config().client_gpus == "auto"
+    with pytest.raises(ConfigError, match="'all': expected a number or 'auto', got str"):
+        config(client_gpus="all")
+
+
+def test_the_probe_trains_the_largest_client_and_tests(monkeypatch):
+    """Of a real client on the CPU; bytes are those of a stand-in."""
+    free = iter([50, 50])
+    peak = iter([60, 70])
+    monkeypatch.setattr(probe, "free_memory", lambda device: next(free))
+    monkeypatch.setattr(probe, "peak_memory", lambda device: next(peak))
+    small = RunConfig.from_flat(SMALL | {"train.local-epochs": 5, "client.name": "scaffold"})
+    assert probe.probe(small, torch.device("cpu"), 100) == probe.Need(72, 12)
+
+
+def test_a_probe_without_enough_memory_says_so(monkeypatch):
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr("fairflower.training.app.train_round", full)
+    monkeypatch.setattr(probe, "peak_memory", lambda device: 60)
+    with pytest.raises(ConfigError, match=r"single client needs more than 60 bytes.*100 are free"):
+        probe.probe(RunConfig.from_flat(SMALL), torch.device("cpu"), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_commands_without_options_use_the_gpu_and_say_so(command, gpu, monkeypatch, tmp_path):
+    """With Ray's GPU that is not there, clients get shares of it."""
+    gpu(cpus=2, need=(30, 5))
+    settings = {**SMALL, "output-dir": str(tmp_path), "engine": "ray"}
+    if command == "compare":
+        del settings["engine"]
+    file = tmp_path / "config.toml"
+    file.write_text("".join(f'"{k}" = {v!r}\n' for k, v in settings.items()).replace('"', ""))
+    more = ["--federations=0"] if command == "compare" else []
+    result = CliRunner().invoke(app, [command, "--config", str(file), *more])
+    assert result.exit_code == 0, result.output
+    assert "device    cuda (NVIDIA H200), 2 " in result.output
