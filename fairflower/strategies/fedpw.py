@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import Arrays, Block, Cohort
+from fairflower.aggregation.cohort import BLOCK, Arrays, Block, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
@@ -131,7 +131,7 @@ class FedPW(FairStrategy):
         rates = np.minimum(1.0, len(cohort) * self.drop * inverse / inverse.sum())
         if first:
             rates = np.zeros(len(cohort))
-        self.diagnostics |= {"weights": weights, "dropped": rates}
+        self.diagnostics |= {"weights": weights, "pruned": rates}
         merged = cohort.average(weights)
         if rates.any():
             names = cohort.floats if self.variant == "released" else cohort.parameters
@@ -168,10 +168,10 @@ class FedPW(FairStrategy):
         def combine(block: Block) -> None:
             rows = np.stack([block.update(k) for k in range(len(cohort))]).astype(np.float64)
             rows *= [mask[block.part] for mask in pruned.kept]
-            step[block.part] = np.add.accumulate(weights[:, None] * rows, axis=0)[-1]
+            step[block.part] = (weights[:, None] * rows).sum(axis=0)
             spread[block.part] = _spread(rows, pruned.norms)
 
-        for _ in cohort.each([name], combine):
+        for _ in cohort.each([name], combine, BLOCK):
             pass
         count = int(size * self.drop)
         if name in cohort.buffers or count == 0 or np.isnan(spread).all():
@@ -242,7 +242,6 @@ def _spread(rows: Vector, norms: Vector) -> Vector:
     """Return how much K clients differ at each coordinate; NaN where it is undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         unit = rows / norms[:, None]
-        unit = unit / np.sqrt(np.add.accumulate(np.square(unit), axis=0)[-1])
-        mean = np.add.accumulate(unit, axis=0)[-1] / len(unit)
-        squares = np.add.accumulate(np.square(unit - mean), axis=0)[-1]
-        return np.asarray(np.sqrt(squares / (len(unit) - 1)))
+        unit /= np.sqrt(np.square(unit).sum(axis=0))
+        unit -= unit.sum(axis=0) / len(unit)
+        return np.asarray(np.sqrt(np.square(unit).sum(axis=0) / (len(unit) - 1)))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rounds import Rounds
 
-from fairflower.aggregation import cohort
-from fairflower.strategies import FedPW
+from fairflower.strategies import FedPW, fedpw
 
 #: theta - theta_k of three clients, the same in three rounds, and their losses in each.
 U = np.array(
@@ -54,7 +53,7 @@ def test_the_released_numbers(variant):
         np.testing.assert_allclose(found["direction_weights"], Q, atol=1e-6)
         assert found["emphasis"] == pytest.approx(EMPHASIS[t], abs=1e-6)
         np.testing.assert_allclose(found["weights"], W[t], atol=1e-6)
-        np.testing.assert_allclose(found["dropped"], (0.09, 0.27, 0.54) if t else 0, atol=1e-12)
+        np.testing.assert_allclose(found["pruned"], (0.09, 0.27, 0.54) if t else 0, atol=1e-12)
         np.testing.assert_allclose(model, [float(x) for x in MODELS[t].split()], atol=2e-6)
 
 
@@ -145,7 +144,7 @@ def test_an_array_in_blocks_gives_the_same_bits(monkeypatch):
     for t in range(3):
         expected = step(whole, U, LOSSES[t])
         with monkeypatch.context() as patch:
-            patch.setattr(cohort, "SPAN", 5)
+            patch.setattr(fedpw, "BLOCK", 5)
             np.testing.assert_array_equal(step(parts, U, LOSSES[t]), expected)
 
 
@@ -155,7 +154,7 @@ def test_a_client_without_any_kept_coordinate_does_not_decide_which_agree(varian
     before = step(rounds, U, (1, 1, 1))
     after = step(rounds, U, (1, 1, 1e-9))
     found = rounds.strategy.diagnostics
-    assert found["dropped"][2] == 1
+    assert found["pruned"][2] == 1
     w = found["weights"]
     np.testing.assert_allclose(after - before, -(w[0] * U[0] + w[1] * U[1]), atol=1e-9)
 
