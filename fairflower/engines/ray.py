@@ -27,7 +27,15 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fairflower.arrays import SharedArray, array_bytes
-from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid, answer, failed, set_content
+from fairflower.engines.inline import (
+    RUN_ID,
+    SERVER_NODE,
+    InlineGrid,
+    answer,
+    check_gpu_memory,
+    failed,
+    set_content,
+)
 from fairflower.engines.ray_cluster import (
     RayNodes,
     connect,
@@ -297,6 +305,8 @@ class RayGrid(InlineGrid):
             elif not isinstance(state, bytes):  # the state has become large
                 state = self._put(state)
             self._states[node] = state
+        for reply, _, _ in replies:
+            check_gpu_memory(reply)
         return [reply for reply, _, _ in replies]
 
     def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:

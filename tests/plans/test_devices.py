@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from runs import SMALL
+from runs import config as config_of
+from runs import run as run_small
 from typer.testing import CliRunner
 
 from fairflower.cli import app
 from fairflower.config import RunConfig
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, EngineError
 from fairflower.plans import devices, probe
 from fairflower.plans.devices import parallel_line, place_clients
 from fairflower.plans.plan import Plan, auto_jobs
+from fairflower.server.checkpoint import resumed_config
 from fairflower.training import gpus
 
 GIB = 2**30
@@ -187,6 +190,20 @@ def test_a_probe_without_enough_memory_says_so(monkeypatch):
     monkeypatch.setattr(probe, "peak_memory", lambda device: 60)
     with pytest.raises(ConfigError, match=r"single client needs more than 60 bytes.*100 are free"):
         probe.probe(RunConfig.from_flat(SMALL), torch.device("cpu"), 100)
+
+
+def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypatch, tmp_path):
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fairflower.training.app.train_round", full)
+        with pytest.raises(
+            EngineError, match=r"ran out of GPU memory .* Resume the run with fewer"
+        ):
+            run_small(config_of(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    assert run_small(resumed_config(folder, {})) == folder
 
 
 @pytest.mark.slow
