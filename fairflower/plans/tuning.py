@@ -33,6 +33,7 @@ from fairflower.plans.protocol import (
     STUDY,
     BaselinePruner,
     TuningProtocol,
+    check_database,
     check_disjoint_seeds,
     effective_sample_size,
     selection_score,
@@ -369,6 +370,7 @@ class TuningStudies:
             )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
+        check_database(folder / STUDY)
         storage = RDBStorage(f"sqlite:///{folder / STUDY}")
         self.methods = [
             MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
