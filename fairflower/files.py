@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import re
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,16 +100,29 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync(temporary)
-        temporary.replace(path)
+        _rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
 
+def _rename(temporary: Path, path: Path) -> None:
+    """Rename a file; on Windows wait, up to 2 seconds, for a reader that has ``path`` open."""
+    for _ in range(20 if sys.platform == "win32" else 0):
+        with suppress(PermissionError):
+            temporary.replace(path)
+            return
+        time.sleep(0.1)
+    temporary.replace(path)
+
+
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file to disk, or a folder's entries; Windows flushes no folders."""
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # there only what is written
     try:
         os.fsync(descriptor)
     finally:

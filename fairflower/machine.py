@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import re
+import signal
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,9 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 
 #: Processor flags of units that compute with bfloat16.
 BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
+
+#: The signal of a closed terminal; empty on Windows, which has none.
+HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -54,7 +58,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "kernels": torch.backends.cpu.get_cpu_capability(),
         "instructions": " ".join(instructions),
     }
-    if device != "cpu" and torch.cuda.is_available():
+    if device != "cpu" and device != "mps" and torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name(device if device != "auto" else None)
     return facts
 
@@ -126,6 +130,8 @@ def release_memory() -> None:
     glibc keeps freed pages, whose gaps fragment from round to round, so that the process would
     grow. Without glibc nothing is done.
     """
+    if platform.system() != "Linux":  # on Windows CDLL(None) is an error
+        return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))

@@ -18,6 +18,13 @@ RUN_FILES = frozenset(
 )
 
 
+#: Flags of files to read. O_NONBLOCK: to open a named pipe is to wait for its writer. Windows has
+#: neither; there O_BINARY keeps line ends.
+_READ = os.O_RDONLY
+for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
+    _READ |= getattr(os, _flag, 0)
+
+
 def home() -> Path:
     """Return ``$FAIRFLOWER_HOME``, by default ``~/.fairflower``."""
     return Path(os.environ.get("FAIRFLOWER_HOME") or "~/.fairflower").expanduser().absolute()
@@ -65,8 +72,7 @@ def open_regular(path: Path) -> BufferedReader:
         If the system refuses, or for a named pipe, which may never be written to, or a device,
         which may have no end.
     """
-    # O_NONBLOCK: to open a named pipe is to wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, _READ)
     try:
         check_regular(path, os.fstat(descriptor).st_mode)
     except OSError:
@@ -85,6 +91,12 @@ def check_output(path: Path) -> None:
     """Raise ``ConfigError`` for a file that a run folder keeps, which no output may replace."""
     if (path.parent / "run.json").exists() and path.name in RUN_FILES:
         raise ConfigError(f"{path} is the run's own file. Choose another name.")
+
+
+def check_folder(path: Path) -> None:
+    """Raise ``OSError`` if a path is no folder or cannot be read."""
+    if not stat.S_ISDIR(path.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def check_regular(path: Path, mode: int) -> None:

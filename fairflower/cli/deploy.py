@@ -16,6 +16,7 @@ from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError
+from fairflower.machine import HANGUP
 from fairflower.paths import new_folder
 from fairflower.plans.plan import grid_configs
 
@@ -70,8 +71,8 @@ def trial(
     else:
         data, nodes = nodes_with_shares(data, sites)
     # A signal that ends this process must also end its SuperLink and SuperNodes.
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.default_int_handler)
+    for number in (signal.SIGTERM, *HANGUP):
+        signal.signal(number, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
     with LocalDeployment(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]

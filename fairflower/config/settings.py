@@ -196,7 +196,7 @@ class TrainConfig:
     logit_adjustment: bool = setting(
         False, "Add the log of the client's class frequencies to the logits in training (FedISM)."
     )
-    device: str = setting("auto", "Device of training and tests: auto, cpu, cuda or cuda:N.")
+    device: str = setting("auto", "Device of training and tests: auto, cpu, cuda, cuda:N or mps.")
     precision: str = setting(
         "float32",
         "float32, or bf16: local steps under autocast to bfloat16. Weights, optimizers, tests, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import stat
@@ -84,4 +85,14 @@ def free_memory() -> int:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]
     except (OSError, TypeError):
+        if not hasattr(os, "sysconf"):
+            return _free_on_windows()
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_on_windows() -> int:
+    """Return ``ullAvailPhys`` of Windows's MEMORYSTATUSEX: two 32-bit numbers, and seven of 64."""
+    status = (ctypes.c_uint64 * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return int(status[2])

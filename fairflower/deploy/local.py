@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -33,6 +34,12 @@ HOST = "127.0.0.1"
 
 #: Timeout in seconds for a process to start or to answer; a busy machine is slow.
 PATIENCE = 180.0
+
+
+#: Options of processes that Ctrl-C in the terminal must not reach.
+APART: dict[str, Any] = {"start_new_session": True}
+if sys.platform == "win32":
+    APART = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 
 
 @dataclass(eq=False)
@@ -59,7 +66,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # or Ctrl-C in the terminal would reach it
+                **APART,
             )
 
     @property
@@ -70,8 +77,12 @@ class Process:
     def kill(self) -> None:
         """Kill the command and its children at once, as in a power failure."""
         if self._process:
-            with suppress(ProcessLookupError, PermissionError):  # macOS raises it for zombies
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if sys.platform == "win32":  # without process groups
+                tree = ["taskkill", "/F", "/T", "/PID", str(self._process.pid)]
+                subprocess.run(tree, capture_output=True, check=False)
+            else:
+                with suppress(ProcessLookupError, PermissionError):  # macOS raises it for zombies
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def terminate(self) -> None:
@@ -89,7 +100,7 @@ class Process:
     def check(self) -> None:
         """Raise ``TrialError`` if the command has ended."""
         if self.exit_code is not None:
-            lines = self.log.read_text(errors="replace").splitlines()[-20:]
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
             raise TrialError("\n".join([f"{self.name} ended with {self.exit_code}:", *lines]))
 
 
@@ -112,12 +123,13 @@ def environment(home: Path) -> dict[str, str]:
         "FAIRFLOWER_HOME": str(home),
         "FLWR_HOME": str(home / "flwr"),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
     }
 
 
 def script(name: str) -> str:
     """Return the path of a Flower command installed with this Python."""
-    return str(Path(sysconfig.get_path("scripts"), name))
+    return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
 
 
 #: Ports returned before, whose processes may still be starting.
@@ -330,8 +342,9 @@ class LocalDeployment:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            **APART,
             text=True,
+            encoding="utf-8",
         ) as log:
             try:
                 for line in log.stdout or ():
@@ -346,14 +359,15 @@ class LocalDeployment:
             env=environment(self.superlink.home),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            start_new_session=True,
+            **APART,
             text=True,
+            encoding="utf-8",
             timeout=PATIENCE,
             check=False,
         )
         if done.returncode:
             raise TrialError(f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return str(done.stdout)
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:
         """Run a ``flwr`` command with ``--format json`` and return the parsed output."""

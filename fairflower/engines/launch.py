@@ -25,6 +25,7 @@ from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import prepare_ray
 from fairflower.errors import ConfigError
+from fairflower.machine import HANGUP
 from fairflower.numerics.threads import cpus
 
 ServerMain = Callable[[Grid], None]
@@ -185,7 +186,7 @@ def _run_by_flower(
 @contextmanager
 def stop_on_interrupt(
     say: Callable[[str], Any],
-    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, *HANGUP),
 ) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal exits at once.
 
@@ -197,7 +198,7 @@ def stop_on_interrupt(
     terminals = [place for place in (1, 2) if os.isatty(place)]
 
     def handle(signum: int, frame: object) -> None:
-        if signum == signal.SIGHUP:
+        if signum in HANGUP:
             _leave(terminals)
         elif stop.is_set():
             os._exit(128 + signum)
@@ -207,8 +208,8 @@ def stop_on_interrupt(
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handled = [number for number in signals if not (ignored and number == signal.SIGHUP)]
+    ignored = [number for number in HANGUP if signal.getsignal(number) is signal.SIG_IGN]
+    handled = [number for number in signals if number not in ignored]
     previous = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import fairflower
 from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger
-from fairflower.machine import machine, versions
+from fairflower.machine import HANGUP, machine, versions
 
 #: Seconds to wait for an answer at a cluster's address.
 _ANSWERS_IN = 10
@@ -59,12 +59,14 @@ def keeping_signals() -> Iterator[None]:
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    block = getattr(signal, "pthread_sigmask", None)  # Windows sends no such signals
+    mask = block(signal.SIG_BLOCK, {signal.SIGTERM, *HANGUP}) if block else None
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if block:
+            block(signal.SIG_SETMASK, mask)
 
 
 def connect(address: str, cpus: int, gpus: int | None = None) -> Any:

@@ -33,7 +33,7 @@ from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import check_same_data
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
-from fairflower.training.device import choose_device
+from fairflower.training.device import choose_device, float64_on
 from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
@@ -231,7 +231,7 @@ def surfaces(
 
 
 def _mean_loss(model: nn.Module, images: Examples, batch_size: int) -> float:
-    total = torch.zeros((), dtype=torch.float64, device=images.device)
+    total = torch.zeros((), dtype=float64_on(images.device), device=images.device)
     for x, y in images.eval_batches(batch_size):
         total += F.cross_entropy(model(x), y, reduction="sum")
     return total.item() / len(images)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -57,7 +56,7 @@ def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(held)
+        held.release()
 
 
 def announce(plan: Plan, console: Console) -> None:

@@ -13,7 +13,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
+from fairflower.machine import HANGUP
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.probe import without_main
 from fairflower.report import find_readable_runs
@@ -159,15 +161,17 @@ class _Processes:
     """Pool of processes with one run each; if a process dies, only its run is affected."""
 
     def __init__(self, most: int) -> None:
+        # spawn: a fork would copy the locks of torch's threads in any state.
+        self._context = multiprocessing.get_context("spawn")
+        self._reader, self._writer = self._context.Pipe(duplex=False)
         self._idle = [self._new() for _ in range(most)]
         self._waiting: deque[tuple[RunConfig, OnRound | None]] = deque()
         self.at_work: dict[Future[_Result], tuple[RunConfig, ProcessPoolExecutor]] = {}
 
-    @staticmethod
-    def _new() -> ProcessPoolExecutor:
-        # spawn: a fork would copy the locks of torch's threads in any state.
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, context, initializer=_prepare_worker)
+    def _new(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            1, self._context, initializer=_prepare_worker, initargs=(self._reader,)
+        )
 
     def submit(self, config: RunConfig, watch: OnRound | None) -> None:
         """Queue a run for the next idle process."""
@@ -190,8 +194,7 @@ class _Processes:
 
     def stop(self) -> None:
         """Ask all runs to stop."""
-        for process in multiprocessing.active_children():
-            process.terminate()  # a run handles SIGTERM as Ctrl-C
+        self._writer.close()
 
     def close(self) -> None:
         """Wait for the running runs, then end the processes."""
@@ -226,11 +229,22 @@ def _processes(most: int) -> Iterator[_Processes]:
 _stopping = threading.Event()
 
 
-def _prepare_worker() -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # the parent process handles these
+def _prepare_worker(stop: Connection) -> None:
+    for number in (signal.SIGINT, *HANGUP):  # the parent process handles these
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_stop_with_parent, args=(stop,), daemon=True).start()
+
+
+def _stop_with_parent(stop: Connection) -> None:
+    """Wait until the parent process closes the pipe; a run handles SIGTERM as Ctrl-C.
+
+    The parent sends no signal, because on Windows that ends a process at once.
+    """
+    with suppress(EOFError, OSError):
+        stop.recv_bytes()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _end_with_parent() -> None:

@@ -18,7 +18,7 @@ from fairflower.numerics import metrics
 from fairflower.numerics.threads import cpus
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
-from fairflower.training.device import choose_device
+from fairflower.training.device import choose_device, float64_on
 
 
 class CentralizedEvaluator:
@@ -113,5 +113,5 @@ class CentralizedEvaluator:
             logits = self.model(x)
             loss = F.cross_entropy(logits, y, reduction="sum")
             wanted = logits if self.auc else logits[:, :0]
-            results = (y, logits.argmax(1), wanted.double().softmax(1))
+            results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)).softmax(1))
             return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import fcntl
+import errno
 import json
 import os
 import shlex
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
@@ -24,7 +25,7 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import machine, versions
-from fairflower.paths import check_regular, file_name, home
+from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS
 from fairflower.server.contents import read_facts as read_facts
 from fairflower.server.figures import History
@@ -34,6 +35,15 @@ LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-val
 
 #: Log of Flower and fairflower, and the error that ended the run.
 LOG = "log.txt"
+
+#: File in a folder that is locked as long as a process works on the folder.
+LOCK = ".lock"
+
+#: Seconds that a lock may be held by others that only ask whether the folder is locked.
+_READERS = 0.2
+
+#: Errors of a file system without locks.
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 #: Files that a run appends to.
 GROWING = ("history.csv", "diagnostics.jsonl")
@@ -63,7 +73,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, lock: int, facts: Mapping[str, Any], seconds: float = 0.0
+        self, path: Path, lock: FileLock, facts: Mapping[str, Any], seconds: float = 0.0
     ) -> None:
         self.path = path
         self._lock = lock
@@ -136,7 +146,7 @@ class RunFolder:
             folder.figures.read(path / "history.csv")
             _replace(path / "config.toml", config.to_toml().encode())
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
         folder._facts |= {**running, "rounds": server_round}
@@ -225,7 +235,7 @@ class RunFolder:
         try:
             self._write_facts()
         finally:
-            os.close(self._lock)
+            self._lock.release()
 
     def _rewind(self, sizes: Mapping[str, int]) -> None:
         for name in GROWING:
@@ -274,35 +284,34 @@ def _command() -> str:
     return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
 
 
-def lock_folder(path: Path) -> int:
-    """Lock a folder until this process ends or closes the returned descriptor.
+def lock_folder(path: Path) -> FileLock:
+    """Lock a folder by its file `LOCK`, until this process ends or releases the returned lock.
 
-    ``ConfigError`` if another process has locked it.
+    ``ConfigError`` if another process has locked it, or the file cannot be written.
     """
+    lock = FileLock(path / LOCK, thread_local=False)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        check_folder(path)  # a FileLock would create it
+        lock.acquire(timeout=_READERS)
+    except Timeout:
         raise ConfigError(f"Another process is at work on {path}.") from None
-    except OSError:
-        pass  # a file system without locks
-    return descriptor
+    except NotImplementedError:
+        pass  # a file system without locks, by filelock's word
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error
+    return lock
 
 
 def is_locked(path: Path) -> bool:
     """Return whether a process on this machine has locked a folder; True without file locks."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    if not (path / LOCK).exists():
+        return False
+    try:
+        with FileLock(path / LOCK, timeout=_READERS, thread_local=False):
             return False
-        finally:
-            os.close(descriptor)
-    return True
+    except (NotImplementedError, OSError):  # a Timeout is an OSError
+        return True
 
 
 def _name(config: RunConfig) -> str:

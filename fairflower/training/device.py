@@ -16,8 +16,10 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     Parameters
     ----------
     name
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``auto`` is ``cuda`` if there is a GPU, which
-        must be granted to this process if it is a Ray worker; else ``cpu``.
+        ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` is
+        ``cuda`` if there is a GPU, which must be granted to this process if it is a Ray worker;
+        else ``cpu``. It never is ``mps``, where PyTorch has neither float64
+        (`float64_on`) nor repeatable kernels.
     option
         Name of the command-line option, for errors; by default ``train.device``.
 
@@ -32,13 +34,16 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     device(type='cpu')
     """
     given = f"{option} {name!r}" if option else f"train.device = {name!r}"
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise ConfigError(f"{given}: expected auto, cpu, cuda or cuda:N.")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ConfigError(f"{given}: expected auto, cpu, cuda, cuda:N or mps.")
     if name == "auto":
         granted = _granted_by_ray("GPU")
         forbidden = granted is not None and granted <= 0
         return torch.device("cuda" if torch.cuda.is_available() and not forbidden else "cpu")
     device = torch.device(name)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        remedy = f"{option} auto" if option else "train.device = 'auto'"
+        raise ConfigError(f"{given}: PyTorch finds no GPU of a Mac here. Use {remedy}.")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -48,6 +53,11 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
                 f"Use {f'{option} auto' if option else remedy}."
             )
     return device
+
+
+def float64_on(device: torch.device) -> torch.dtype:
+    """Return the type of sums on a device: float64, or float32 on ``mps``, which lacks float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def limit_threads(n: int = 1) -> int:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fairflower.models import Classifier
+from fairflower.training.device import float64_on
 from fairflower.training.gradients import Batches, batches_of
 from fairflower.training.modes import at_least_float32, eval_mode
 from fairflower.training.trainer import Trainer
@@ -101,9 +102,10 @@ def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[T
     """Sum features [B, d] by class to [C, d], and count labels [B] to [C]; float64."""
     total = count = torch.zeros((), dtype=torch.float64)
     for z, y in pairs:
-        members = F.one_hot(y, classes).double()
+        wide = float64_on(z.device)
+        members = F.one_hot(y, classes).to(wide)
         # A product, as index_add on a GPU adds in random order.
-        total = total + members.T @ z.double()
+        total = total + members.T @ z.to(wide)
         count = count + members.sum(0)
     return total, count
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fairflower.models import trainable
 from fairflower.training.batches import Examples
+from fairflower.training.device import float64_on
 from fairflower.training.modes import eval_mode
 
 #: A client's examples; or batches (x [B, ...], y int64 [B]), also as dicts with the names below.
@@ -122,7 +123,7 @@ def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tupl
         data = list(data)  # for two passes
     with eval_mode(model):
         loss, gradient = _loss_and_gradient(model, data)
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradient.values()]
+        norms = [torch.linalg.vector_norm(g, dtype=float64_on(g.device)) for g in gradient.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms)).item()
         if norm == 0:
             return loss, loss
@@ -183,7 +184,8 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
 
 def _zero(model: nn.Module) -> Tensor:
     """Return a 0 on the model's device; a sum on the CPU would wait for the GPU in every batch."""
-    return torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
+    device = next(model.parameters()).device
+    return torch.zeros((), dtype=float64_on(device), device=device)
 
 
 def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

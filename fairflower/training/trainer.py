@@ -20,6 +20,7 @@ from fairflower.errors import ConfigError, renamed_attribute
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
+from fairflower.training.device import float64_on
 from fairflower.training.modes import at_least_float32, reproducible, use_running_stats
 from fairflower.training.optim import apply_sam_gradient, build_optimizer
 
@@ -318,7 +319,7 @@ class Trainer(TrainerSpec, Configurable):
         if epochs == 0:
             return self.measure(self.train_examples)[0]
         draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         self.model.train()
         optimizer = self.make_optimizer()
         for epoch in range(1, epochs + 1):
@@ -344,7 +345,7 @@ class Trainer(TrainerSpec, Configurable):
 
     def measure(self, examples: Examples) -> tuple[float, float]:
         """Return mean cross entropy and accuracy (0 to 1) on examples, not augmented."""
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         self.model.eval()
         with torch.inference_mode():

@@ -454,7 +454,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     pretend_gpus(monkeypatch, 0)
     with pytest.raises(ConfigError, match=r"'cuda'.*sees 0 CUDA.*'auto'"):
         choose_device("cuda")
-    with pytest.raises(ConfigError, match=r"'gpu': expected auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match=r"'gpu': expected auto, cpu, cuda, cuda:N or mps"):
         choose_device("gpu")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import numpy as np
 import pytest
@@ -213,7 +212,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path
     assert read_run(folder).progress.startswith("killed after round")
     lock = lock_folder(folder)
     assert read_run(folder).progress.startswith("running after round")
-    os.close(lock)
+    lock.release()
     assert outcome(resume(folder)) == before
 
 

@@ -1,0 +1,121 @@
+"""What runs without POSIX: every module is imported, and a run trained, as on Windows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from processes import ROOT, environment
+
+from fairflower import files, paths
+from fairflower.data import opening
+from fairflower.errors import ConfigError
+from fairflower.training.device import choose_device, float64_on
+
+#: As Windows: no POSIX module, and none of what `os` and `signal` lack there. Only fairflower's own
+#: modules meet it: other packages, imported first, choose their code for this system.
+WINDOWS = """
+import os, signal, sys
+{first}
+ABSENT = {{"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}}
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name in ABSENT:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+for name in ABSENT:
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Blocked())
+for name in ("O_CLOEXEC", "sched_getaffinity", "killpg", "getuid", "setsid", "sysconf"):
+    delattr(os, name)
+for name in ("SIGHUP", "SIGKILL", "pthread_sigmask"):
+    delattr(signal, name)
+sys.platform = "win32"
+"""
+
+LIBRARIES = """
+import cvxpy, datasets, filelock, flwr_datasets, jinja2, matplotlib.pyplot, multiprocessing.spawn
+import multiprocessing.popen_spawn_posix, optuna.storages, pandas, PIL.Image, ray, rich.live
+import scipy.stats, sklearn.cluster, statsmodels.api, subprocess, torch._dynamo, torch.func
+import torchvision, typer.testing
+import flwr.server, flwr.client, flwr.simulation, flwr.serverapp, flwr.clientapp
+from sqlalchemy.dialects import sqlite
+"""
+
+IMPORTS = """
+import importlib, pkgutil, subprocess
+del os.O_NONBLOCK  # filelock's code for this system has it
+subprocess.CREATE_NEW_PROCESS_GROUP = 512  # Windows's
+import fairflower
+for module in pkgutil.walk_packages(fairflower.__path__, "fairflower."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print("imported", sum(name.startswith("fairflower.") for name in sys.modules))
+"""
+
+TRAINS = """
+import fairflower as ff
+small = {"data.clients-per-domain": 1, "data.examples-per-client": 20, "train.local-epochs": 1}
+run = ff.run(strategy="fedheal", rounds=2, engine="inline", settings=small, output_dir="runs")
+print(run.status if hasattr(run, "status") else run)
+"""
+
+
+def on_windows(code: str, folder: Path) -> str:
+    program = WINDOWS.format(first=LIBRARIES) + code
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(folder) | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_every_module_is_imported_without_posix(tmp_path: Path) -> None:
+    assert int(on_windows(IMPORTS, tmp_path).split()[-1]) > 150
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_without_posix(tmp_path: Path) -> None:
+    on_windows(TRAINS, tmp_path)
+    assert list(tmp_path.glob("runs/*/model.safetensors"))
+
+
+def test_a_file_that_is_read_is_replaced_later_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    rename, refused = Path.replace, [PermissionError(), PermissionError()]
+
+    def replace(self: Path, target: Path) -> Path:
+        if refused:
+            raise refused.pop()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with files.replacing(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+    assert paths.read_text(tmp_path / "file") == "new"
+
+
+def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening.Path, "read_text", lambda self, encoding: "")
+    assert opening.free_memory() > 10**8
+
+
+def test_a_mac_s_gpu_is_named_where_there_is_none_and_adds_in_float32() -> None:
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ConfigError, match=r"'mps': PyTorch finds no GPU of a Mac here\. Use"):
+            choose_device("mps")
+    assert float64_on(torch.device("mps")) is torch.float32
+    assert float64_on(torch.device("cpu")) is torch.float64
