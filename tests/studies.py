@@ -14,7 +14,7 @@ from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import TuningProtocol
 from fairflower.plans.tuning import TuningStudies
 from fairflower.report.tuning import Tuned
-from fairflower.server.figures import Figures, History
+from fairflower.server.history import History, Metrics
 
 SMALL = {
     "num-server-rounds": 4,
@@ -71,7 +71,7 @@ def make(
     return done
 
 
-def figures(accuracies: Mapping[str, float]) -> Figures:
+def figures(accuracies: Mapping[str, float]) -> Metrics:
     """What is told of a round with these accuracies in validation."""
     history = History(tuple(accuracies))
     for domain, value in accuracies.items():

@@ -15,7 +15,7 @@ from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
 from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages, worst_half
 from fairflower.numerics.metrics import AVG, MIN, STD0
-from fairflower.server.figures import WINDOW
+from fairflower.server.history import WINDOW
 from fairflower.statistics.benchmarks import mixed
 from fairflower.statistics.differences import (
     Difference,

@@ -275,6 +275,6 @@ def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
             raise
     folder = sessions[0].folder
     assert folder is not None  # the run has ended
-    server_round, accuracies = folder.figures.last_test()
+    server_round, accuracies = folder.metrics.last_test()
     line = round_line(server_round, config.num_server_rounds, accuracies)
     return folder.path, f"{line}  {folder.fact('error') or ''}".rstrip()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairflower.data import ClientInfo
 from fairflower.numerics import metrics
 from fairflower.numerics.metrics import Vector
-from fairflower.server.figures import WINDOW
+from fairflower.server.history import WINDOW
 
 if TYPE_CHECKING:  # both hold clusters
     from fairflower.report.methods import Method

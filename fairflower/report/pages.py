@@ -1,4 +1,4 @@
-"""Where tables and figures are shown: what every page says, and terminal, Markdown and HTML."""
+"""Reports in the terminal, in Markdown and as an HTML page."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
 from fairflower.server.contents import read_text
 
+#: Least width of the column of names, if they are so long; the others then wrap.
+_NAME = 16
+
 # --- a terminal -----------------------------------------------------------------------
 
 
 def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
     """Return the papers' table, the differences to the baselines and the verdicts.
 
-    Runs with the same label and config except the seed become one row. The mean of the last five
-    tested rounds comes first, then the last round, at last the trials of ``tuned`` methods. Without
-    runs there are the trials alone; `RunFolderError` without either.
+    Runs that differ only in the seed become a row. The mean of the last five tested rounds comes
+    first, then the last round, then the trials of ``tuned`` methods; without runs, only the trials.
+    Raises `RunFolderError` without runs and trials.
     """
     analysis = analyze(runs, tuned)
     parts: list[RenderableType] = []
@@ -70,7 +73,10 @@ def _rich_table(table: Table) -> RichTable:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    rich.add_column("", overflow="fold")
+    names = [
+        len(text) for group in table.groups for row in group.rows for text in (row.name, row.remark)
+    ]
+    rich.add_column("", overflow="fold", min_width=min(max(names, default=0), _NAME))
     for column in table.columns:
         rich.add_column(Text(column.replace(" ", "\n", 1)), justify="right", no_wrap=True)
     for group in table.groups:
@@ -83,7 +89,7 @@ def _rich_table(table: Table) -> RichTable:
 
 
 def _rich_cell(cell: Cell) -> Text:
-    spread = cell.spread.replace(" ", "")
+    spread = cell.spread.replace("± ", "±").replace(" ", "\n")
     return Text.assemble((cell.text, "bold" if cell.tone else ""), ("\n" + spread, "dim"))
 
 
@@ -110,22 +116,22 @@ GENERATED = re.compile(
 
 
 def replace_generated_block(document: Path, summary: Path, text: str) -> None:
-    """Write the text generated from a summary into a Markdown file, over the text of before.
+    """Write the text generated from a summary into a Markdown file, in place of the former text.
 
     The block is between ``<!-- generated from SUMMARY -->`` (its path from the document's folder)
-    and ``<!-- end -->``; a document without such a block gets it at its end.
+    and ``<!-- end -->``; it is appended to a document that does not have it.
 
     Raises
     ------
     RunFolderError
-        When a document that is there cannot be read.
+        If the document exists and cannot be read.
     """
     before = read_text(document) if document.exists() else ""
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
     part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n"
-    there = [found for found in GENERATED.finditer(before) if found["summary"] == name]
-    if there:
-        whole = before[: there[0].start()] + part + before[there[0].end() :]
+    blocks = [block for block in GENERATED.finditer(before) if block["summary"] == name]
+    if blocks:
+        whole = before[: blocks[0].start()] + part + before[blocks[0].end() :]
     else:
         whole = f"{before.rstrip()}\n\n{part}".lstrip()
     document.write_text(whole, encoding="utf-8")
@@ -183,15 +189,14 @@ def write_report(
 ) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and ``figures/*.png`` and ``*.svg``.
 
-    The page is self-contained: it loads nothing, neither from the network nor from
-    beside it, and follows the reader's light or dark setting.
+    The page is self-contained and follows the reader's light or dark setting.
 
     Parameters
     ----------
     runs : sequence of Run, or Analysis
-        Runs with the same label and config except the seed become one method.
+        Runs that differ only in the seed become a method.
     out : path
-        Folder to write to; made if absent, files of an earlier report are replaced.
+        Folder to write to; it is created, and files of an earlier report are replaced.
     tuned : sequence of Tuned
         Trials of the methods, of `fairflower tune`.
 
@@ -203,7 +208,7 @@ def write_report(
     Raises
     ------
     RunFolderError
-        Without runs.
+        If there are no runs.
     """
     analysis = analyze(runs, tuned)
     chapters = analysis.chapters
@@ -241,7 +246,7 @@ def write_report(
 
 
 def html_table(table: Table) -> str:
-    """One table with its caption, as on the page but without its style."""
+    """Return a table with its caption as HTML, without the page's style."""
     return str(_templates().get_template("parts.html.j2").module.shown(table))  # type: ignore[attr-defined]
 
 
@@ -259,7 +264,7 @@ def _templates() -> Environment:
 
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
-    """The config keys in which the methods differ, with the value of each method."""
+    """Return the config keys in which methods differ, with each method's value."""
     left_out = {"seed", *execution()}
     return differing(
         [
@@ -270,7 +275,7 @@ def _differences(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """What is known of how a run was made; some of it may be missing."""
+    """Return facts on how a run was made; some may be missing."""
     info = run.info
     return {
         "status": run.progress,
@@ -290,30 +295,30 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:
-    """Who took part in the runs: clients, columns, and in which runs if not the same in all."""
+    """Return tables of clients, each with its columns and, if runs differ, the runs it is of."""
     owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
     for _, run in comparison.runs:
         if any(client.num_examples for client in run.clients):  # a summary does not say
             owners.setdefault(run.clients, []).append(run)
-    found = []
+    tables = []
     for clients, runs in owners.items():
         count = max((len(client.class_counts) for client in clients), default=0)
         classes = runs[0].info.get("classes") or [f"class {c}" for c in range(count)]
         columns = ["client", "domain", "examples", *map(str, classes)]
         which = ", ".join(f"{run.label} seed {run.seed}" for run in runs)
-        found.append((clients, columns, f": {which}" if len(owners) > 1 else ""))
-    return found
+        tables.append((clients, columns, f": {which}" if len(owners) > 1 else ""))
+    return tables
 
 
 def _pairs(values: Any) -> str:
-    """A mapping of run.json on one line."""
+    """Return a mapping of ``run.json`` on one line."""
     if not isinstance(values, Mapping):
         return str(values or "")
     return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
 
 
 def _duration(seconds: Any) -> str:
-    """Seconds as hours, minutes and seconds.
+    """Return seconds as hours, minutes and seconds.
 
     >>> _duration(248.7), _duration(7200), _duration(None)
     ('4 min 9 s', '2 h 0 min 0 s', '')

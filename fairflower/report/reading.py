@@ -17,9 +17,9 @@ from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, quoted
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
-from fairflower.server.figures import HELD_OUT
-from fairflower.server.figures import WINDOW as WINDOW
 from fairflower.server.folder import LEVELS, is_locked
+from fairflower.server.history import HELD_OUT
+from fairflower.server.history import WINDOW as WINDOW
 
 #: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}

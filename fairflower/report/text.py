@@ -1,4 +1,4 @@
-"""Text of numbers, lists and rounds, as a report writes them."""
+"""Numbers, lists and rounds as text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 DASH = "\N{EN DASH}"
 
+#: Where tables and verdicts are explained.
+GUIDE = "How to read the tables and verdicts: docs/report.md."
+
 #: Mark of a metric over domains of which some lack tests.
 MARK = "\N{DAGGER}"
 
-#: Largest number of stretches of rounds that are listed.
+#: Largest number of ranges of rounds that are listed.
 _SPANS = 6
 
 
@@ -85,7 +88,7 @@ def untested(
 
 
 def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
-    """List the chosen rounds; say how many they are where they are too scattered to list.
+    """List the chosen rounds as ranges, or count them if there are too many ranges.
 
     >>> listed_rounds(np.arange(7), np.array([True, False, True, True, True, False, True]))
     'rounds 0, 2 to 4 and 6'

@@ -2,7 +2,7 @@
 
 A method is *fairer* than a baseline when its worst domain is higher or its STD lower, and neither
 is worse; *equivalent* when both differences are shown to lie within a margin; otherwise
-*undecided*, with the smallest difference that the pairs would have shown.
+*undecided*, with the smallest difference that the pairs show with 80 % power.
 `fairflower.report.contrasts` judges the differences.
 """
 
@@ -22,7 +22,6 @@ from fairflower.report.contrasts import (
 )
 from fairflower.report.methods import BASELINES, Comparison, MeanStd, Method
 from fairflower.report.text import format_number, format_std, join_words
-from fairflower.statistics.differences import MIN_PAIRS
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,15 @@ def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
 def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
     """Return the sentence on one method's fairness over the last five tested rounds."""
     if not (against or method.fully_tested()):
-        return Verdict(method.name, "", "not compared, as not every domain was tested throughout")
+        return Verdict(
+            method.name, "", "not compared, because some domain was not tested in every round"
+        )
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         baselines = [comparison.baseline(method, name) for name in BASELINES]
         tested = all(baseline is None or baseline.fully_tested() for baseline in baselines)
-        condition = "" if tested else ", tested on every domain throughout,"
+        condition = "" if tested else ", tested on every domain,"
         return Verdict(method.name, "", f"{conclusion}{condition} to compare with")
     worst = [f"{signed(contrast['MIN'][0])} points against {n}" for n, contrast in against.items()]
     std = [signed(contrast["STD"][0]) for contrast in against.values()]
@@ -119,17 +120,9 @@ def verdict_legend(contrasts: Contrasts) -> str:
     """Explain the words of the verdicts; empty where no methods were compared."""
     if contrasts.empty:
         return ""
-    several = len(contrasts.measures) > 1
     return (
-        "Differences are paired: mean ± sample standard deviation (ddof 1). One counts when "
-        "Student's t test of the pairs, with variances moderated over the methods, has p < 0.05 by "
-        "Holm's correction over all methods and figures that are compared with the same method, "
-        f"with at least {MIN_PAIRS} pairs. Fairer: the worst domain is higher or STD is lower by "
-        "this rule, and neither is worse by it. Equivalent: shown to be within the margins in "
-        "brackets, in points, by two one-sided tests. Undecided: neither; in brackets is the "
-        "smallest difference that would have been found with 80 % power. Of several seeds on "
-        "one federation all this is said of that federation alone."
-        f"{' Better or worse: by the figures in brackets.' if several else ''}"
+        "Fairer: higher worst domain or lower STD, neither worse; paired t tests, p < 0.05 (Holm). "
+        "Equivalent: within the margins. Undecided: none of these."
     )
 
 
@@ -148,7 +141,7 @@ def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
     parts = []
     for (judgement, preposition), names in _by_judgement(contrasts).items():
         if judgement == UNDECIDED:
-            names = [f"{name} (seen from {contrasts[name].detectable} on)" for name in names]
+            names = [f"{name} (detectable: {contrasts[name].detectable})" for name in names]
         parts.append(f"{judgement} {preposition} {' and '.join(names)}")
     return ", ".join(parts)
 

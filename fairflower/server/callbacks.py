@@ -8,12 +8,12 @@ import numpy as np
 
 from fairflower.config import RunConfig
 from fairflower.errors import StopRun, logger
-from fairflower.server.figures import Figures
 from fairflower.server.folder import RunFolder
+from fairflower.server.history import Metrics
 from fairflower.trackers import Tracker, tracker_class
 
 #: Called with a round's number and metrics; True stops the run after the round.
-OnRound = Callable[[int, Figures], object]
+OnRound = Callable[[int, Metrics], object]
 
 
 class CallbackList:
@@ -37,20 +37,20 @@ class CallbackList:
         self._tracker = tracker_class(track)(self._folder.path, config, key, after)
         self._folder.note("tracked", {**keys, track: self._tracker.key})
 
-    def round(self, server_round: int, figures: Figures) -> bool:
+    def round(self, server_round: int, metrics: Metrics) -> bool:
         """Call both after a round; return True if ``on_round`` stops the run."""
-        self._track(lambda tracker: tracker.round(server_round, figures))
+        self._track(lambda tracker: tracker.round(server_round, metrics))
         if self._on_round is None or server_round == 0:
             return False
         try:
-            answer = self._on_round(server_round, dict(figures))
+            answer = self._on_round(server_round, dict(metrics))
         except StopRun:
             return True
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
     def end(self) -> None:
         """Give the tracker the final metrics and the status of the run."""
-        status, final = str(self._folder.fact("status")), self._folder.figures.final()
+        status, final = str(self._folder.fact("status")), self._folder.metrics.final()
         self._track(lambda tracker: tracker.end(status, final))
 
     def _track(self, call: Callable[[Tracker], None]) -> None:

@@ -28,7 +28,7 @@ from fairflower.machine import machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS
 from fairflower.server.contents import read_facts as read_facts
-from fairflower.server.figures import History
+from fairflower.server.history import History
 
 #: Split -> levels of the history for results by domain and by client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -78,7 +78,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._facts = dict(facts)
-        self.figures = History(facts.get("domains", ()))
+        self.metrics = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
 
     @classmethod
@@ -143,7 +143,7 @@ class RunFolder:
             _compare(path, earlier, facts)
             folder = cls(path, lock, {**facts, **earlier}, seconds)
             folder._rewind(sizes or {})
-            folder.figures.read(path / "history.csv")
+            folder.metrics.read(path / "history.csv")
             _replace(path / "config.toml", config.to_toml().encode())
         except BaseException:
             lock.release()
@@ -188,7 +188,7 @@ class RunFolder:
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:
         """Append metrics of a domain, a client, or (name "") the run."""
-        self.figures.add(server_round, level, name, values)
+        self.metrics.add(server_round, level, name, values)
         with self._open("history.csv") as file:
             writer = csv.writer(file)
             for metric, value in values.items():
@@ -196,7 +196,7 @@ class RunFolder:
 
     def is_tested(self, server_round: int) -> bool:
         """Return whether the history has accuracies of a round."""
-        return any("accuracy/" in name for name in self.figures.of(server_round))
+        return any("accuracy/" in name for name in self.metrics.of(server_round))
 
     def diagnostics(
         self,

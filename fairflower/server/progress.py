@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fairflower.numerics.metrics import AVG, MIN, STD
-from fairflower.server.figures import HELD_OUT_PREFIX
+from fairflower.server.history import HELD_OUT_PREFIX
 
 RECENT = 6  # rounds shown while a run goes on
 

@@ -26,8 +26,8 @@ from fairflower.errors import (
 from fairflower.machine import release_memory
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.figures import HELD_OUT, Figures, settled
 from fairflower.server.folder import LEVELS, LOG, RunFolder
+from fairflower.server.history import HELD_OUT, Metrics, settled
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
@@ -67,11 +67,11 @@ class RoundLoop:
         self,
         saved: Checkpoint | None,
         progress: RunProgress,
-        on_round: Callable[[int, Figures], bool],
+        on_round: Callable[[int, Metrics], bool],
     ) -> None:
         """Make all rounds, or the rounds after a checkpoint.
 
-        ``on_round`` gets a round's figures after they were written. If it returns True, the round
+        ``on_round`` gets a round's metrics after they were written. If it returns True, the round
         is saved and ``StopRun`` is raised; an exception of its own ends the run before that.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
@@ -93,10 +93,10 @@ class RoundLoop:
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._settled()
             self.folder.history(server_round, "run", "", seconds)
-            figures = self.folder.figures.of(server_round)
-            progress.round(server_round, accuracies, figures if accuracies else {})
+            metrics = self.folder.metrics.of(server_round)
+            progress.round(server_round, accuracies, metrics if accuracies else {})
             # Before the checkpoint, so that a resumed run calls it again.
-            stopped = on_round(server_round, self.folder.figures.of(server_round))
+            stopped = on_round(server_round, metrics)
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
             if time.monotonic() - self._released > _RELEASE_EVERY:
@@ -110,10 +110,10 @@ class RoundLoop:
 
     def _settled(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds; then note it."""
-        stop, figures = self.config.stop, self.folder.figures
+        stop, metrics = self.config.stop, self.folder.metrics
         validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
         kind = "validation" if validated else "training"
-        losses = figures.validation_losses if validated else figures.train_losses
+        losses = metrics.validation_losses if validated else metrics.train_losses
         best = settled(losses, stop.patience, stop.min_delta) if stop.patience else 0
         if best:
             reason = f"no {kind} loss below {losses[best]:.6g}, that of round {best}"
@@ -122,7 +122,7 @@ class RoundLoop:
 
     def _warn_if_diverged(self, server_round: int) -> None:
         """Warn if the final model is far worse than guessing on a domain."""
-        tested = self.folder.figures.of(server_round).items()
+        tested = self.folder.metrics.of(server_round).items()
         losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
         loss = float(np.max([0.0, *losses]))  # NaN if any loss is
         guessing = math.log(self.federation.num_classes)

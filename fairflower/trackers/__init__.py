@@ -2,7 +2,7 @@
 
     track = "tensorboard"  # in a run config
 
-A tracker gets the run config, the metrics of every round (`fairflower.server.figures`) and the
+A tracker gets the run config, the metrics of every round (`fairflower.server.history`) and the
 final metrics. A resumed run continues in the same run of the library.
 """
 

@@ -41,16 +41,16 @@ class MLflow(Tracker):
         lines = [f"{name} = {toml_value(value)}" for name, value in config.items()]
         self._client.log_text(self.key, "\n".join(lines) + "\n", "config.toml")
 
-    def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102
+    def round(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         self._last = server_round
-        self._log(figures)
+        self._log(metrics)
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
         self._log({f"final/{name}": value for name, value in final.items()})
         self._client.log_text(self.key, metrics_markdown(final) + "\n", "final.md")
         self._client.set_terminated(self.key, _STATUS.get(status, "FAILED"))
 
-    def _log(self, figures: Mapping[str, float]) -> None:
+    def _log(self, metrics: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        named = [(re.sub(r"[^\w\-. /]", "_", name), value) for name, value in figures.items()]
+        named = [(re.sub(r"[^\w\-. /]", "_", name), value) for name, value in metrics.items()]
         self._client.log_batch(self.key, [Metric(name, v, now, self._last) for name, v in named])

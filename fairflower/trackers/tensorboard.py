@@ -29,9 +29,9 @@ class TensorBoard(Tracker):
             lines = [f"    {name} = {toml_value(value)}" for name, value in config.items()]
             self._writer.add_text("config", "\n".join(lines), 0)
 
-    def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102
+    def round(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         self._last = server_round
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, server_round)
         self._writer.flush()
 

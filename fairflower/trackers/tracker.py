@@ -33,7 +33,7 @@ class Tracker(ABC):
     ) -> None: ...
 
     @abstractmethod
-    def round(self, server_round: int, figures: Mapping[str, float]) -> None:
+    def round(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a round."""
 
     @abstractmethod

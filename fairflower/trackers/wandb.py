@@ -43,8 +43,8 @@ class WandB(Tracker):
             raise ConfigError(f'track = "wandb": {reason}. Or set WANDB_MODE=offline.') from error
         self.key = self._run.id
 
-    def round(self, server_round: int, figures: Mapping[str, float]) -> None:  # noqa: D102
-        self._run.log(dict(figures), step=server_round)
+    def round(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
+        self._run.log(dict(metrics), step=server_round)
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
         rows = [[name.partition("/")[2], 100 * value] for name, value in final.items()]

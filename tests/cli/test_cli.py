@@ -32,7 +32,7 @@ from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
 from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run
-from fairflower.server.figures import History
+from fairflower.server.history import History
 from fairflower.server.progress import RunProgress, round_line
 from fairflower.strategies import STRATEGIES
 

@@ -337,7 +337,7 @@ def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> 
     ] == [
         f"strategy.t, fedequilibria:t=0.5: worst domain +1.00 ± 3.16, STD {MINUS}0.71 ± 2.24, "
         "average +0.50 ± 1.58 points against fedequilibria:t=0.0 (5 seeds of federation 0): "
-        "undecided against fedequilibria:t=0.0 (seen from worst domain 8.7, STD 6.2 on).",
+        "undecided against fedequilibria:t=0.0 (detectable: worst domain 8.7, STD 6.2).",
         f"strategy.t, fedequilibria:t=1.0: worst domain {MINUS}10.00 ± 0.16, STD +7.07 ± 0.11, "
         f"average {MINUS}5.00 ± 0.08 points against fedequilibria:t=0.0 (5 seeds of federation 0): "
         "less fair (worst domain, STD) than fedequilibria:t=0.0.",
@@ -442,7 +442,7 @@ def test_runs_of_several_kinds_of_processor_are_a_warning(tmp_path: Path, resume
     assert (
         "The runs come from several kinds of processor: AMD EPYC family 25 model 1 (kernels AVX2; "
         f"instruction sets avx2) ({both}); Xeon (kernels AVX512; instruction sets avx2 avx512f; "
-        "GPU H100) (fedheal). The same config and seed give the same bits on one kind alone"
+        "GPU H100) (fedheal). Results are reproducible only on the same kind of processor."
     ) in shown(fedavg, fedheal)
 
 

@@ -198,7 +198,7 @@ def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> N
     text = page_of(tmp_path / "out", *runs).text
     assert "backpack" in text
     assert "class 0" not in text
-    line = "Test examples, and what one is worth in points: a 200 (one is 0.5), b 30 (one is 3.3)."
+    line = "Test examples by domain (points per example): a 200 (0.5), b 30 (3.3)."
     assert line in text
     other = make_run(tmp_path / "other", constant(1, a=0.5, b=0.6), label="term", test_sizes=[2, 3])
     assert "worth" not in page_of(tmp_path / "out", *runs, other).text

@@ -207,7 +207,7 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
     assert (
         "fedheal: worst domain +8.00 ± 8.02 points against FedAvg, +4.00 ± 0.79 points against "
         f"Uniform, STD {MINUS}5.66 ± 5.67 and {MINUS}2.83 ± 0.56 (5 seeds of federation 0): "
-        "undecided against FedAvg (seen from worst domain"
+        "undecided against FedAvg (detectable: worst domain"
     ) in text
     assert "fairer (worst domain, STD) than Uniform." in text
     assert "uniform: worst domain" in text
@@ -236,7 +236,7 @@ def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
         *several(tmp_path / "n", "x", [0.48, 0.54, 0.57, 0.6, 0.51]),
     ]
     assert "x: worst domain +4.00 ± 4.74 points against Uniform" in shown(*noisy)
-    assert "undecided against Uniform (seen from worst domain" in shown(*noisy)
+    assert "undecided against Uniform (detectable: worst domain" in shown(*noisy)
 
 
 def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.figures import History, settled
 from fairflower.server.folder import lock_folder
+from fairflower.server.history import History, settled
 
 # --- figures ----------------------------------------------------------------------------------
 

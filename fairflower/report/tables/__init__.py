@@ -1,4 +1,4 @@
-"""The numbers of a report, as data: every page draws the same tables."""
+"""The tables of a report, as data for every output format."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from fairflower.report.reading import WINDOW
 from fairflower.report.tables import accuracy, differences, participation
 from fairflower.report.tables.cells import Table
 from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
+from fairflower.report.text import GUIDE
 
 
 def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
@@ -26,7 +27,7 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
         *differences.difference_tables(comparison, contrasts),
         model_table(comparison),
     )
-    lines = (tests_line(comparison), model_line(comparison), machine_line(comparison))
+    lines = (tests_line(comparison), model_line(comparison), machine_line(comparison), GUIDE)
     return [
         replace(first, footers=[line for line in lines if line]),
         *others,
@@ -35,6 +36,6 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
 
 
 def fairness_tables(comparison: Comparison) -> list[Table]:
-    """Return all fairness metrics over domains, and over clients where they tested."""
+    """Return all fairness metrics over domains, and over clients if clients tested."""
     tables = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
     return [table for table in tables if table.groups]

@@ -23,12 +23,10 @@ from fairflower.report.tables.cells import (
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
-    """The papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
+    """Return the papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
     return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
-        "Test accuracy of the global model in %. AVG: plain mean over domains. STD: standard "
-        "deviation over domains of their mean over these rounds; FedHEAL's tables use ddof 1, "
-        f"FedEquilibria's and FedGCR's ddof 0. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
+        f"Test accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
         f"{_HELD_OUT if comparison.held_out else ''}{how_to_read(comparison)}",
         [*columns(comparison.domains, window), *held_out_columns(comparison, window)],
         group_comparable(comparison, comparison.methods),
@@ -36,15 +34,15 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
 
 
 def quality_table(comparison: Comparison) -> Table:
-    """FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
+    """Return FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
 
-    Of methods whose images were corrupted or that have an AUC.
+    Its methods had corrupted images, or have an AUC.
     """
 
     def of(score: str, d: int | None) -> Callable[[Method], MeanStd]:
         def values(run: Run) -> Vector:
-            found = 100 * run.final_scores(score)
-            return found.mean(axis=1) if d is None else found[:, d]
+            scores = 100 * run.final_scores(score)
+            return scores.mean(axis=1) if d is None else scores[:, d]
 
         return lambda method: method.over_rounds(values)
 
@@ -56,11 +54,8 @@ def quality_table(comparison: Comparison) -> Table:
     return metric_table(
         f"Class-balanced accuracy{' and AUC' if auc else ''}, "
         f"{comparison.span().removeprefix('mean of ')}",
-        "In %. ACC: mean over classes of their accuracy. "
-        f"{'AUC: one-vs-one, mean over pairs of classes. ' if auc else ''}"
-        "As in FedISM's tables, figures are means over these rounds and all seeds, and "
-        "under them ± the standard deviation over rounds and seeds together (ddof 0); "
-        f"average: of the groups, in every round. {bold(comparison)}",
+        f"In %. ACC: class-balanced accuracy.{' AUC: one-vs-one.' if auc else ''} ±: standard "
+        f"deviation over rounds and seeds (ddof 0). {bold(comparison)}",
         [
             Column(f"{name} {title}", of(score, d), 1)
             for name, d in places.items()
@@ -72,22 +67,22 @@ def quality_table(comparison: Comparison) -> Table:
 
 
 def personal_table(comparison: Comparison) -> Table:
-    """The same figures of the clients' personal models, of methods that have them."""
+    """Return the accuracy table of the clients' personal models, for methods that have them."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
     return metric_table(
         f"Accuracy of personal models, {comparison.span()}",
-        "Each client's own model on its own test examples in %, the mean of a domain's clients "
-        "by test examples. Not comparable with the global model's accuracy on whole domains.",
+        "In %, each client's personal model on its own test data. Not comparable with the global "
+        "model's accuracy.",
         columns(comparison.domains, tests=lambda run: run.personal),
         group_comparable(comparison, methods),
     )
 
 
 def product_table(comparison: Comparison) -> Table:
-    """FedHEAL's Table 2: for each local training of a product the strategies."""
+    """Return FedHEAL's Table 2: strategies grouped by local training."""
     return metric_table(
         f"Local training times aggregation, {comparison.span()}",
-        "The accuracy table by local training. Bold: best of the strategies with it.",
+        "The accuracy table, grouped by local training. Bold: best strategy of a group.",
         columns(comparison.domains),
         largest_grid(comparison).items(),
     )
@@ -98,7 +93,7 @@ def columns(
     window: int = WINDOW,
     tests: Callable[[Run], AccuracyHistory] = lambda run: run,
 ) -> list[Column]:
-    """Each domain's accuracy in a run's ``tests``, and what the papers say of all, in percent."""
+    """Return columns for each domain's accuracy in ``tests``, AVG, STD, MIN and GAP, in percent."""
 
     def accuracies(run: Run) -> Vector:
         return tests(run).final(window)
@@ -138,17 +133,17 @@ def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Colum
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """All `SUMMARIES` over ``"domains"`` or ``"clients"``, of methods that have them."""
+    """Return all `SUMMARIES` over ``"domains"`` or ``"clients"``, for methods that have them."""
 
     def values(run: Run) -> Vector:
-        found = (run if level == "domains" else run.by_client).final()
-        return found[np.isfinite(found)]
+        accuracies = (run if level == "domains" else run.by_client).final()
+        return accuracies[np.isfinite(accuracies)]
 
     def of(row: Summary) -> Callable[[Method], MeanStd]:
-        figure = summarized(row, comparison.domains)
+        value = summarized(row, comparison.domains)
         if level == "domains":
-            return lambda method: method.over_domains(Run.final, figure)
-        return lambda method: method.over_seeds(lambda run: figure(values(run)))
+            return lambda method: method.over_domains(Run.final, value)
+        return lambda method: method.over_seeds(lambda run: value(values(run)))
 
     methods = [m for m in comparison.methods if all(values(run).size for run in m.runs)]
     sizes = sorted({values(run).size for m in methods for run in m.runs})
@@ -156,12 +151,8 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
     return metric_table(
         f"Fairness over {counted} {level}, {comparison.span()}",
-        f"Of the test accuracies of {level}. In %: AVG (plain mean), STD, MIN, MAX, GAP (best "
-        "minus worst), worst 10 % (mean of the ⌊K/10⌋ lowest, at least one). Without unit: "
-        "Jain's index (at most 1 = equal), Gini coefficient (at least 0 = equal) and entropy "
-        f"in nats (at most ln K = {highest} = equal); "
-        "these three are relative and look good when all are equally bad: read them with AVG "
-        f"and MIN. {how_to_read(comparison)}",
+        "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
+        f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
         [
             Column(row.heading, of(row), row.better, 4 if row.relative else 2, Method.fully_tested)
             for row in SUMMARIES
@@ -171,10 +162,9 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
 
 
 def types_table(comparison: Comparison) -> Table:
-    """FedGCR's Table 1: average and spread over client types (domains) and over clients.
+    """Return FedGCR's Table 1: average and spread over client types (domains) and over clients.
 
-    Where every domain has equally many clients they are the same: it is of no method, unless one
-    found clusters and the table is wanted beside FedGCR's.
+    `typed_methods` says which methods are shown.
     """
 
     def domains(row: Summary) -> Callable[[Method], MeanStd]:
@@ -192,18 +182,15 @@ def types_table(comparison: Comparison) -> Table:
     )
     return metric_table(
         f"Client types and clients, {comparison.span()}",
-        "In %. Avg over domains: plain mean, the Avg of FedGCR's tables. Avg over clients: a "
-        f"domain counts once for each of its clients. {SIGMA} type and {SIGMA} client: "
-        "standard deviations over domains and over clients (ddof 0). A client's accuracy is "
-        "that on its own test data if all clients tested, else that of its domain. "
-        f"{how_to_read(comparison)}",
+        f"In %. {SIGMA} type and {SIGMA} client: standard deviations over domains and over "
+        f"clients (ddof 0). {how_to_read(comparison)}",
         [Column(*column, whole=Method.fully_tested) for column in columns],
         group_comparable(comparison, typed_methods(comparison)),
     )
 
 
 def clusters_table(comparison: Comparison, window: int) -> Table:
-    """FedGCR's Table 3: clusters of clients against their types, of methods that found them."""
+    """Return FedGCR's Table 3: clusters compared with domains, of methods with clusters."""
 
     def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(
@@ -212,11 +199,8 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
 
     return metric_table(
         f"Clusters, {comparison.span(window)}",
-        "Of the clients that took part in a round, against their true types, their domains. "
-        "Clustering accuracy, in %: share of the clients whose type is the commonest in their "
-        "cluster (of types that tie, one counts); splitting clusters never lowers it. "
-        "Adjusted Rand index: at most 1 = the types themselves, 0 = chance. "
-        f"{how_to_read(comparison)}",
+        "Clustering accuracy: % of clients in their cluster's most frequent domain. Adjusted Rand "
+        f"index: 1 perfect, 0 chance. {how_to_read(comparison)}",
         [
             Column("clusters found", of("number", 1), 0, 1),
             Column("clustering accuracy", of("accuracy", 100), 1),

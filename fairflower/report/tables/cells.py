@@ -1,4 +1,4 @@
-"""What tables are made of, however they are drawn."""
+"""Tables, groups, rows and cells, independent of the output format."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fairflower.report.text import DASH, MARK, format_number, format_std
 
 Tone = Literal["", "better", "worse"]
 
-#: What follows a figure, and its tone, by whether it is better than another (1), worse or neither.
+#: Judgement (1 better, -1 worse, 0 neither) -> mark after a number, and tone.
 MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: its mean over seeds, the spread under it, and how it stands out."""
+    """A number: its mean over seeds, the spread under it, and its highlighting."""
 
     text: str
     spread: str = ""
     tone: Tone = ""
-    second: bool = False  # whether only one is better, of three or more
+    second: bool = False  # second best of three or more
     link: str = ""  # anchor of the row with its settings, on a page
 
 
 def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False, link: str = "") -> Cell:
-    """A figure that is better (1) than another, worse (-1) or neither (0), with its mark."""
+    """Return a mean with its spread, marked as better (1), worse (-1) or neither (0)."""
     mark, tone = MARKS[judgement]
     text = format_number(estimate.mean, signed=signed) + mark
     return Cell(text, format_std(estimate.std, estimate.n), tone, link=link)
@@ -36,7 +36,7 @@ def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False, link
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its figures; ``remark`` is small print under the name."""
+    """A method's numbers; ``remark`` is small print under its name."""
 
     name: str
     remark: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows whose figures may be compared; the heading says what sets them apart."""
+    """Comparable rows; the heading has the settings in which groups differ."""
 
     heading: str
     rows: Sequence[Row]
@@ -54,10 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a caption that says how to read it, columns and groups of rows.
-
-    ``footers`` are lines of their own under the table.
-    """
+    """Title, caption, columns and groups of rows; ``footers`` are lines under the caption."""
 
     title: str
     caption: str
@@ -68,10 +65,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of a method: ``better`` is 1 if more is, -1 if less is, 0 if neither.
+    """A metric of methods: ``better`` is 1 if more is better, -1 if less is, 0 if neither.
 
-    ``whole`` says of what methods it lacks no domain in any round. Elsewhere it is marked,
-    and the method is in no contest with others.
+    ``whole(method)`` is false if the metric lacks a domain in some round; it is then marked, and
+    not compared.
     """
 
     title: str
@@ -81,9 +78,9 @@ class Column:
     whole: Callable[[Method], bool] = lambda method: True
 
     def podium(self, estimates: Sequence[MeanStd]) -> list[float]:
-        """The best mean to the digits shown, and of three or more the next; none without a contest.
+        """Return the best mean, rounded as shown, and the second best of three or more.
 
-        Where several are the best there is no next.
+        Empty if nothing is compared; only the best if several methods share it.
         """
         means = [round(estimate.mean, self.digits) for estimate in estimates]
         if self.better == 0 or len(means) < 2 or any(map(math.isnan, means)):
@@ -92,7 +89,7 @@ class Column:
         return [first, second] if len(means) > 2 and first != second else [first]
 
     def cell(self, estimate: MeanStd, podium: Sequence[float] = (), mark: str = "") -> Cell:
-        """The figure of one method; bold if it is the best."""
+        """Return the cell of a method; bold if its mean is the best."""
         text = format_number(estimate.mean, self.digits) + mark
         mean = round(estimate.mean, self.digits)
         tone: Tone = "better" if mean in podium[:1] else ""
@@ -106,16 +103,15 @@ def metric_table(
     columns: Sequence[Column],
     groups: Iterable[tuple[str, Mapping[str, Method]]],
 ) -> Table:
-    """Fill a table with the figures of methods, by heading and name.
+    """Return a table of methods, given by heading and name.
 
-    The best of each group's column is bold. The caption gets a word on marks, if there are any.
+    The best of each group's column is bold. The caption explains the mark if it is used.
     """
     filled = [Group(heading, _rows(methods, columns)) for heading, methods in groups]
     cells = (cell for group in filled for row in group.rows for cell in row.cells)
     if any(cell.text.endswith(MARK) for cell in cells):
         caption = (
-            f"{caption.rstrip()} {MARK}: not every domain was tested in all of these rounds, as "
-            "the notes say, and so compared with nothing."
+            f"{caption.rstrip()} {MARK}: some domain was not tested in these rounds; not compared."
         )
     return Table(title, caption, [column.title for column in columns], filled)
 
@@ -123,14 +119,14 @@ def metric_table(
 def group_comparable(
     comparison: Comparison, methods: Iterable[Method]
 ) -> list[tuple[str, dict[str, Method]]]:
-    """Methods by what they may be compared with, each with a heading if there are several."""
-    found: dict[Hashable, dict[str, Method]] = {}
+    """Group comparable methods; groups have a heading if there are several."""
+    by_setting: dict[Hashable, dict[str, Method]] = {}
     for method in methods:
-        found.setdefault(method.comparable, {})[method.name] = method
-    if len(found) == 1:
-        return [("", members) for members in found.values()]
+        by_setting.setdefault(method.comparable, {})[method.name] = method
+    if len(by_setting) == 1:
+        return [("", members) for members in by_setting.values()]
     groups = []
-    for members in found.values():
+    for members in by_setting.values():
         first = next(iter(members.values()))
         parts = [f"{key} = {values[first.name]}" for key, values in comparison.differing.items()]
         groups.append((", ".join([*parts, f"round {first.runs[0].reach}"]), members))
@@ -138,7 +134,7 @@ def group_comparable(
 
 
 def remark(method: Method) -> str:
-    """Number of federations or seeds, and how far runs came that did not finish."""
+    """Return the number of federations or seeds, and the progress of unfinished runs."""
     n, unit = len(method.runs), method.unit.split(" ")[0]
     seeds = f"{n} {unit}s" if n > 1 else f"seed {method.runs[0].seed}"
     unfinished = sorted({run.progress for run in method.runs if run.status != "completed"})
@@ -146,20 +142,15 @@ def remark(method: Method) -> str:
 
 
 def how_to_read(comparison: Comparison) -> str:
-    """What the small print and the bold type of a table mean, if it has any."""
-    several = any(len(method.runs) > 1 for method in comparison.methods)
-    small = (
-        "Every figure is computed per seed; shown is the mean over seeds, and under it "
-        "± their sample standard deviation (ddof 1). "
-    )
-    return f"{small if several else ''}{bold(comparison)}".strip()
+    """Explain the small print and bold type of a table; empty if it has neither."""
+    units = {m.unit.split(" ")[0] for m in comparison.methods if len(m.runs) > 1}
+    small = f"±: standard deviation over {units.pop()}s (ddof 1). " if units else ""
+    return f"{small}{bold(comparison)}".strip()
 
 
 def bold(comparison: Comparison) -> str:
-    """What the bold type of a table means, if it has any."""
-    if len(comparison.methods) == 1:
-        return ""
-    return "Bold: best of the methods that may be compared, to the digits shown."
+    """Explain the bold type of a table; empty if it has none."""
+    return "Bold: best comparable method." if len(comparison.methods) > 1 else ""
 
 
 def _rows(methods: Mapping[str, Method], columns: Sequence[Column]) -> list[Row]:

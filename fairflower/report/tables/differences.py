@@ -10,7 +10,7 @@ from fairflower.report.contrasts import TITLES, ByBaseline, Contrast, ContrastGr
 from fairflower.report.measures import Measure
 from fairflower.report.methods import Comparison
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, judged_cell
-from fairflower.report.text import DASH, format_number, join_words
+from fairflower.report.text import DASH, format_number
 from fairflower.report.verdicts import pairs_text
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 
@@ -32,7 +32,7 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
 
 
 def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
-    """Return a measure's differences to the baselines; no groups where no baseline is there."""
+    """Return a measure's differences to the baselines; no groups if there is no baseline."""
     baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
@@ -50,7 +50,7 @@ def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseli
 def _groups_table(
     comparison: Comparison, title: str, measure: Measure, groups: Sequence[ContrastGroup]
 ) -> Table:
-    """Return a table of methods each with its difference to the method in the heading."""
+    """Return the differences of methods to the method in the heading."""
     return Table(
         title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),
@@ -81,23 +81,20 @@ def _row(
     return Row(name, paired, cells)
 
 
-def _cell(one: Difference, better: int) -> Cell:
-    """The mean, and under it the interval and what could have been seen."""
-    cell = judged_cell(one, better, signed=True)
-    if math.isnan(one.low):
+def _cell(difference: Difference, better: int) -> Cell:
+    """Return the mean, and under it the interval and the detectable difference."""
+    cell = judged_cell(difference, better, signed=True)
+    if math.isnan(difference.low):
         return cell
-    seen = f"; {format_number(one.detectable)}" if one.detectable else ""
-    return replace(cell, spread=f"[{format_number(one.low)}, {format_number(one.high)}]{seen}")
+    power = f"; {format_number(difference.detectable)}" if difference.detectable else ""
+    return replace(
+        cell, spread=f"[{format_number(difference.low)}, {format_number(difference.high)}]{power}"
+    )
 
 
 def _caption(measure: Measure) -> str:
-    more, less = (
-        join_words([f.title for f in measure.figures if f.better == better]) for better in (1, -1)
-    )
-    lessened = f"; {less}: less is".replace("STD", "STD (ddof 1)") if less else ""
+    std = " STD: ddof 1." if any(metric.title == "STD" for metric in measure.figures) else ""
     return (
-        "Percentage points: mean of the pairs, and under it the simultaneous 95 % interval and the "
-        "smallest difference that would have been found with 80 % power. "
-        f"{more}: more is better{lessened}. Bold with ▲ (better) or ▼ (worse): p < 0.05 by Holm's "
-        f"correction over all methods and figures of the table, from {MIN_PAIRS} pairs on."
+        "Points: mean over pairs, [95 % interval]; difference detectable with 80 % power. "
+        f"▲ better, ▼ worse: p < 0.05 (Holm), from {MIN_PAIRS} pairs on.{std}"
     )

@@ -1,8 +1,7 @@
-"""What is said beside the figures: what a model costs to send, the machines, and notes.
+"""Text beside the tables: the model's size, the machines and versions, and notes.
 
-The processors and library versions are those that run folders tell. On another kind of processor
-the same sums are rounded otherwise, and training makes points of accuracy of that: a comparison
-is of runs from one kind of machine.
+Run folders record processor and library versions. Another kind of processor rounds sums
+differently, and training turns this into points of accuracy: compare runs of one kind of machine.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousa
 
 
 def tests_line(comparison: Comparison) -> str:
-    """How many images each domain is tested on; empty where runs differ in it, or nobody knows."""
-    found = {tuple(run.info.get("test_sizes") or ()) for _, run in comparison.runs}
-    sizes = found.pop()
-    if found or len(sizes) != len(comparison.domains) or not all(sizes):
+    """Return each domain's number of test examples; empty if runs differ or it is unknown."""
+    all_sizes = {tuple(run.info.get("test_sizes") or ()) for _, run in comparison.runs}
+    sizes = all_sizes.pop()
+    if all_sizes or len(sizes) != len(comparison.domains) or not all(sizes):
         return ""
     worth = (
-        f"{domain} {size} (one is {100 / size:.2g})"
+        f"{domain} {size} ({100 / size:.2g})"
         for domain, size in zip(comparison.domains, sizes, strict=True)
     )
-    return f"Test examples, and what one is worth in points: {', '.join(worth)}."
+    return f"Test examples by domain (points per example): {', '.join(worth)}."
 
 
 def model_line(comparison: Comparison) -> str:
-    """What a model costs to send; empty where methods differ in it, or nobody knows."""
+    """Return the size of the model; empty if methods differ in it or it is unknown."""
     sizes = set(_sizes(comparison).values())
-    if len(sizes) != 1 or not all(found := sizes.pop()):
+    if len(sizes) != 1 or not all(pair := sizes.pop()):
         return ""
-    size, parameters = found
+    size, parameters = pair
     return (
         f"Model: {size} bytes to and from each client in a round ({parameters} trained parameters)."
     )
 
 
 def model_table(comparison: Comparison) -> Table:
-    """The same by method, where not all have the same."""
+    """Return the size of each method's model; no groups if all have the same."""
     sizes = _sizes(comparison)
     methods = comparison.methods if len(set(sizes.values())) > 1 else ()
     return Table(
         title="Model",
-        caption="Bytes: of the model, to and from each client in a round.",
+        caption="Bytes of the model, to and from each client in a round.",
         columns=["bytes", "trained parameters"],
         groups=[
             Group(
@@ -69,7 +68,7 @@ def model_table(comparison: Comparison) -> Table:
 
 
 def _sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
-    """Method -> bytes of its model, and how many of its parameters are trained."""
+    """Return method -> bytes of its model and number of trained parameters, as text."""
     facts = {method.name: method.runs[0].info for method in comparison.methods}
     return {
         name: (thousands(info.get("model_bytes")), thousands(info.get("num_parameters")))
@@ -84,27 +83,27 @@ UNKNOWN = "a processor that was not recorded"
 
 
 class ProcessInfo(NamedTuple):
-    """One of the processes, one after the other, that made a run."""
+    """Processor and library versions of a process that made a run, or a part of it."""
 
     processor: str
     versions: Mapping[str, str]
 
 
 def process_infos(run: Run) -> list[ProcessInfo]:
-    """The sessions that a run's rounds come from, in order, without repetitions."""
-    found = [
+    """Return the processes that a run's rounds come from, in order, without repetitions."""
+    infos = [
         ProcessInfo(machine_text(part.get("machine")), _versions(part))
         for part in process_records(run)
     ]
-    return [session for i, session in enumerate(found) if session not in found[:i]]
+    return [info for i, info in enumerate(infos) if info not in infos[:i]]
 
 
 def process_records(run: Run) -> list[Mapping[str, Any]]:
-    """What ``run.json`` says of each process that a run's rounds come from, in order."""
-    found: list[Mapping[str, Any]] = [run.info]
+    """Return the records in ``run.json`` of the processes that a run's rounds come from."""
+    records: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
-        found = [*found, resumed] if resumed.get("after_round") else [resumed]  # begun anew
-    return found
+        records = [*records, resumed] if resumed.get("after_round") else [resumed]  # begun anew
+    return records
 
 
 def machine_text(machine: Any) -> str:
@@ -122,7 +121,7 @@ def machine_text(machine: Any) -> str:
 
 
 def machine_line(comparison: Comparison) -> str:
-    """The processors and versions of all runs on one line; empty where nothing is known."""
+    """Return the processors and versions of all runs on one line; empty if unknown."""
     processors, versions = _used(comparison)
     if list(processors) == [UNKNOWN] and not versions:
         return ""
@@ -131,24 +130,24 @@ def machine_line(comparison: Comparison) -> str:
 
 
 def machine_notes(comparison: Comparison) -> list[str]:
-    """Warnings where runs come from several kinds of processor, or versions of a package."""
+    """Return warnings if runs used several kinds of processor, or versions of a package."""
     processors, versions = _used(comparison)
     notes = []
     if len(processors) > 1:
         owners = [f"{name} ({', '.join(methods)})" for name, methods in processors.items()]
         notes.append(
-            f"The runs come from several kinds of processor: {'; '.join(owners)}. The same "
-            "config and seed give the same bits on one kind alone, and other figures elsewhere."
+            f"The runs come from several kinds of processor: {'; '.join(owners)}. Results are "
+            "reproducible only on the same kind of processor."
         )
     return notes + [
-        f"The runs used several versions of {package}: {', '.join(found)}."
-        for package, found in sorted(versions.items())
-        if len(found) > 1
+        f"The runs used several versions of {package}: {', '.join(used)}."
+        for package, used in sorted(versions.items())
+        if len(used) > 1
     ]
 
 
 def _used(comparison: Comparison) -> tuple[_Named, _Named]:
-    """Processors with the methods that used them, and packages with their versions."""
+    """Return the methods of each processor, and the versions of each package."""
     processors: _Named = {}
     versions: _Named = {}
     for method in comparison.methods:
@@ -160,44 +159,44 @@ def _used(comparison: Comparison) -> tuple[_Named, _Named]:
 
 
 def _versions(part: Mapping[str, Any]) -> dict[str, str]:
-    found = dict(part.get("versions") or {})
-    return {name: str(version) for name, version in found.items() if version != "not installed"}
+    versions = dict(part.get("versions") or {})
+    return {name: str(version) for name, version in versions.items() if version != "not installed"}
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know before comparing the rows of the table."""
-    found = [
+    """Return facts to know before comparing the rows of the tables."""
+    lines = [
         f"The runs differ in {key}: {_values(values)}. "
         "Only methods with equal settings are compared."
         for key, values in comparison.differing.items()
     ]
     if len({m.runs[0].reach for m in comparison.methods}) > 1:
         reached = {m.name: str(m.runs[0].reach) for m in comparison.methods}
-        found.append(
+        lines.append(
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods at the same round are compared."
         )
     if all(method.strategy != "uniform" for method in comparison.methods):
-        found.append(
-            "Uniform averaging is not among the runs. Much of the published gain over FedAvg "
-            "is already there with uniform weights, so a gain over FedAvg alone says little."
+        lines.append(
+            "Uniform averaging is not among the runs. Uniform weights alone often explain much of "
+            "a published gain over FedAvg."
         )
     for method in comparison.methods:
         for run in method.runs:
-            found += [f"{method.name}, seed {run.seed}: {note}" for note in run_notes(run)]
+            lines += [f"{method.name}, seed {run.seed}: {note}" for note in run_notes(run)]
         for run, reason in method.left_out:
-            found.append(
+            lines.append(
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
-    found += _unshared(comparison)
+    lines += _unshared(comparison)
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
-        found.append(
+        lines.append(
             "With evaluate.test = false, accuracies are on examples kept out of training for "
             "validation, not on test examples."
         )
     if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
-        found.append(
+        lines.append(
             "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
             "accuracies on their own test data, weighted by test examples."
         )
@@ -207,8 +206,8 @@ def notes(comparison: Comparison) -> list[str]:
             there = by_data.setdefault((method.settings("data."), run.federation), set())
             there.add(data_digest(run))
     if any(len(partitions) > 1 for partitions in by_data.values()):
-        found.append("Runs with the same data settings had different data or clients.")
-    return [*found, *machine_notes(comparison)]
+        lines.append("Runs with the same data settings had different data or clients.")
+    return [*lines, *machine_notes(comparison)]
 
 
 def _unshared(comparison: Comparison) -> list[str]:
@@ -226,7 +225,7 @@ def _unshared(comparison: Comparison) -> list[str]:
 
 
 def data_digest(run: Run) -> str:
-    """Tells other data, or another partition, with the same settings."""
+    """Return a digest of a run's data and partition."""
     sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
     if "remarks" in run.info:  # read from a summary, which has the digest in their place
         return sources[0]
@@ -235,20 +234,20 @@ def data_digest(run: Run) -> str:
 
 
 def run_notes(run: Run) -> list[str]:
-    """How far a run came, who was left out, and what that means for its figures."""
+    """Return notes on a run's progress, dropped replies and missing tests."""
     if "remarks" in run.info:
         return list(run.info["remarks"])
-    found = []
+    lines = []
     if run.status != "completed":
         error = f" ({run.info['error']})" if run.info.get("error") else ""
-        found.append(f"{run.progress}{error}.")
+        lines.append(f"{run.progress}{error}.")
     elif run.info.get("ended_early"):
-        found.append(f"{run.progress}: {run.info['ended_early']}.")
+        lines.append(f"{run.progress}: {run.info['ended_early']}.")
     if loss := run.info.get("diverged"):
-        found.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
+        lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
-        found.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")
+        lines.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")
     silent = [
         answer
         for record in run.diagnostics
@@ -257,7 +256,7 @@ def run_notes(run: Run) -> list[str]:
     if silent:
         clients, reasons = zip(*silent, strict=True)
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
-        found.append(
+        lines.append(
             f"{len(silent)} replies to tests were dropped, of client {_clients(clients)}{why}. A "
             "domain's accuracy is then that of its other clients, if it has any."
         )
@@ -276,11 +275,11 @@ def run_notes(run: Run) -> list[str]:
             else f" Figures marked {MARK} are not of all domains in the same rounds, and so are "
             "compared with no other run."
         )
-        found.append(f"{lacks}.{''.join(means)}{compared}")
+        lines.append(f"{lacks}.{''.join(means)}{compared}")
     personal = untested(run.domains, run.personal.rounds, run.personal.accuracy)
     if personal and personal != lacks:
-        found.append(f"personal models: {personal}.")
-    return found
+        lines.append(f"personal models: {personal}.")
+    return lines
 
 
 def _clients(dropped: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A run's figures by round and name: what callbacks and trackers are told, and what ends a run."""
+"""A run's metrics by round and name, for callbacks, trackers and early stopping."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fairflower.server.contents import read_history
 #: Tested rounds that the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
 
-#: A figure by its name.
-Figures = dict[str, float]
+#: Metrics by name.
+Metrics = dict[str, float]
 
-#: By level of the history, what precedes the names of a domain's metrics.
+#: Level of the history -> prefix of the names of its metrics.
 _PREFIXES = {"domain": "", "validation": "validation_"}
 
 #: The same for the held-out domain, which no figure over domains includes.
@@ -30,34 +30,39 @@ HELD_OUT = "held-out"
 
 
 class History:
-    """The figures of every round so far.
+    """The metrics of every round so far.
 
-    Of a round they are ``<metric>/<domain>`` for all metrics of a domain's test, as in
-    ``accuracy/mnist``, a fraction; where every domain was tested also ``accuracy/AVG``,
-    ``accuracy/STD`` (ddof 1; of two domains or more) and ``accuracy/MIN``; the same of images for
-    validation as ``validation_accuracy/mnist`` and so on; of a held-out domain, which is in no
-    figure over domains, ``held_out_accuracy/sketch``; ``train_loss``, the mean over the
-    examples of the clients that were merged; and ``seconds`` and its like.
+    Names of a round's metrics:
+
+    - ``<metric>/<domain>`` for each test metric, for example ``accuracy/mnist``, a fraction;
+    - ``accuracy/AVG``, ``accuracy/MIN`` and, from two domains on, ``accuracy/STD`` (ddof 1), if
+      every domain was tested;
+    - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a held-out
+      domain, which AVG, MIN and STD leave out;
+    - ``train_loss``, the mean over the training examples of the merged clients;
+    - metrics of the whole round, for example ``seconds``.
     """
 
     def __init__(self, domains: Sequence[str]) -> None:
         self.domains = tuple(domains)
-        self._rounds: dict[int, Figures] = {}
+        self._rounds: dict[int, Metrics] = {}
         self._losses: dict[int, tuple[float, float]] = {}  # sum over examples, and how many
 
     def read(self, path: Path) -> None:
-        """Add all that a ``history.csv`` holds."""
+        """Add the contents of a ``history.csv``."""
         for (server_round, level, name), group in groupby(read_history(path), itemgetter(0, 1, 2)):
             self.add(server_round, level, name, {row.metric: row.value for row in group})
 
     def add(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
-        """Add metrics of a domain, a client or (name "") the run as a whole."""
-        found = self._rounds.setdefault(server_round, {})
+        """Add metrics of a domain, of a client, or of the whole run (name "")."""
+        metrics = self._rounds.setdefault(server_round, {})
         if level in _PREFIXES or level == HELD_OUT:
             prefix = _PREFIXES.get(level, HELD_OUT_PREFIX)
-            found |= {f"{prefix}{metric}/{name}": float(value) for metric, value in values.items()}
+            metrics |= {
+                f"{prefix}{metric}/{name}": float(value) for metric, value in values.items()
+            }
         elif level == "run":
-            found |= {metric: float(value) for metric, value in values.items()}
+            metrics |= {metric: float(value) for metric, value in values.items()}
         elif "train_loss" in values and "num-examples" in values:
             total, count = self._losses.get(server_round, (0.0, 0.0))
             examples = float(values["num-examples"])
@@ -66,67 +71,67 @@ class History:
                 count + examples,
             )
 
-    def of(self, server_round: int) -> Figures:
-        """The figures of one round."""
-        figures = dict(self._rounds.get(server_round, {}))
+    def of(self, server_round: int) -> Metrics:
+        """Return the metrics of a round."""
+        metrics = dict(self._rounds.get(server_round, {}))
         if server_round in self._losses:
             total, count = self._losses[server_round]
-            figures["train_loss"] = total / count
-        over = [_over_domains(figures, self.domains, prefix) for prefix in _PREFIXES.values()]
-        return figures | over[0] | over[1]
+            metrics["train_loss"] = total / count
+        over = [_over_domains(metrics, self.domains, prefix) for prefix in _PREFIXES.values()]
+        return metrics | over[0] | over[1]
 
     @property
     def train_losses(self) -> dict[int, float]:
-        """The training loss of every round that has one."""
+        """Training loss by round."""
         return {r: total / count for r, (total, count) in sorted(self._losses.items())}
 
     @property
     def validation_losses(self) -> dict[int, float]:
-        """The mean over domains of the loss in validation, of every round that has all of them."""
+        """Mean validation loss over domains, by round; rounds that lack a domain are left out."""
         keys = [f"validation_loss/{domain}" for domain in self.domains]
         return {
-            r: float(np.mean([found[key] for key in keys]))  # infinite or NaN, if one is
-            for r, found in sorted(self._rounds.items())
-            if r > 0 and found.keys() >= set(keys)
+            r: float(np.mean([metrics[key] for key in keys]))  # may be infinite or NaN
+            for r, metrics in sorted(self._rounds.items())
+            if r > 0 and metrics.keys() >= set(keys)
         }
 
     def last_test(self) -> tuple[int, dict[str, float]]:
         """Return the last tested round, and accuracy by domain: NaN for domains without a test.
 
         Accuracies are on test examples, or on validation examples if no round was tested on
-        others. Round 0 and no domain if nothing was tested.
+        test examples. Returns round 0 and no domain if nothing was tested.
         """
         for key in (f"{prefix}accuracy/" for prefix in _PREFIXES.values()):
-            for server_round, metrics_ in sorted(self._rounds.items(), reverse=True):
-                if any(name.startswith(key) for name in metrics_):
+            for server_round, metrics in sorted(self._rounds.items(), reverse=True):
+                if any(name.startswith(key) for name in metrics):
                     return server_round, {
-                        domain: metrics_.get(f"{key}{domain}", math.nan) for domain in self.domains
+                        domain: metrics.get(f"{key}{domain}", math.nan) for domain in self.domains
                     }
         return 0, {}
 
-    def final(self) -> Figures:
-        """Accuracy by domain and over all, the mean of the last five tested rounds.
+    def final(self) -> Metrics:
+        """Return means of accuracy over the last five tested rounds, by domain and over domains.
 
-        Spread and worst domain are those of the means, as in the papers' tables. A domain
-        without a test in these rounds is left out.
+        STD and MIN are computed from these means, as in the papers' tables. Domains without a
+        test in these rounds are left out.
         """
         tested = sorted(
-            r for r, found in self._rounds.items() if any(f.startswith("accuracy/") for f in found)
+            r for r, names in self._rounds.items() if any(n.startswith("accuracy/") for n in names)
         )
         last = ([r for r in tested if r > 0] or tested)[-WINDOW:]
-        figures: Figures = {}
+        metrics: Metrics = {}
         for key in (f"accuracy/{domain}" for domain in self.domains):
             values = [self._rounds[r][key] for r in last if key in self._rounds[r]]
             values = [value for value in values if not math.isnan(value)]
             if values:
-                figures[key] = mean(values)
-        return figures | _over_domains(figures, self.domains)
+                metrics[key] = mean(values)
+        return metrics | _over_domains(metrics, self.domains)
 
 
 def settled(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
-    """The round of the lowest loss, if ``patience`` rounds have passed since; else 0.
+    """Return the round of the lowest loss if ``patience`` rounds have passed since it, else 0.
 
-    A loss is lower if it is by more than ``min_delta``.
+    Only decreases of more than ``min_delta`` count as improvements.
 
     >>> settled({1: 0.9, 2: 0.5, 3: 0.6, 4: 0.5}, patience=2)
     2
@@ -141,10 +146,10 @@ def settled(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) 
 
 
 def _over_domains(
-    figures: Mapping[str, float], domains: Sequence[str], prefix: str = ""
-) -> Figures:
-    found = [figures.get(f"{prefix}accuracy/{domain}", math.nan) for domain in domains]
-    if any(map(math.isnan, found)):
+    metrics: Mapping[str, float], domains: Sequence[str], prefix: str = ""
+) -> Metrics:
+    accuracies = [metrics.get(f"{prefix}accuracy/{domain}", math.nan) for domain in domains]
+    if any(map(math.isnan, accuracies)):
         return {}
-    rows = (AVG, STD, MIN) if len(found) > 1 else (AVG, MIN)
-    return {f"{prefix}accuracy/{row.title}": row(found) for row in rows}
+    rows = (AVG, STD, MIN) if len(accuracies) > 1 else (AVG, MIN)
+    return {f"{prefix}accuracy/{row.title}": row(accuracies) for row in rows}
