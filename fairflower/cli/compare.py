@@ -201,7 +201,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             highlight=False,
         )
         return
-    found = spreads(
+    pilot_spreads = spreads(
         readable_runs([path for given in pilot for path in run_folders(given)], console)
     )
     rows = [
@@ -212,7 +212,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             str(one.for_difference),
             f"{one.for_equivalence} (within {one.spread.margin:g})",
         )
-        for one in design_power(found, methods, federations)
+        for one in design_power(pilot_spreads, methods, federations)
     ]
     columns = (
         *("metric", "SD of differences", "smallest detectable difference"),
@@ -220,9 +220,9 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     )
     title = f"What {federations} pairs detect of {methods} methods against Uniform"
     table = text_table(title, columns, rows)
-    pilots = f"{found[0].methods} earlier method{'s' * (found[0].methods > 1)}"
+    pilots = f"{pilot_spreads[0].methods} earlier method{'s' * (pilot_spreads[0].methods > 1)}"
     table.caption = (
         "In percentage points, with 80 % power at 5 % over all methods and metrics. SD of "
-        f"{pilots}, paired by {found[0].unit}."
+        f"{pilots}, paired by {pilot_spreads[0].unit}."
     )
     console.print(table)

@@ -63,9 +63,9 @@ class Network(nn.Module):
 
     def facts(self) -> dict[str, str]:
         """What who uses it has to know, as JSON by name: kind, shape, mean, std and classes."""
-        found = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
-        found |= {"kind": self.kind, "classes": self.federation.class_names}
-        return {name: json.dumps(value) for name, value in found.items()}
+        attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
+        attributes |= {"kind": self.kind, "classes": self.federation.class_names}
+        return {name: json.dumps(value) for name, value in attributes.items()}
 
 
 def network(run: Run, data_dir: str = "") -> Network:

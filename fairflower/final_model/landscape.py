@@ -130,9 +130,9 @@ def landscape(
     losses = surfaces(
         model, directions, steps, data, batch_size=config.evaluate.batch_size, advance=advance
     )
-    found = zip(sets, data, losses, strict=True)
+    entries = zip(sets, data, losses, strict=True)
     return Landscape(
-        run.label, steps, tuple(Surface(*which, len(of), loss) for which, of, loss in found)
+        run.label, steps, tuple(Surface(*which, len(of), loss) for which, of, loss in entries)
     )
 
 
@@ -226,8 +226,8 @@ def surfaces(
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         # An error or interrupt cancels what has not begun: it need not wait for the whole grid.
-        found = list(pool.map(losses_at, product(steps.tolist(), repeat=2)))
-    return np.array(found).T.reshape(len(data), len(steps), len(steps))
+        grid_losses = list(pool.map(losses_at, product(steps.tolist(), repeat=2)))
+    return np.array(grid_losses).T.reshape(len(data), len(steps), len(steps))
 
 
 def _mean_loss(model: nn.Module, images: Examples, batch_size: int) -> float:
@@ -292,8 +292,8 @@ def client_sharpness(
         images = examples_of(split, federation.mean, federation.std, device=chosen)
         values[client.domain].append(sharpness(model, images, rho=radius))
         advance()
-    found = {domain: np.array(list_) for domain, list_ in values.items()}
-    return ClientSharpness(run.label, int(run.seed), found)
+    by_domain = {domain: np.array(list_) for domain, list_ in values.items()}
+    return ClientSharpness(run.label, int(run.seed), by_domain)
 
 
 def write_csv(measured: Iterable[ClientSharpness], path: Path) -> None:

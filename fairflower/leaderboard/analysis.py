@@ -62,13 +62,13 @@ def primary(design: Design) -> Metric:
 def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
     """The worst domain, average, standard deviation over domains (ddof 0), and each domain."""
     margins = design.margins
-    found = [
+    outcomes = [
         Metric(MIN.phrase, MIN, margins.worst, of=lambda a: worst_places(a, 1)),
         Metric(AVG.phrase, AVG, margins.average, of=lambda a: range(len(a))),
         Metric(STD0.heading, STD0, margins.std, better=STD0.better),
     ]
     for place, name in enumerate(domains):
-        found.append(
+        outcomes.append(
             Metric(
                 name,
                 lambda a, place=place: a[place],  # type: ignore[misc]
@@ -76,7 +76,7 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
                 of=lambda _, place=place: [place],  # type: ignore[misc]
             )
         )
-    return found
+    return outcomes
 
 
 class Findings:
@@ -196,14 +196,14 @@ def _accuracies(
 
 def _pairs(figures: Accuracies, measure: Metric, other: str) -> dict[str, list[float]]:
     theirs = {f: measure.value(a) for f, a in figures.get(other, {}).items()}
-    found = {
+    pairs_by_method = {
         method: [
             measure.value(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
         ]
         for method, by_federation in figures.items()
         if method != other
     }
-    return {method: pairs for method, pairs in found.items() if pairs}
+    return {method: pairs for method, pairs in pairs_by_method.items() if pairs}
 
 
 def _redrawn(difference: Difference, overlap: float) -> Difference:

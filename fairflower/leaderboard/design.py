@@ -105,11 +105,11 @@ class Design:
                 "all of them."
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
-        found = []
+        benchmarks = []
         for name, own in _nested(tables).items():
             about = {key: own.pop(key) for key in _BENCHMARK if key in own}
             federations = about.get("federations", protocol["federations"])
-            found.append(
+            benchmarks.append(
                 Benchmark(
                     name,
                     {**common, **own, **(given or {})},
@@ -122,8 +122,8 @@ class Design:
             path,
             protocol["reference"],
             _methods(path, protocol["screened"]),
-            tuple(found),
-            tuple(_sweep(path, name, own, found) for name, own in _nested(sweeps).items()),
+            tuple(benchmarks),
+            tuple(_sweep(path, name, own, benchmarks) for name, own in _nested(sweeps).items()),
             protocol["points"],
             protocol["again"],
             protocol["scrambling"],
@@ -226,7 +226,7 @@ def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
         raise ConfigError(f"{path}: {name}: federations {reason}") from error
 
 
-def _sweep(path: Path, name: str, own: dict[str, Any], found: Iterable[Benchmark]) -> Sweep:
+def _sweep(path: Path, name: str, own: dict[str, Any], benchmarks: Iterable[Benchmark]) -> Sweep:
     """A sweep: ``vary`` has run config keys, each with the values that it takes, one at a time.
 
     ``settings`` are those of all its places, over the benchmark's.
@@ -234,7 +234,7 @@ def _sweep(path: Path, name: str, own: dict[str, Any], found: Iterable[Benchmark
     vary, settings = _table(own, "vary"), _table(own, "settings")
     rest = {k: v for k, v in own.items() if k.partition(".")[0] not in ("vary", "settings")}
     _check(f"{path}: [sweeps.{name}]", rest, _SWEEP)
-    named = {one.name: one for one in found}
+    named = {one.name: one for one in benchmarks}
     if rest.get("of") not in named or not vary:
         raise ConfigError(
             f"{path}: [sweeps.{name}] takes of = one of {', '.join(named)}, and "
@@ -257,7 +257,7 @@ def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
 
 
-def _check(what: str, found: Iterable[str], known: Iterable[str]) -> None:
-    for key in map(str, found):
+def _check(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for key in map(str, names):
         if key not in known:
             raise ConfigError(f"{what}: {unknown('key', key, known)}")

@@ -52,15 +52,15 @@ class LeaderboardRuns:
         return [self._placed(self.given[config.run_name])]
 
     def _more(self) -> list[RunConfig]:
-        found: list[RunConfig] = []
+        configs: list[RunConfig] = []
         for planned in self.stages.left():
             if self.out >= self.jobs:
                 break
             if planned.key not in self.given:
                 self.given[planned.key] = planned
                 self.out += 1
-                found.append(self._placed(planned))
-        return found
+                configs.append(self._placed(planned))
+        return configs
 
     def _placed(self, planned: Planned) -> RunConfig:
         """The run's config with its folder, from which what a kill has left is removed."""
@@ -116,11 +116,11 @@ def progress(stages: Stages) -> list[Progress]:
     """How many runs are left of each stage and benchmark, and how long they will take."""
     rows = stages.ledger.rows.values()
     made = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
-    found = []
+    progress = []
     counts = sorted(stages.counts().items(), key=lambda item: STAGES.index(item[0][0]))
     for (stage, benchmark), runs in counts:
         seconds = [row.seconds for row in rows if row.benchmark == benchmark]
         left = runs - made[stage, benchmark]
         hours = left * median(seconds) / 3600 if seconds else None
-        found.append(Progress(stage, benchmark, runs, left, hours))
-    return found
+        progress.append(Progress(stage, benchmark, runs, left, hours))
+    return progress

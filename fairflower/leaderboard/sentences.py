@@ -122,9 +122,9 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 def tables(findings: Findings) -> list[Table]:
     """Return a table for each benchmark that has pairs, and for each sweep with rows."""
-    found = [_benchmark(findings, one) for one in findings.benchmarks]
-    found += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
-    return found
+    parts = [_benchmark(findings, one) for one in findings.benchmarks]
+    parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
+    return parts
 
 
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:

@@ -89,14 +89,14 @@ class Stages:
 
     def finalists(self, benchmark: Benchmark, method: str) -> list[int] | None:
         """The points that are tried again, best first; None while screening is unfinished."""
-        found = {}
+        scores = {}
         for number in range(self.design.points):
             row = self.row(self.screened(benchmark, method, number))
             if row is None:
                 return None
             if row.outcome == "completed":
-                found[number] = worst_half(row.accuracies)
-        return sorted(found, key=lambda number: -found[number])[: self.design.again]
+                scores[number] = worst_half(row.accuracies)
+        return sorted(scores, key=lambda number: -scores[number])[: self.design.again]
 
     def chosen(self, benchmark: Benchmark, method: str) -> int | None:
         """The point whose mean over the tuning federations is highest; None if not known yet.
@@ -169,17 +169,17 @@ class Stages:
     def counts(self) -> dict[tuple[str, str], int]:
         """How many runs each stage of each benchmark takes, by stage and benchmark."""
         design, again = self.design, min(self.design.again, self.design.points)
-        found = {}
+        counts = {}
         for one in self.benchmarks:
             methods = len(dict.fromkeys((*one.confirmed, *design.screened)))
-            found[SCREENING, one.name] = methods * design.points
-            found[FINALISTS, one.name] = methods * again * (len(design.tuned_on) - 1)
-            found[CONFIRMATION, one.name] = len(one.confirmed) * len(one.federations)
+            counts[SCREENING, one.name] = methods * design.points
+            counts[FINALISTS, one.name] = methods * again * (len(design.tuned_on) - 1)
+            counts[CONFIRMATION, one.name] = len(one.confirmed) * len(one.federations)
         for sweep in self.sweeps:
             runs = len(sweep.places) * len(sweep.methods) * len(sweep.federations)
             name = sweep.benchmark.name
-            found[SWEEP, name] = found.get((SWEEP, name), 0) + runs
-        return found
+            counts[SWEEP, name] = counts.get((SWEEP, name), 0) + runs
+        return counts
 
     def _plan(
         self,

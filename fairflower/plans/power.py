@@ -83,8 +83,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             "uniform averaging. Give others by --pilot."
         )
     return [
-        Spread(name, math.sqrt(np.mean(found)), margins[name], len(found), units[0])
-        for name, found in variances.items()
+        Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), units[0])
+        for name, squares in variances.items()
     ]
 
 
@@ -110,14 +110,14 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
     return detectable(1 / math.sqrt(federations), federations - 1, level_of(methods, metrics))
 
 
-def design_power(found: Sequence[Spread], methods: int, federations: int) -> list[Power]:
+def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
     """Return what ``federations`` detect of each metric, and how many would be needed.
 
     ``methods`` are compared with uniform averaging and corrected for together. Tests are paired
     two-sided t tests; two one-sided tests show equivalence (`fairflower.statistics.power`).
     """
-    level = level_of(methods, len(found))
-    in_sd = detectable_in_sd(methods, federations, len(found))
+    level = level_of(methods, len(known_spreads))
+    in_sd = detectable_in_sd(methods, federations, len(known_spreads))
     return [
         Power(
             spread,
@@ -125,5 +125,5 @@ def design_power(found: Sequence[Spread], methods: int, federations: int) -> lis
             needed(spread.sd, EFFECT, level),
             needed_for_equivalence(spread.sd, spread.margin, level),
         )
-        for spread in found
+        for spread in known_spreads
     ]

@@ -103,8 +103,8 @@ class Board:
     ) -> pd.DataFrame:
         tests = self.tests(benchmark)
         rows = tests[(tests["outcome"] == "completed") & tests["kind"].isin([values, BOTH])]
-        found = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
-        return found.pivot(index="method", columns="number", values="figure")
+        completed = rows.assign(figure=[100 * of(_numbers(text)) for text in rows["figures"]])
+        return completed.pivot(index="method", columns="number", values="figure")
 
     def over_benchmarks(self, figure: str) -> pd.DataFrame:
         """The means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
@@ -278,11 +278,11 @@ def _difference(one: Difference | None) -> Cell:
 
 
 def _variance(board: Board) -> Table:
-    found = {b: board.variance(b) for b in board.benchmarks}
-    names = [*(n for n in _FACTORS if any(n in one for one in found.values())), "rest"]
+    shares = {b: board.variance(b) for b in board.benchmarks}
+    names = [*(n for n in _FACTORS if any(n in one for one in shares.values())), "rest"]
     rows = [
         Row(b, "", [Cell(format_number(100 * one[n], 1) if n in one else DASH) for n in names])
-        for b, one in found.items()
+        for b, one in shares.items()
     ]
     return Table(
         "Where the variance over trials comes from",
@@ -308,18 +308,18 @@ def conclusions(board: Board) -> list[str]:
 def _better(board: Board) -> Iterator[str]:
     counts: Counter[str] = Counter()
     for benchmark in board.benchmarks:
-        found = board.against_reference(benchmark, WORST)
-        if all(math.isnan(one.p) for one in found.values()):
+        gains = board.against_reference(benchmark, WORST)
+        if all(math.isnan(one.p) for one in gains.values()):
             continue  # one seed tells nothing
-        better = [name for name, one in found.items() if one.sign > 0]
-        worse = [name for name, one in found.items() if one.sign < 0]
+        better = [name for name, one in gains.items() if one.sign > 0]
+        worse = [name for name, one in gains.items() if one.sign < 0]
         counts.update(better)
         yield (
             f"{benchmark}: better than uniform weights in the worst domain, after Holm's "
-            f"correction over {len(found)} methods: {join_words(better) or 'none'}; worse: "
+            f"correction over {len(gains)} methods: {join_words(better) or 'none'}; worse: "
             f"{join_words(worse) or 'none'}."
         )
-        yield f"{benchmark}: {detectable_text(found)}"
+        yield f"{benchmark}: {detectable_text(gains)}"
     many = [f"{name} ({count})" for name, count in counts.items() if count > 2]
     if len(board.benchmarks) > 2:
         yield (
@@ -354,28 +354,28 @@ def _moved(board: Board) -> Iterator[str]:
 
 
 def _ranked(board: Board) -> Iterator[str]:
-    found = board.ranks
-    if found is None:
+    ranking = board.ranks
+    if ranking is None:
         return
-    apart = [n for n, rank in found.mean.items() if rank - found.lowest > found.critical]
+    apart = [n for n, rank in ranking.mean.items() if rank - ranking.lowest > ranking.critical]
     better = (
         f"it is better than that of {join_words(apart)}" if apart else "none is better than another"
     )
     yield (
-        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {found.p:.3g}. The "
-        f"lowest mean rank, {format_number(found.lowest, 1)}, is that of "
-        f"{join_words(found.best)}; by Nemenyi's critical difference, "
-        f"{format_number(found.critical, 1)}, {better}."
+        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {ranking.p:.3g}. The "
+        f"lowest mean rank, {format_number(ranking.lowest, 1)}, is that of "
+        f"{join_words(ranking.best)}; by Nemenyi's critical difference, "
+        f"{format_number(ranking.critical, 1)}, {better}."
     )
 
 
 def _decided(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
-        found = board.variance(benchmark)
-        if not found:
+        shares = board.variance(benchmark)
+        if not shares:
             continue  # all trials came to the same
         told = join_words(
-            [f"{name} {format_number(100 * share, 1)} %" for name, share in found.items()]
+            [f"{name} {format_number(100 * share, 1)} %" for name, share in shares.items()]
         )
         trials = board.trials(benchmark)
         count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())

@@ -74,14 +74,14 @@ class Measure:
 
 def measures(comparison: Comparison) -> list[Measure]:
     """Fairness over domains, and what else the tables show of several methods."""
-    found = [fairness(comparison)]
+    groups = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in SCORES:
         of = [m for m in rated if all(score in run.scores for run in m.runs)]
         if of:
-            found.append(_scored(comparison, score, of))
+            groups.append(_scored(comparison, score, of))
     typed = typed_methods(comparison)
-    return [*found, _over_clients(typed)] if typed else found
+    return [*groups, _over_clients(typed)] if typed else groups
 
 
 def fairness(comparison: Comparison) -> Measure:
@@ -158,8 +158,8 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
 
     def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
         def value(run: Run) -> float:
-            found = run.final_scores(score).mean(axis=0)
-            return 100 * float(figure(found)) if np.isfinite(found).all() else math.nan
+            scores = run.final_scores(score).mean(axis=0)
+            return 100 * float(figure(scores)) if np.isfinite(scores).all() else math.nan
 
         return value
 

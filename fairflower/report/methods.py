@@ -68,8 +68,8 @@ class Method:
     @cached_property
     def identity(self) -> frozenset[tuple[str, str]]:
         """All settings that its runs have in common."""
-        found = method_key(self.config)
-        return _federated(found) if self.federations else found
+        settings = method_key(self.config)
+        return _federated(settings) if self.federations else settings
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -140,8 +140,8 @@ class Method:
         if there are none.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
-        found = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
-        accuracy = _in_common(np.array(found))
+        accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
+        accuracy = _in_common(np.array(accuracies))
         values = np.array([[_of_those(row, figure) for row in run] for run in accuracy])
         return Curve.of(rounds, values)._replace(whole=np.isfinite(accuracy[0]).all(axis=1))
 
@@ -196,7 +196,7 @@ class Comparison:
         Of several, which differ in their bounds, the one with the method's own.
         """
         bounds, training = method.settings("bound."), method.settings("client.")
-        found = [
+        candidates = [
             other
             for other in self.methods
             if other.strategy == name
@@ -204,7 +204,7 @@ class Comparison:
             and other.comparable == method.comparable
             and other.settings("client.") == training
         ]
-        return min(found, key=lambda other: other.settings("bound.") != bounds, default=None)
+        return min(candidates, key=lambda other: other.settings("bound.") != bounds, default=None)
 
 
 def group_runs(runs: Iterable[Run]) -> list[Comparison]:
@@ -306,7 +306,7 @@ def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """The keys whose values are not the same in all settings, with the value of each."""
     keys = dict.fromkeys(key for one in settings for key in one)
     values = {key: [one.get(key, "not set") for one in settings] for key in keys}
-    return {key: found for key, found in values.items() if len(set(found)) > 1}
+    return {key: per_key for key, per_key in values.items() if len(set(per_key)) > 1}
 
 
 #: Fewer values make no curve.
@@ -331,15 +331,15 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
     sets: dict[Any, list[Method]] = {}
     for method in comparison.methods:
         sets.setdefault(method.comparable, []).append(method)
-    found = []
+    grids = []
     for members in sorted(sets.values(), key=len, reverse=True):
         grid: dict[str, dict[str, Method]] = {}
         for method in members:
             grid.setdefault(method.client, {})[method.aggregation] = method
         strategies = {strategy for row in grid.values() for strategy in row}
         if len(grid) > 1 and len(strategies) > 1:
-            found.append(grid)
-    return found
+            grids.append(grid)
+    return grids
 
 
 def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
@@ -358,7 +358,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
         for key, _ in method.identity
         if key.startswith(("strategy.", "client.")) and not key.endswith(".name")
     }
-    found = []
+    by_argument = []
     for key in sorted(keys):
         groups: dict[Any, dict[Any, Method]] = {}
         for method in comparison.methods:
@@ -371,8 +371,8 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
             if len(values) >= _FEWEST:
                 others = {value: m for value, m in members.items() if isinstance(value, str)}
                 methods = tuple(members[value] for value in values)
-                found.append(Sweep(key, np.array(values), methods, others))
-    return found
+                by_argument.append(Sweep(key, np.array(values), methods, others))
+    return by_argument
 
 
 def _value(method: Method, key: str) -> float | str | None:

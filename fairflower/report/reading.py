@@ -274,7 +274,7 @@ def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
 
 def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
     """Rounds with a value of some domain; one that may still be written needs all of them."""
-    found = _all_tests(history, domains)
-    there = np.isfinite(found.accuracy)
-    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(found.rounds, list(finished)))
-    return AccuracyHistory(rounds=found.rounds[kept], accuracy=found.accuracy[kept])
+    tests = _all_tests(history, domains)
+    there = np.isfinite(tests.accuracy)
+    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(tests.rounds, list(finished)))
+    return AccuracyHistory(rounds=tests.rounds[kept], accuracy=tests.accuracy[kept])

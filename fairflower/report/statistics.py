@@ -28,23 +28,23 @@ def paired_t_test(values: Sequence[float]) -> Difference:
     return differences({"": values})[""]
 
 
-def holm_correction(found: Mapping[str, Difference]) -> dict[str, Difference]:
+def holm_correction(by_name: Mapping[str, Difference]) -> dict[str, Difference]:
     """The same with Holm's p-values, which hold for all of them together.
 
     Those without a p-value are no part of it.
     """
-    p = corrections.holm({name: one.p for name, one in found.items()})
-    return {name: replace(one, p=p[name]) for name, one in found.items()}
+    p = corrections.holm({name: one.p for name, one in by_name.items()})
+    return {name: replace(one, p=p[name]) for name, one in by_name.items()}
 
 
-def detectable_text(found: Mapping[str, Difference]) -> str:
+def detectable_text(by_name: Mapping[str, Difference]) -> str:
     """What a comparison of methods could have seen, at their median spread and by Bonferroni."""
-    n, std = np.median([(one.n, one.std) for one in found.values()], axis=0)
-    least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(found))
-    largest = max(one.mean for one in found.values())
+    n, std = np.median([(one.n, one.std) for one in by_name.values()], axis=0)
+    least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(by_name))
+    largest = max(one.mean for one in by_name.values())
     return (
         f"with {n:g} seeds and the median spread, {format_number(std)}, differences of "
-        f"{format_number(least, 1)} points are found with 80 % power; the largest gain is "
+        f"{format_number(least, 1)} points are by_name with 80 % power; the largest gain is "
         f"{format_number(largest, signed=True)}."
     )
 
@@ -114,5 +114,5 @@ def eta_squared(
         return float(residual @ residual)
 
     total, whole = left([]), left(columns)
-    found = {n: (left(other for other in columns if other != n) - whole) / total for n in columns}
-    return {**found, "rest": 1 - sum(found.values())}
+    shares = {n: (left(other for other in columns if other != n) - whole) / total for n in columns}
+    return {**shares, "rest": 1 - sum(shares.values())}

@@ -206,8 +206,8 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
     processors, versions = row["processor"].split(_AND), row["versions"].split(_AND)
     for processor, listed in zip(processors, versions, strict=True):
         packages = [part.rpartition(" ") for part in listed.split(", ") if part]
-        found = {name: version for name, _, version in packages}
-        made.append({"machine": {"processor": processor}, "versions": found, "after_round": 1})
+        version_of = {name: version for name, _, version in packages}
+        made.append({"machine": {"processor": processor}, "versions": version_of, "after_round": 1})
     return {
         **made[0],
         "resumed": made[1:],
@@ -239,9 +239,9 @@ def _settings(runs: Iterable[Run]) -> list[str]:
         """A method's own arguments come after its name."""
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
-    found = dict.fromkeys(key for run in runs for key in run.config if key in changed)
+    keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
     left_out = {"seed", *execution()}
-    return sorted((key for key in found if place(key)[0] >= 0 and key not in left_out), key=place)
+    return sorted((key for key in keys if place(key)[0] >= 0 and key not in left_out), key=place)
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
@@ -284,6 +284,8 @@ def _ids(row: NDArray[np.float64] | None) -> str:
 def _clusters(cell: str, rounds: NDArray[np.int64]) -> Iterable[dict[str, Any]]:
     """What the strategy recorded of clusters."""
     for text, r in zip(cell.split(), rounds.tolist(), strict=bool(cell)):
-        found = {k: int(value) for k, value in enumerate(text.split(".")) if value not in ("", "-")}
-        if found:
-            yield {"round": r, "client_ids": list(found), IDS: list(found.values())}
+        clusters = {
+            k: int(value) for k, value in enumerate(text.split(".")) if value not in ("", "-")
+        }
+        if clusters:
+            yield {"round": r, "client_ids": list(clusters), IDS: list(clusters.values())}

@@ -151,8 +151,8 @@ def _row(one: Tuned) -> Row:
 
 def _range(one: Tuned, key: str, search: Search) -> Row:
     best = one.chosen
-    found = [one.trials[0].values[key], None if best is None else best.values[key]]
-    cells = [Cell(DASH if value is None else shown(value)) for value in found]
+    chosen_values = [one.trials[0].values[key], None if best is None else best.values[key]]
+    cells = [Cell(DASH if value is None else shown(value)) for value in chosen_values]
     return Row(key, "", [Cell(str(search)), *cells])
 
 

@@ -73,11 +73,11 @@ def line_styles(
 ) -> dict[str, LineStyle]:
     """One style per name, the same wherever the name appears; ``gray`` for one of them."""
     others = [name for name in names if name != gray]
-    found = {
+    styles = {
         name: LineStyle(colors[i % len(colors)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
         for i, name in enumerate(others)
     }
-    return found if gray is None else {**found, gray: LineStyle(GRAY, "-", "o")}
+    return styles if gray is None else {**styles, gray: LineStyle(GRAY, "-", "o")}
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:

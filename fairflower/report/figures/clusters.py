@@ -42,16 +42,16 @@ _FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """The figures of methods that found clusters; nothing where there are none."""
+    """The figures of methods that history clusters; nothing where there are none."""
     methods = methods_with_clusters(comparison.methods)
     if not methods:
         return
     yield _over_rounds(methods, styles)
     domains = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
     for number, method in enumerate(methods, start=1):
-        found = method.runs[0].clusters
-        if found and np.isfinite(found.map).any():
-            yield _maps(method, found, domains, f"-{number}" if len(methods) > 1 else "")
+        history = method.runs[0].clusters
+        if history and np.isfinite(history.map).any():
+            yield _maps(method, history, domains, f"-{number}" if len(methods) > 1 else "")
 
 
 def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
@@ -59,11 +59,11 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
     said, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
-            found = [run.clusters for run in method.runs if run.clusters]
-            rounds = reduce(np.intersect1d, [c.rounds for c in found])
+            histories = [run.clusters for run in method.runs if run.clusters]
+            rounds = reduce(np.intersect1d, [c.rounds for c in histories])
             if not rounds.size:
                 continue
-            values = [unit * c.metric(name)[np.isin(c.rounds, rounds)] for c in found]
+            values = [unit * c.metric(name)[np.isin(c.rounds, rounds)] for c in histories]
             curve = Curve.of(rounds, np.array(values))
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
@@ -91,20 +91,20 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
     )
 
 
-def _maps(method: Method, found: ClusterHistory, domains: LineStyles, suffix: str) -> FigureDraft:
+def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: str) -> FigureDraft:
     """A map per round: color is the type, the marker and what it hangs on the cluster."""
-    found = found._replace(map=aligned(found.map))
-    mapped = np.flatnonzero(np.isfinite(found.map).any(axis=(1, 2)))
+    history = history._replace(map=aligned(history.map))
+    mapped = np.flatnonzero(np.isfinite(history.map).any(axis=(1, 2)))
     chosen = mapped[np.unique(np.linspace(0, len(mapped) - 1, _MAPS).round().astype(int))]
-    names = np.unique(found.ids[chosen][np.isfinite(found.ids[chosen])])
+    names = np.unique(history.ids[chosen][np.isfinite(history.ids[chosen])])
     markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(names)}
     sheet, axes = canvas.panel_grid(len(chosen), _COLUMNS, 3.3, 1.0)
-    number, accuracy = found.metric("number"), found.metric("accuracy")
+    number, accuracy = history.metric("number"), history.metric("accuracy")
     for panel, r in zip(axes.flat, chosen, strict=False):
-        _map(panel, found, r, domains, markers)
+        _map(panel, history, r, domains, markers)
         noun = "cluster" if number[r] == 1 else "clusters"
         panel.set_title(
-            f"round {found.rounds[r]}: {number[r]:.0f} {noun}, "
+            f"round {history.rounds[r]}: {number[r]:.0f} {noun}, "
             f"clustering accuracy {100 * accuracy[r]:.0f} %"
         )
     for panel in axes[:, 0]:
@@ -112,7 +112,7 @@ def _maps(method: Method, found: ClusterHistory, domains: LineStyles, suffix: st
     for column in axes.T:
         lowest = [panel for panel in column if panel.get_visible()][-1]
         lowest.set_xlabel("first principal axis")
-    types = dict.fromkeys(found.types.tolist())
+    types = dict.fromkeys(history.types.tolist())
     _key(sheet, "outside upper left", [_dot(domains[d].color, "o", d) for d in types])
     dots = [_dot(canvas.GRAY, marker, f"cluster {name:.0f}") for name, marker in markers.items()]
     _key(sheet, "outside lower center", dots)
@@ -125,7 +125,7 @@ def _maps(method: Method, found: ClusterHistory, domains: LineStyles, suffix: st
         "from round to round; each axis points where it agrees with the map before. Color: the "
         "client's true type, its domain. Marker, and thin lines from the clients to their middle: "
         f"its cluster. Seed {method.runs[0].seed}.",
-        f"Clusters at round {found.rounds[end]}. {_said(found, int(end))}",
+        f"Clusters at round {history.rounds[end]}. {_said(history, int(end))}",
     )
 
 
@@ -144,12 +144,12 @@ def aligned(maps: Vector) -> Vector:
 
 
 def _map(
-    panel: Axes, found: ClusterHistory, r: int, domains: LineStyles, markers: Mapping[float, str]
+    panel: Axes, history: ClusterHistory, r: int, domains: LineStyles, markers: Mapping[float, str]
 ) -> None:
-    there = np.isfinite(found.map[r]).all(axis=1)
-    for name in np.unique(found.ids[r, there]):
-        inside = there & (found.ids[r] == name)
-        places = found.map[r, inside]
+    there = np.isfinite(history.map[r]).all(axis=1)
+    for name in np.unique(history.ids[r, there]):
+        inside = there & (history.ids[r] == name)
+        places = history.map[r, inside]
         middle = places.mean(axis=0)
         thin: dict[str, Any] = {"color": canvas.GRAY, "linewidth": 0.7, "alpha": 0.8, "zorder": 1}
         for x, y in places:
@@ -159,7 +159,7 @@ def _map(
             places[:, 1],
             s=38,
             marker=markers[name],
-            c=[domains[domain].color for domain in found.types[inside]],
+            c=[domains[domain].color for domain in history.types[inside]],
             edgecolors=canvas.INK,
             linewidths=0.4,
             alpha=0.85,
@@ -182,10 +182,10 @@ def _dot(color: str, marker: str, label: str) -> Line2D:
     return Line2D([], [], color=color, marker=marker, linestyle="", markersize=6, label=label)
 
 
-def _said(found: ClusterHistory, r: int) -> str:
+def _said(history: ClusterHistory, r: int) -> str:
     """``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
     parts = []
-    for name in np.unique(found.ids[r][np.isfinite(found.ids[r])]):
-        counts = Counter(found.types[found.ids[r] == name].tolist()).most_common()
+    for name in np.unique(history.ids[r][np.isfinite(history.ids[r])]):
+        counts = Counter(history.types[history.ids[r] == name].tolist()).most_common()
         parts.append(f"Cluster {name:.0f}: {', '.join(f'{n} {domain}' for domain, n in counts)}.")
     return " ".join(parts)

@@ -40,30 +40,30 @@ def pairs(run: Run) -> dict[str, DiagnosticSeries]:
     """Every diagnostic that is a K x K list, from its last round."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
-    found = {}
+    series = {}
     for name, server_round, ids, value in _arrays(run, axes=2):
         by_domain = sorted(range(len(ids)), key=lambda k: place[ids[k]])
         domains = tuple(order[ids[k]] for k in by_domain)
         values = value[np.ix_(by_domain, by_domain)]
-        found[name] = DiagnosticSeries(np.array([server_round]), values, domains)
-    return found
+        series[name] = DiagnosticSeries(np.array([server_round]), values, domains)
+    return series
 
 
 def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
     """Every diagnostic that is a number (``axes`` 0) or has one for each client (1)."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
-    found: dict[str, list[tuple[int, Vector]]] = {}
+    series: dict[str, list[tuple[int, Vector]]] = {}
     for name, server_round, ids, value in _arrays(run, axes):
         full = np.full((len(order),) * axes, np.nan)
         full[np.ix_(*[[place[client_id] for client_id in ids]] * axes)] = value
-        found.setdefault(name, []).append((server_round, full))
+        series.setdefault(name, []).append((server_round, full))
     domains = tuple(order.values())
     return {
         name: DiagnosticSeries(
             np.array([r for r, _ in rows]), np.array([v for _, v in rows]), domains
         )
-        for name, rows in found.items()
+        for name, rows in series.items()
     }
 
 
@@ -111,9 +111,9 @@ def _by_name(
 ) -> Iterator[tuple[str, dict[str, DiagnosticSeries]]]:
     """A name, and {method: what was recorded under it}, the weights first."""
     recorded = {method: read(run) for method, run in runs.items()}
-    names = dict.fromkeys(n for found in recorded.values() for n in found if n not in drawn)
+    names = dict.fromkeys(n for series in recorded.values() for n in series if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
-        yield name, {m: found[name] for m, found in recorded.items() if name in found}
+        yield name, {m: series[name] for m, series in recorded.items() if name in series}
 
 
 def _draw_vectors(
@@ -124,10 +124,10 @@ def _draw_vectors(
     rows = len(vectors)
     sheet, axes = panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
     said = []
-    for (left, right), (method, found) in zip(axes, vectors.items(), strict=True):
+    for (left, right), (method, series) in zip(axes, vectors.items(), strict=True):
         left.set_title(f"{method}: {name} of each client")
         right.set_title(f"{method}: {total} per domain")
-        ends = _draw_domains(left, right, found, domain_looks, total)
+        ends = _draw_domains(left, right, series, domain_looks, total)
         said.append(f"{method}: {', '.join(ends)}")
     for axis in axes[:-1].flat:
         axis.set_xlabel("")
@@ -149,30 +149,30 @@ def _draw_vectors(
 
 
 def _draw_domains(
-    left: Axes, right: Axes, found: DiagnosticSeries, styles: LineStyles, total: str
+    left: Axes, right: Axes, series: DiagnosticSeries, styles: LineStyles, total: str
 ) -> list[str]:
     """Lines of the clients and of the domains; what these are in the last round."""
-    owners = np.array(found.domains)
+    owners = np.array(series.domains)
     said = []
-    for domain in dict.fromkeys(found.domains):
+    for domain in dict.fromkeys(series.domains):
         style = styles[domain]
-        clients = found.values[:, owners == domain]
+        clients = series.values[:, owners == domain]
         for client, color in zip(
             clients.T, canvas.shades(style.color, len(clients.T)), strict=True
         ):
             there = np.isfinite(client)
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
-            line(left, found.rounds[there], client[there], style, **gaps, color=color)
+            line(left, series.rounds[there], client[there], style, **gaps, color=color)
         frame = pd.DataFrame(clients)  # which passes over the clients that a round is without
         values = frame.agg(total, axis=1).to_numpy()
         if total == "mean":
             spread = frame.std(axis=1, ddof=0).to_numpy()
-            canvas.band(right, found.rounds, values, spread, style, alpha=0.15)
-        line(right, found.rounds, values, style, label=domain)
+            canvas.band(right, series.rounds, values, spread, style, alpha=0.15)
+        line(right, series.rounds, values, style, label=domain)
         said.append(f"{domain} {values[-1]:.3g}")
     if total == "sum":  # of weights: what it would be if they were equal
-        sizes = {found.domains.count(domain) for domain in found.domains}
+        sizes = {series.domains.count(domain) for domain in series.domains}
         for panel, clients_of in ((left, {1}), (right, sizes)):
             for k in clients_of:
                 panel.axhline(k / len(owners), color=canvas.GRAY, linestyle=":", linewidth=1)
@@ -182,17 +182,17 @@ def _draw_domains(
 def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> FigureDraft:
     """A heat map per method, clients ordered by domain."""
     sheet, axes = canvas.panel_grid(len(matrices), 3, 4.2, float(len(matrices) == 1))
-    for panel, (method, found) in zip(axes.flat, matrices.items(), strict=False):
-        low, high = float(np.nanmin(found.values)), float(np.nanmax(found.values))
+    for panel, (method, series) in zip(axes.flat, matrices.items(), strict=False):
+        low, high = float(np.nanmin(series.values)), float(np.nanmax(series.values))
         if low < 0 < high:
             high = max(-low, high)
             low = -high
         colors = "RdBu_r" if low < 0 < high else "viridis"
-        image = panel.imshow(found.values, cmap=colors, vmin=low, vmax=high, interpolation="none")
+        image = panel.imshow(series.values, cmap=colors, vmin=low, vmax=high, interpolation="none")
         sheet.colorbar(image, ax=panel, shrink=0.85).outline.set_visible(False)
         panel.grid(visible=False)
-        panel.set_title(f"{method}, round {found.rounds[-1]}")
-        _label_domains(panel, found.domains)
+        panel.set_title(f"{method}, round {series.rounds[-1]}")
+        _label_domains(panel, series.domains)
     return FigureDraft(
         f"pairs-{_slug(name)}",
         sheet,
@@ -219,16 +219,16 @@ def _draw_numbers(
     name: str, figures: Mapping[str, DiagnosticSeries], styles: LineStyles
 ) -> FigureDraft:
     sheet, ((panel,),) = panels(1, 1, canvas.HALF, 3.0)
-    for method, found in figures.items():
-        line(panel, found.rounds, found.values, styles[method], label=method)
-    every = np.concatenate([found.values for found in figures.values()])
+    for method, series in figures.items():
+        line(panel, series.rounds, series.values, styles[method], label=method)
+    every = np.concatenate([series.values for series in figures.values()])
     if every.min() > 0 and every.max() / every.min() > 1000:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter("{x:.0e}")
         panel.minorticks_off()
     panel.set_ylabel(name)
     legend(sheet, panel)
-    last = [f"{method} {found.values[-1]:.4g}" for method, found in figures.items()]
+    last = [f"{method} {series.values[-1]:.4g}" for method, series in figures.items()]
     return FigureDraft(
         f"round-{_slug(name)}",
         sheet,
@@ -263,7 +263,7 @@ def windows(run: Run) -> list[ConsistencyWindow]:
     """The run's observed windows, in order."""
     domain = {client.client_id: client.domain for client in run.clients}
     length = int(run.config["observe.window"])
-    found = []
+    observed_windows = []
     for record in run.diagnostics:
         rows, ids = as_float_array(record.get(_CONSISTENCY)), record.get("client_ids", [])
         observed = rows is not None and rows.shape == (len(ids), BINS)
@@ -272,16 +272,16 @@ def windows(run: Run) -> list[ConsistencyWindow]:
             seen = np.isfinite(rows).all(axis=1)
             shares = {d: rows[seen & (owners == d)] for d in run.domains}
             means = {d: part.mean(axis=0) for d, part in shares.items() if len(part)}
-            found.append(ConsistencyWindow(int(record["round"]), means))
-    return found
+            observed_windows.append(ConsistencyWindow(int(record["round"]), means))
+    return observed_windows
 
 
 def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
     """The first and the last window of every method that was observed."""
     observed = {
-        method.name: (method.runs[0], found)
+        method.name: (method.runs[0], observed_windows)
         for method in comparison.methods
-        if (found := windows(method.runs[0]))
+        if (observed_windows := windows(method.runs[0]))
     }
     if not observed:
         return
@@ -290,14 +290,14 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
         len(observed), 2, canvas.FULL, 2.4 * len(observed) + 0.6, sharex=True, sharey=True
     )
     said = []
-    for row, (name, (run, found)) in zip(axes, observed.items(), strict=True):
+    for row, (name, (run, observed_windows)) in zip(axes, observed.items(), strict=True):
         length = int(run.config["observe.window"])
-        for panel, window in zip(row, (found[0], found[-1]), strict=True):
+        for panel, window in zip(row, (observed_windows[0], observed_windows[-1]), strict=True):
             _draw(panel, window, length, styles)
             first = window.last_round - length + 1
             panel.set_title(f"{name}: rounds {first} to {window.last_round}")
         row[0].set_ylabel("parameters, %")
-        steady = {d: 100 * share[-1] for d, share in found[-1].shares.items()}
+        steady = {d: 100 * share[-1] for d, share in observed_windows[-1].shares.items()}
         said.append(f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}")
     for panel in axes[-1]:
         panel.set_xlabel("share of the rounds with updates of the same sign")
