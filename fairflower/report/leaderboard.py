@@ -205,10 +205,8 @@ def _overview(board: Board, figure: str) -> Table:
         rows.append(Row(str(name), "", [*cells, Cell(rank)]))
     return Table(
         f"Tuned: {figure}, by benchmark",
-        f"In %: {figure} of the mean over the last five tested rounds; mean over seeds, and under "
-        "it ± their sample standard deviation (ddof 1). ▲ better, ▼ worse than uniform weights: "
-        "paired by seed, Student's t, Holm's p below 0.05 over all methods of the benchmark. Rank: "
-        "mean over benchmarks, among the methods that were tested on all.",
+        "In %; ±: standard deviation over seeds (ddof 1). ▲ better, ▼ worse than uniform weights: "
+        "paired t test, p < 0.05 (Holm). Rank: mean over benchmarks.",
         [*board.benchmarks, "rank"],
         [Group("", rows)],
     )
@@ -242,30 +240,31 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     processors = join_words(sorted(set(tests["processor"])))
     return Table(
         f"{benchmark}, {metric}",
-        f"In %, {seeds} seeds, domains {join_words(board.domains(benchmark))}. Differences "
-        "in points, and under them their 95 % interval (Student's t, not corrected); p: Holm's, of "
-        "the worst domain against uniform weights. By tuning: the worst domain with the chosen "
-        "values, which are under the name, minus that with the paper's. Left out: trials that were "
-        f"pruned or lost, which are not chosen. Made on {processors}. "
-        f"Settings: {board.protocol(benchmark) or 'not told'}.",
+        "In %. Differences in points, [uncorrected 95 % interval]; p: worst domain against uniform "
+        "weights (Holm). By tuning: chosen minus paper's values. Left out: trials pruned or lost.",
         [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning", "left out"],
         [Group("", rows)],
-        [*_lost(tests), *_untested(trials, set(tests["method"]))],
+        [
+            f"{seeds} seeds, domains {join_words(board.domains(benchmark))}. Made on {processors}. "
+            f"Settings: {board.protocol(benchmark) or 'unknown'}.",
+            *_lost(tests),
+            *_untested(trials, set(tests["method"])),
+        ],
     )
 
 
 def _lost(tests: pd.DataFrame) -> Iterator[str]:
     for _, test in tests[tests["outcome"] != "completed"].iterrows():
         yield (
-            f"{test['method']} with {test['kind']} values, seed {test['number']}, is lost and in "
-            f"no mean: {test['reason']}"
+            f"{test['method']} with {test['kind']} values, seed {test['number']}, failed and is "
+            f"not in the means: {test['reason']}"
         )
 
 
 def _untested(trials: pd.DataFrame, tested: set[str]) -> Iterator[str]:
     for name in dict.fromkeys(trials["method"]):
         if name not in tested:
-            yield f"{name}: all trials were lost, and nothing is tested."
+            yield f"{name}: all trials failed, so it was not tested."
 
 
 def _difference(one: Difference | None) -> Cell:
@@ -286,12 +285,8 @@ def _variance(board: Board) -> Table:
     ]
     return Table(
         "Where the variance over trials comes from",
-        "In % of the variance of the worst domain on validation images over trials, pruned ones "
-        "with what they were pruned for: sums of squares of type II of a linear model, learning "
-        "rate by its logarithm and the square of that, local epochs as categories. Rest: a rule's "
-        "own arguments, what factors have in common, and noise. All methods try the same learning "
-        "rates with the same epochs, so that these two are told apart by as many pairs as a method "
-        "has trials.",
+        "In % of the variance of the worst domain on validation images (type II sums of squares). "
+        "Rest: methods' arguments, what factors have in common, noise. See docs/report.md.",
         names,
         [Group("", rows)],
     )

@@ -29,22 +29,22 @@ def paired_t_test(values: Sequence[float]) -> Difference:
 
 
 def holm_correction(by_name: Mapping[str, Difference]) -> dict[str, Difference]:
-    """The same with Holm's p-values, which hold for all of them together.
+    """Return the differences with p-values corrected by Holm's method over all of them.
 
-    Those without a p-value are no part of it.
+    Differences without a p-value do not count.
     """
     p = corrections.holm({name: one.p for name, one in by_name.items()})
     return {name: replace(one, p=p[name]) for name, one in by_name.items()}
 
 
 def detectable_text(by_name: Mapping[str, Difference]) -> str:
-    """What a comparison of methods could have seen, at their median spread and by Bonferroni."""
+    """Say which differences are detectable, at the median spread and Bonferroni's level."""
     n, std = np.median([(one.n, one.std) for one in by_name.values()], axis=0)
     least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(by_name))
     largest = max(one.mean for one in by_name.values())
     return (
         f"with {n:g} seeds and the median spread, {format_number(std)}, differences of "
-        f"{format_number(least, 1)} points are by_name with 80 % power; the largest gain is "
+        f"{format_number(least, 1)} points are detected with 80 % power; the largest gain is "
         f"{format_number(largest, signed=True)}."
     )
 

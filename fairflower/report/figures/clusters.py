@@ -42,7 +42,7 @@ _FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """The figures of methods that history clusters; nothing where there are none."""
+    """Yield the figures of methods that recorded clusters."""
     methods = methods_with_clusters(comparison.methods)
     if not methods:
         return
