@@ -113,9 +113,9 @@ def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
     assert board.figures("one", WORST).loc["afl"].isna().sum() == 1
     assert board.against_reference("one", WORST)["afl"].n == 4
     _, _, one, _ = board_tables(board)
-    assert list(one.footers) == [
-        "afl with chosen values, seed 3, is lost and in no mean: NaN",
-        "term: all trials were lost, and nothing is tested.",
+    assert list(one.footers)[1:] == [
+        "afl with chosen values, seed 3, failed and is not in the means: NaN",
+        "term: all trials failed, so it was not tested.",
     ]
 
 
@@ -268,10 +268,10 @@ def rows_of(table: Table) -> Sequence[Any]:
 
 def test_a_table_tells_its_settings(tmp_path: Path) -> None:
     board = made_up(tmp_path, GAINS, ["one"])
-    assert "Settings: not told." in board_tables(board)[2].caption
+    assert "Settings: unknown." in board_tables(board)[2].footers[0]
     told = row("one", "", "protocol", 0, 0) | {"settings": "num-server-rounds=30 budget=12"}
     board = board_of(tmp_path / "x.csv", [told])
-    assert "Settings: num-server-rounds=30 budget=12." in board_tables(board)[2].caption
+    assert "Settings: num-server-rounds=30 budget=12." in board_tables(board)[2].footers[0]
     assert board.figures("one", WORST).shape == (4, 5)
 
 
