@@ -37,8 +37,8 @@ class History:
     - ``<metric>/<domain>`` for each test metric, for example ``accuracy/mnist``, a fraction;
     - ``accuracy/AVG``, ``accuracy/MIN`` and, from two domains on, ``accuracy/STD`` (ddof 1), if
       every domain was tested;
-    - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a held-out
-      domain, which AVG, MIN and STD leave out;
+    - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a
+      held-out domain, which AVG, MIN and STD leave out;
     - ``train_loss``, the mean over the training examples of the merged clients;
     - metrics of the whole round, for example ``seconds``.
     """
