@@ -25,6 +25,7 @@ from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
+from fairflower.report.tables.participation import participation
 
 #: Decimals of the fractions; the tables show four.
 _DIGITS = 8
@@ -45,7 +46,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     the last five tested ones; ``<domain> accuracy`` in these rounds, fractions separated by
     spaces, likewise ``balanced_accuracy`` and ``auc`` where the tables have them, and
     ``personal_accuracy`` in the ``personal rounds``, and the accuracy on the ``held-out domain``,
-    ``held-out``, in the ``held-out rounds``; ``clients`` of each domain; ``client
+    ``held-out``, in the ``held-out rounds``; ``clients`` of each domain and, where some sat out
+    a round, their ``participation``, the share of rounds in which they were merged; ``client
     accuracy``, their means over these rounds, where clients tested; ``cluster``, for each of
     these rounds the clients' clusters, separated by dots; ``parameters`` and ``bytes`` of the
     model; ``data``, a digest of what each client holds; ``processor``, ``versions`` and
@@ -134,6 +136,8 @@ def _row(run: Run) -> dict[str, Any]:
         row["held-out rounds"] = _listed(run.held_out.rounds[late])
         row["held-out"] = _fractions(run.held_out.accuracy[late, 0])
     row["clients"] = _listed(counts)
+    if shares := participation(run):
+        row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
         row["client accuracy"] = _fractions(tested)
@@ -218,6 +222,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
+        "participation": [float(share) for share in (row.get("participation") or "").split()],
     }
 
 

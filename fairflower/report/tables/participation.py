@@ -15,30 +15,32 @@ def participation_table(comparison: Comparison) -> Table:
     Of methods of which some client sat out a round.
     """
 
-    def of(domain: str) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: 100 * participation(run)[domain])
+    def of(place: int) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_seeds(lambda run: 100 * (participation(run) or ())[place])
 
-    methods = [m for m in comparison.methods if all(_partial(run) for run in m.runs)]
+    methods = [m for m in comparison.methods if all(map(participation, m.runs))]
     return metric_table(
         "Participation",
         "Share of the rounds in which a client of the domain was merged, in %, mean over its "
         "clients.",
-        [Column(domain, of(domain), 0) for domain in comparison.domains],
+        [Column(domain, of(place), 0) for place, domain in enumerate(comparison.domains)],
         group_comparable(comparison, methods) if methods else [],
     )
 
 
-def participation(run: Run) -> dict[str, float]:
-    """Return the share of client-rounds of each domain in which a client was merged."""
-    merged = [client for record in run.diagnostics for client in record.get("client_ids", ())]
-    shares = {}
+def participation(run: Run) -> list[float]:
+    """Return each domain's share of client-rounds in which a client was merged.
+
+    Empty if every client was merged in every round, or nothing is known.
+    """
+    if "remarks" in run.info:  # read from a summary
+        return list(run.info.get("participation", ()))
+    rounds = [record["client_ids"] for record in run.diagnostics if "client_ids" in record]
+    if all(len(merged) == len(run.clients) for merged in rounds):
+        return []
+    shares = []
     for domain in run.domains:
-        there = [info.client_id for info in run.clients if info.domain == domain]
-        count = sum(client in there for client in merged)
-        shares[domain] = count / max(1, len(there) * len(run.diagnostics))
+        there = {client.client_id for client in run.clients if client.domain == domain}
+        merged = sum(len(there.intersection(ids)) for ids in rounds)
+        shares.append(merged / max(1, len(there) * len(rounds)))
     return shares
-
-
-def _partial(run: Run) -> bool:
-    records = [record for record in run.diagnostics if "client_ids" in record]
-    return any(len(record["client_ids"]) < len(run.clients) for record in records)
