@@ -156,6 +156,11 @@ def read_config(path: Path) -> dict[str, Any]:
         text = str(error)
         named = str(file) in text
         raise RunFolderError(text if named else f"{file}: {text}") from error
+    if "strategy.name" not in own:
+        raise RunFolderError(
+            f"{file} has no strategy.name: it was emptied or cut off. Restore the file, or leave "
+            "the run out."
+        )
     # A run made before a setting existed ran with what is now its default.
     return RunConfig().concise() | own
 

@@ -128,6 +128,9 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     (folder / "config.toml").write_text("seed = = 1")
     with pytest.raises(RunFolderError, match=r"config\.toml is not valid TOML"):
         read_run(folder)
+    (folder / "config.toml").write_text("")
+    with pytest.raises(RunFolderError, match=r"config\.toml has no strategy\.name: it was emptied"):
+        read_run(folder)
 
 
 def test_no_runs() -> None:
