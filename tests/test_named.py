@@ -235,6 +235,16 @@ def test_a_class_that_cannot_be_checked_is_named(key: str, broken: str, mine: Pa
         RunConfig.from_flat({key: "raising:Mine"})
 
 
+def test_exchanges_of_another_kind_are_named(mine: Packages) -> None:
+    Path("raising.py").write_text(
+        "from fairflower.clients import Trainer\nclass Mine(Trainer):\n"
+        "    make_exchanges = classmethod(lambda cls, args: [3])\n"
+    )
+    importlib.invalidate_caches()
+    with pytest.raises(UserError, match=r"'raising:Mine': make_exchanges returned 3, expected"):
+        RunConfig.from_flat({"client.name": "raising:Mine"})
+
+
 def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:
     from fairflower.plans.plan import Plan
 

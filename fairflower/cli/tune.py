@@ -52,7 +52,9 @@ def tune(
     budget: Annotated[
         int,
         typer.Option(
-            min=1, help="Number of trials of each method; the first has the paper's values."
+            min=1,
+            max=100_000,
+            help="Number of trials of each method; the first has the paper's values.",
         ),
     ] = 12,
     select: Annotated[

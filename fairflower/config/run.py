@@ -346,14 +346,24 @@ def _check(config: RunConfig) -> None:
             )
     with config.client.naming_failures():
         try:
-            client.make_exchanges(config.client.args)
+            exchanges = client.make_exchanges(config.client.args)
         except ValueError as error:
             raise ConfigError(f"client.{error}") from error
+    if strange := [thing for thing in exchanges if not hasattr(thing, "broadcast")]:
+        raise ConfigError(
+            f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
+            "expected objects of fairflower.aggregation.exchange.Exchange. Correct its code."
+        )
     with config.strategy.naming_failures():
         try:
             rule.read_config(config.concise())
         except ValueError as error:
             raise ConfigError(str(error)) from error
+    _check_amounts(config)
+
+
+def _check_amounts(config: RunConfig) -> None:
+    """Raise ``ConfigError`` for settings of data and tests that exclude each other."""
     if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
             "evaluate.test = false: there are no validation examples to test on instead. Set "
