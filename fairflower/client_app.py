@@ -19,7 +19,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fairflower.config import DataConfig, RunConfig, is_setting
+from fairflower.config import DataConfig, ModelConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, open_site
 from fairflower.errors import DataError, UserError
@@ -27,6 +27,7 @@ from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
 from fairflower.training.device import choose_device, limit_threads
+from fairflower.training.local_arrays import LocalArraysTrainer
 from fairflower.training.trainer import Trainer
 
 
@@ -44,7 +45,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         data = dataclasses.replace(data, test=data.train)
     trainer = build_trainer(
         run.client,
-        _model(run.model.to_receive(), run.client, federation, 0),
+        _model(_network(run), run.client, federation, 0),
         data,
         run.train,
         client_id=client_id,
@@ -99,6 +100,12 @@ def _place(
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
     client_id, federation = int(config["client-id"]), _federation(str(config["federation"]))
     return client_id, federation, _data(federation, client_id, site)
+
+
+def _network(run: RunConfig) -> ModelConfig:
+    """Return the network's config: without pretrained weights, if the server sends all arrays."""
+    keeps = issubclass(run.client.factory, LocalArraysTrainer)
+    return run.model if keeps else run.model.to_receive()
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:

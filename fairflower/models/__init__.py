@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,7 +77,38 @@ class Classifier(nn.Module):
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays of any model that server and clients exchange, without copying."""
+    """Return the arrays of any model that server and clients exchange, without copying.
+
+    Arrays that stay with the clients (`keep_local`) are not among them.
+    """
+    local = initial_local_arrays(model)
+    return {name: tensor for name, tensor in _arrays(model).items() if name not in local}
+
+
+def keep_local(model: nn.Module, names: Iterable[str]) -> None:
+    """Let these arrays of a fresh model stay with the clients, and remember their initial values.
+
+    Names of arrays that do not travel anyway are ignored. A second call changes nothing.
+    """
+    if not hasattr(model, "_initial_local_arrays"):
+        arrays, chosen = _arrays(model), set(names)
+        initial = {name: a.detach().clone() for name, a in arrays.items() if name in chosen}
+        object.__setattr__(model, "_initial_local_arrays", initial)
+
+
+def initial_local_arrays(model: nn.Module) -> dict[str, Tensor]:
+    """Return the initial values of the arrays that stay with the clients, by name."""
+    initial: dict[str, Tensor] = getattr(model, "_initial_local_arrays", {})
+    return initial
+
+
+def local_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the arrays that stay with the clients, by name, without copying."""
+    local = initial_local_arrays(model)
+    return {name: tensor for name, tensor in _arrays(model).items() if name in local}
+
+
+def _arrays(model: nn.Module) -> dict[str, Tensor]:
     return model.travelling() if isinstance(model, Classifier) else model.state_dict()
 
 

@@ -61,6 +61,8 @@ CLIENTS = MethodRegistry(
         "fedgc": "fedgc:FedGC",
         "fedmix": "fedmix:FedMix",
         "ditto": "ditto:Ditto",
+        "fedbn": "fedbn:FedBN",
+        "silobn": "silobn:SiloBN",
         "propfair": "propfair:PropFair",
     },
     kind="client",

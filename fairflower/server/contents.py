@@ -89,6 +89,7 @@ class Info(Part, total=False):
     sources: list[str]
     test_sizes: list[Count]
     held_out: str
+    local_arrays: list[str]
     held_out_size: Count
     images: str
     digest: str

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.files import Arrays
-from fairflower.models import copy_arrays, set_arrays, trainable
+from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.numerics import metrics
 from fairflower.numerics.threads import cpus
 from fairflower.training.batches import Examples, examples_of
@@ -50,7 +50,7 @@ class CentralizedEvaluator:
     def buffers(self) -> list[str]:
         """Names of the travelling arrays that are not trained."""
         trained = {name for name, _ in self.model.named_parameters()}
-        return [name for name in self.model.travelling() if name not in trained]
+        return [name for name in travelling(self.model) if name not in trained]
 
     def arrays(self) -> Arrays:
         """The model's travelling arrays by name; before any ``__call__`` the initial ones."""

@@ -114,6 +114,9 @@ class Session:
         with _logged(folder) as log:
             if note := about_precision(self.config.train.precision, setup.evaluator.device):
                 logger.warning(note)
+            client, by = self.config.client.factory, self.config.evaluate.by
+            if note := client.remark(setup.evaluator.model, by):
+                logger.warning(note)
             progress.start(folder.path)
             try:
                 callbacks.begin(saved.server_round if saved else -1)

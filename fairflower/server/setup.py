@@ -16,6 +16,7 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
+from fairflower.models import initial_local_arrays
 from fairflower.participation.availability import read_availability
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
@@ -78,6 +79,8 @@ class RunSetup:
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),
         }
+        if local := initial_local_arrays(self.evaluator.model):
+            facts["local_arrays"] = list(local)
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if self.config.evaluate.by != "clients":  # otherwise the server has no data

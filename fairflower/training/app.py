@@ -31,6 +31,7 @@ def train_round(
     none. The arrays are sent back with the model: measured arrays, and the trainer's ``returns``.
     """
     state_round = load_state(trainer, context, config, before=server_round(config))
+    trainer.recall()
     with flushed_denormals():
         numbers, measured = train_and_measure(trainer, config)
     save_state(trainer, context, config)
@@ -49,6 +50,7 @@ def evaluate_round(
     """
     before = server_round(config) + 1 if "server-round" in config else math.inf
     load_state(trainer, context, config, before)
+    trainer.recall()
     with flushed_denormals():
         return {"client-id": trainer.client_id, **trainer.test()}
 

@@ -24,6 +24,7 @@ def build_model(
         config.name, federation.num_classes, federation.shape, seed, config.weights
     )
     client.factory.adapt(model, federation, **{**client.defaults(), **client.args})
+    models.keep_local(model, client.factory.local_arrays(model))
     return model
 
 

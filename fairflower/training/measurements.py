@@ -6,7 +6,8 @@ measures them on its training examples, not augmented, in eval mode. Measurement
 bits of the trained model.
 
 Arrays are sent as an ArrayRecord with the measurement's name: float32, an array per trainable
-parameter under its name. A representation is a single array ``h``, whose length the model decides.
+parameter under its name, without parameters that stay with the client. A representation is a single
+array ``h``, whose length the model decides.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fairflower.config import unknown
 from fairflower.errors import ConfigError
+from fairflower.models import initial_local_arrays
 from fairflower.numerics import metrics
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
@@ -150,6 +152,7 @@ def _train_alone(trainer: Trainer) -> float:
                 break
     finally:
         trainer.receive(received)
+        trainer.recall()
         for p in trainer.trainable:
             p.grad = None
     return lowest
@@ -242,7 +245,8 @@ def train_and_measure(
                 with reproducible(seed, trainer.device), eval_mode(trainer.model):
                     value = MEASUREMENTS[name].compute(trainer)
                 if isinstance(value, Mapping):
-                    arrays[name] = {key: t.cpu().numpy() for key, t in value.items()}
+                    kept = value.keys() - initial_local_arrays(trainer.model).keys()
+                    arrays[name] = {k: t.cpu().numpy() for k, t in value.items() if k in kept}
                 else:
                     numbers[name] = value
         return numbers

@@ -64,6 +64,16 @@ class TrainerSpec(Configurable):
         """Change a network before its first use by clients and server; by default no change."""
 
     @classmethod
+    def local_arrays(cls, model: nn.Module) -> Sequence[str]:
+        """Return the names of arrays that stay with each client; see `LocalArraysTrainer`."""
+        return ()
+
+    @classmethod
+    def remark(cls, model: Any, by: str) -> str:
+        """Return a warning about a run with this network and ``evaluate.by``; empty: none."""
+        return ""
+
+    @classmethod
     def check_model(cls, model: str) -> None:
         """Raise ``ConfigError`` if the method cannot train a model."""
         if cls.models and model not in cls.models:
@@ -188,6 +198,9 @@ class Trainer(TrainerSpec, Configurable):
         self.num_rounds = 0
 
     # --- hooks that a method overrides -------------------------------------------------
+
+    def recall(self) -> None:
+        """Complete the received model by ``state``, before any measurement, training or test."""
 
     def begin(self, server_round: int) -> None:
         """Prepare a round of training; the model is the received model."""

@@ -21,6 +21,12 @@ from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
+#: Note of methods in which arrays of the network stay with the clients.
+LOCAL = (
+    "normalization stays with the clients. The global model is tested with its initial values; "
+    "the clients' own models are in the table of personal models, if clients tested."
+)
+
 
 def tests_line(comparison: Comparison) -> str:
     """Return each domain's number of test examples; empty if runs differ or it is unknown."""
@@ -182,8 +188,9 @@ def notes(comparison: Comparison) -> list[str]:
             "a published gain over FedAvg."
         )
     for method in comparison.methods:
-        for run in method.runs:
-            lines += [f"{method.name}, seed {run.seed}: {note}" for note in run_notes(run)]
+        remarks = [(run.seed, note) for run in method.runs for note in run_notes(run)]
+        lines += [f"{method.name}: {LOCAL}"] if LOCAL in (note for _, note in remarks) else []
+        lines += [f"{method.name}, seed {s}: {note}" for s, note in remarks if note != LOCAL]
         for run, reason in method.left_out:
             lines.append(
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
@@ -245,6 +252,8 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"{run.progress}: {run.info['ended_early']}.")
     if loss := run.info.get("diverged"):
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
+    if run.info.get("local_arrays"):
+        lines.append(LOCAL)
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
         lines.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")

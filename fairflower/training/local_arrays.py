@@ -1,0 +1,78 @@
+"""Base of methods in which arrays of the network stay with each client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fairflower.models import initial_local_arrays, keep_local, local_tensors
+from fairflower.training.trainer import Arrays, Trainer
+
+#: Key of `Trainer.state` for the client's values of these arrays.
+LOCAL = "local"
+
+
+class LocalArraysTrainer(Trainer):
+    """Local training in which each client has its own values of some arrays.
+
+    A subclass says by ``local_arrays`` which arrays these are. They are in no message; server and
+    strategy see a model without them. The client keeps its values from round to round and begins
+    with the network's initial values, which must be the same for every seed.
+
+    ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
+    their initial values, as at the server, and ``personal_accuracy`` of the client's own model: the
+    shared arrays with its own local arrays.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        keep_local(self.model, self.local_arrays(self.model))
+
+    def recall(self) -> None:
+        """Give the model the client's own values, or the initial values before its first round."""
+        self._set(self.state.get(LOCAL))
+
+    def train(self, server_round: int) -> dict[str, float]:
+        """Train as every trainer, with the client's own local arrays, and keep them."""
+        self.recall()
+        metrics = super().train(server_round)
+        if tensors := local_tensors(self.model):
+            self.state[LOCAL] = {
+                name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()
+            }
+        return metrics
+
+    def test(self) -> dict[str, float]:
+        """Test the global model and, if arrays stay with the client, its own model."""
+        if not local_tensors(self.model):
+            return super().test()
+        self._set(None)
+        metrics = super().test()
+        self.recall()
+        return {**metrics, "personal_accuracy": self.measure(self.test_examples)[1]}
+
+    def _set(self, values: Arrays | None) -> None:
+        """Copy values into the local arrays; None: the initial values."""
+        initial = initial_local_arrays(self.model)
+        with torch.no_grad():
+            for name, tensor in local_tensors(self.model).items():
+                if values is None:
+                    tensor.copy_(initial[name])
+                else:
+                    tensor.copy_(torch.tensor(values[name], device=tensor.device))
+
+    @classmethod
+    def remark(cls, model: Any, by: str) -> str:
+        """Warn of a network without such arrays, and of a run that tests no client's own model."""
+        if not local_tensors(model):
+            return (
+                f"{cls.__name__}: the network has no normalization of which arrays could stay with "
+                "the clients. The run is that of plain local training (FedAvg)."
+            )
+        if by == "server":
+            return (
+                f"{cls.__name__}: the server tests the global model, whose normalization has its "
+                'initial values. Set evaluate.by = "both" to test the clients\' own models.'
+            )
+        return ""

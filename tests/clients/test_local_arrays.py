@@ -1,0 +1,129 @@
+"""FedBN and SiloBN: what stays with the clients, against a loop in which each has a whole model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import resuming
+from runs import config, run
+from safetensors.numpy import load_file
+from torch import nn
+from toys import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
+
+from fairflower.arrays import arrays_of
+from fairflower.clients import SGD
+from fairflower.clients.fedbn import FedBN
+from fairflower.clients.silobn import SiloBN
+from fairflower.models import build, copy_arrays, keep_local, set_arrays
+from fairflower.models.norms import norm_arrays
+from fairflower.report import analyze, read_run
+from fairflower.strategies import FedEquilibria, Uniform
+from fairflower.testing.trainers import TrainerCase
+
+STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+LOCAL = {FedBN: STATISTICS | {"norm.weight", "norm.bias"}, SiloBN: STATISTICS}
+both = pytest.mark.parametrize("kind", [FedBN, SiloBN])
+
+
+def loop(local: set[str], clients: int, rounds: int):
+    """Every client has a whole model; of all but the local arrays it gets the mean each round."""
+    own = [copy_arrays(tiny_model()) for _ in range(clients)]
+    for number in range(1, rounds + 1):
+        for k in range(clients):
+            network = tiny_model()
+            set_arrays(network, own[k], "a client")
+            client = SGD(network, data(k), SETTINGS, client_id=k, seed=0)
+            client.train(number)
+            own[k] = client.send()
+        for name in own[0].keys() - local:
+            mean = sum(arrays[name].astype(np.float64) for arrays in own) / clients
+            for arrays in own:
+                arrays[name] = mean.astype(arrays[name].dtype)
+    return own
+
+
+@both
+def test_it_is_the_loop_in_which_local_arrays_are_never_averaged(kind):
+    make = TrainerCase(kind).trainer
+    model, grid = run_toy_rounds(Uniform(), make, 3, 3)
+    expected = loop(LOCAL[kind], 3, 3)
+    assert model.keys() == expected[0].keys() - LOCAL[kind]
+    for name, array in model.items():
+        np.testing.assert_allclose(array, expected[0][name], atol=2e-6)
+    nodes = sorted(grid.contexts, key=lambda n: grid.contexts[n].node_config["partition-id"])
+    for node, own in zip(nodes, expected, strict=True):
+        kept = arrays_of(grid.contexts[node].state.array_records["fairflower/local"])
+        assert kept.keys() == LOCAL[kind]
+        for name, array in kept.items():
+            np.testing.assert_allclose(array, own[name], atol=2e-6)
+
+
+@both
+def test_no_measurement_of_a_local_array_is_sent(kind):
+    strategy = FedEquilibria()
+    model, _ = run_toy_rounds(strategy, TrainerCase(kind).trainer, 3, 2)
+    assert not model.keys() & LOCAL[kind]
+    assert not strategy.dropped
+
+
+def test_layers_are_found_by_type_also_in_shortcuts():
+    network = build("resnet10", 10, (3, 16, 16), 0)
+    norms = {name for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert any("downsample" in name for name in norms)
+    assert {name.rpartition(".")[0] for name in norm_arrays(network, affine=True)} == norms
+    keep_local(network, norm_arrays(network, affine=False))
+    kept = {"running_mean", "running_var", "num_batches_tracked"}
+    assert not any(name.rpartition(".")[2] in kept for name in copy_arrays(network))
+
+
+def test_a_network_without_normalization_trains_as_sgd():
+    def plain():
+        network = tiny_model()
+        network.norm = nn.Identity()
+        return network
+
+    models = [
+        run_toy_rounds(Uniform(), TrainerCase(kind, plain).trainer, 3, 2)[0]
+        for kind in (FedBN, SGD)
+    ]
+    assert models_equal(*models)
+
+
+def test_the_test_tells_the_personal_from_the_global_model():
+    client = TrainerCase(FedBN).trainer()
+    client.train(1)
+    metrics = client.test()
+    assert sorted(metrics) == ["accuracy", "eval_loss", "personal_accuracy"]
+    assert metrics["personal_accuracy"] == client.measure(client.test_examples)[1]
+    own, fresh = {**client.state["local"]}, TrainerCase(FedBN).trainer()
+    fresh.receive(client.send())
+    assert fresh.measure(fresh.test_examples)[0] == metrics["eval_loss"]
+    assert all(np.array_equal(own[name], client.state["local"][name]) for name in own)
+
+
+FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "uniform"}
+
+
+@pytest.mark.slow
+def test_a_run_reports_personal_models_and_resumes_to_the_bit(tmp_path):
+    whole = resuming.session(resuming.config(tmp_path / "whole", **FEDBN)).run()
+    read = read_run(whole)
+    assert read.personal.rounds.tolist() == [1, 2, 3]
+    (chapter,) = analyze([read]).chapters
+    assert any("normalization stays with the clients" in note for note in chapter.notes)
+    assert not any("norm" in name for name in load_file(whole / "model.safetensors"))
+    folder = resuming.stopped(resuming.config(tmp_path / "stopped", **FEDBN), 3)
+    resuming.resume(folder)
+    model = "model.safetensors"
+    assert (folder / model).read_bytes() == (whole / model).read_bytes()
+    again = read_run(folder)
+    np.testing.assert_array_equal(again.personal.accuracy, read.personal.accuracy)
+
+
+def test_a_run_without_normalization_or_personal_tests_says_so_once(tmp_path):
+    made = {"client.name": "silobn", "strategy.name": "uniform", "num-server-rounds": 1}
+    log = (run(config(tmp_path, **made)) / "log.txt").read_text()
+    assert log.count("has no normalization") == 1
+    made["client.name"] = "fedbn"
+    log = (run(config(tmp_path, **made)) / "log.txt").read_text()
+    assert log.count("Set evaluate.by") == 1
