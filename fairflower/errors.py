@@ -42,6 +42,10 @@ class StrategyError(UserError, RuntimeError):
     """An exception in a strategy's code; the message has its type, text and place."""
 
 
+class MetricError(UserError, RuntimeError):
+    """A user's metric failed; the message has its name, the domain and the reason."""
+
+
 class EngineError(UserError, RuntimeError):
     """An engine cannot go on; the message says why and what to do."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import tables as needs
 import torch
 from command import call
@@ -307,6 +308,18 @@ def test_the_page_on_packages_shows_the_examples_own_lines() -> None:
     assert entry_points in project
     rule = (example / "my_method" / "strategy.py").read_text()
     assert rule.partition("class LossPower")[2] in page
+
+
+def test_the_guides_metrics_are_computed_in_a_run(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_metrics.py").write_text(programs.texts["my_metrics.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    metrics = "my_metrics:macro_f1,my_metrics:overconfidence"
+    folder = runs.run(runs.config(tmp_path, **{"evaluate.metrics": metrics}))
+    run = read_run(folder)
+    assert run.user_metrics == {"macro_f1": 1, "overconfidence": -1}
+    assert all(np.isfinite(run.scores[name]).all() for name in run.user_metrics)
 
 
 def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:

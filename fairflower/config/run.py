@@ -38,6 +38,7 @@ from fairflower.config.settings import (
 from fairflower.config.text import Scalar, argument_to_key, shown, toml_value, unknown
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED, TRACKERS
+from fairflower.registry.user_metrics import load_metrics
 
 
 @dataclass(frozen=True)
@@ -359,6 +360,7 @@ def _check(config: RunConfig) -> None:
             rule.read_config(config.concise())
         except ValueError as error:
             raise ConfigError(str(error)) from error
+    load_metrics(config.evaluate.metrics)
     _check_amounts(config)
 
 

@@ -327,6 +327,16 @@ class EvaluateConfig:
     auc: bool = setting(
         False, "Whether the server computes the AUC, too; for medical data sets it always does."
     )
+    metrics: str = setting(
+        "", "Comma-separated metrics of your own, module:function. Empty means none."
+    )
+    metric_errors: str = setting(
+        "stop",
+        "What follows if a metric of your own fails on a domain. stop: the run ends; skip: the run "
+        "goes on, without this metric of the domain in this round.",
+        choices=("stop", "skip"),
+        execution=True,
+    )
 
 
 #: The largest whole number that TOML and Flower's messages hold.

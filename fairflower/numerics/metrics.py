@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -245,15 +245,29 @@ MIN = Summary(
     *("worst", "MIN", "worst domain", 1, worst), gradient=lambda a: np.eye(len(a))[a.argmin()]
 )
 GAP = Summary("gap", "GAP", "best minus worst", -1, gap, compares=True)
+MAX = Summary("best", "MAX", "best domain", 0, best)
 SUMMARIES = (
     *(AVG, STD0, STD, MIN),
-    Summary("best", "MAX", "best domain", 0, best),
+    MAX,
     GAP,
     Summary("worst10", "worst 10 %", "mean of the worst tenth", 1, worst_fraction),
     Summary("jain", "Jain", "Jain's index", 1, jain, relative=True, compares=True),
     Summary("gini", "Gini", "Gini coefficient", -1, gini, relative=True, compares=True),
     Summary("entropy", "entropy", "entropy", 1, entropy, relative=True, compares=True),
 )
+
+
+def average_and_worst(better: int) -> tuple[Summary, Summary]:
+    """Return the summaries AVG and worst domain of values of which more (1) or less (-1) is better.
+
+    Examples
+    --------
+    >>> [row([0.1, 0.4]) for row in average_and_worst(-1)]
+    [0.25, 0.4]
+    """
+    if better > 0:
+        return AVG, MIN
+    return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase, gradient=None)
 
 
 def summary(a: ArrayLike) -> dict[str, float]:

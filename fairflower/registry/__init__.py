@@ -5,7 +5,7 @@ Their modules are imported on first use, so that ``fairflower --help`` does not 
 
 from __future__ import annotations
 
-from fairflower.registry.named import DescribedRegistry, MethodRegistry
+from fairflower.registry.named import DescribedRegistry, FunctionRegistry, MethodRegistry
 
 STRATEGIES = MethodRegistry(
     "fairflower.strategies",
@@ -68,6 +68,9 @@ CLIENTS = MethodRegistry(
     kind="client",
     base="fairflower.clients:Trainer",
 )
+
+#: Metrics of users, by ``module:function``; see `fairflower.registry.user_metrics`.
+METRICS = FunctionRegistry("fairflower.metrics", "metric")
 
 #: Measurements that a strategy can request, computed by `fairflower.training.measurements`.
 MEASUREMENTS = (

@@ -103,11 +103,19 @@ class Registry(UserDict[str, Any]):
         try:
             entry = functools.reduce(getattr, attribute.split("."), imported)
         except AttributeError:
-            fit = [n for n, value in vars(imported).items() if _is_kind(value, base)]
+            fit = [n for n, value in vars(imported).items() if self._fits(value, base)]
             near = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
             hint = f" Did you mean {' or '.join(near)}?" if near else f" {remedy}."
             raise ConfigError(f"{start}: {module} has no {attribute!r}.{hint}") from None
-        if not _is_kind(entry, base) and not (self._makers and inspect.isroutine(entry)):
+        self._check_entry(start, entry, base)
+        return entry
+
+    @staticmethod
+    def _fits(thing: Any, base: type) -> bool:
+        return isinstance(thing, type) and issubclass(thing, base) and thing is not base
+
+    def _check_entry(self, start: str, entry: Any, base: type) -> None:
+        if not self._fits(entry, base) and not (self._makers and inspect.isroutine(entry)):
             raise ConfigError(
                 f"{start} is no {self.kind}: expected a subclass of {self._base.replace(':', '.')}"
                 f"{', or a function that makes one' if self._makers else ''}, got {entry!r}."
@@ -119,7 +127,21 @@ class Registry(UserDict[str, Any]):
                 f"{start}: the annotations of its arguments cannot be read ({error}). Import "
                 "their names in its module, outside of `if TYPE_CHECKING`."
             ) from error
-        return entry
+
+
+class FunctionRegistry(Registry):
+    """Registry of functions, of which none is built in."""
+
+    def __init__(self, package: str, kind: str) -> None:
+        super().__init__(package, {}, kind, "builtins:object")
+
+    @staticmethod
+    def _fits(thing: Any, base: type) -> bool:
+        return inspect.isfunction(thing)
+
+    def _check_entry(self, start: str, entry: Any, base: type) -> None:
+        if not callable(entry) or isinstance(entry, type):
+            raise ConfigError(f"{start} is no {self.kind}: expected a function, got {entry!r}.")
 
 
 def add_cwd_to_path() -> None:
@@ -146,10 +168,6 @@ def _found(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 def _attribute(place: str) -> Any:
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def _is_kind(thing: Any, base: type) -> bool:
-    return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
 
 class MethodRegistry(Registry):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
 
-from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, Summary, Vector
+from fairflower.numerics.metrics import (
+    AVG,
+    GAP,
+    MIN,
+    STD,
+    STD0,
+    Summary,
+    Vector,
+    average_and_worst,
+)
 from fairflower.report.clusters import methods_with_clusters
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import SCORES, Run
@@ -80,6 +89,7 @@ def measures(comparison: Comparison) -> list[Measure]:
         of = [m for m in rated if all(score in run.scores for run in m.runs)]
         if of:
             groups.append(_scored(comparison, score, of))
+    groups += [_by_user(*metric) for metric in by_user_metric(comparison)]
     typed = typed_methods(comparison)
     return [*groups, _over_clients(typed)] if typed else groups
 
@@ -103,6 +113,43 @@ def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Fig
         return 100 * row(run.final())
 
     return Figure(row.title, value, row.better, row.phrase, judged, margin, row.gradient)
+
+
+def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
+    """The users' metrics: name, 1 if more is better or -1 if less is, methods that have it."""
+    metrics = {
+        name: better
+        for method in comparison.methods
+        for run in method.runs
+        for name, better in run.user_metrics.items()
+    }
+    for name, better in metrics.items():
+        of = [m for m in comparison.methods if all(name in run.user_metrics for run in m.runs)]
+        if of:
+            yield name, better, of
+
+
+def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
+    """A user's metric over domains, as `fairness` has accuracy."""
+
+    def over(row: Summary) -> Callable[[Run], float]:
+        def value(run: Run) -> float:
+            tests = run.tests_by(metric)
+            return 100 * row(tests.final()) if tests.fully_tested() else math.nan
+
+        return value
+
+    average, worst = average_and_worst(better)
+    rows = {worst: 2.0, STD: 1.0, average: 1.0}
+    figures = [
+        Figure(
+            *(f"{row.title} {metric}", over(row), row.better, f"{row.phrase} of {metric}"),
+            judged=row is not average,
+            margin=margin,
+        )
+        for row, margin in rows.items()
+    ]
+    return Measure(f"{metric} over domains", tuple(figures), ("fairer", "less fair"), tuple(of))
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -93,8 +93,11 @@ class Run(AccuracyHistory):
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
     #: Name of this domain, which is not among ``domains``; empty if there is none.
     held_out_domain: str = ""
-    #: Those of `SCORES` that were measured, [R, D] like ``accuracy``; NaN in a round without.
+    #: Those of `SCORES` and of the user's metrics that were measured, [R, D] like ``accuracy``; NaN
+    #: in a round without.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    #: The user's metrics in ``scores``: 1 if more is better, -1 if less is.
+    user_metrics: Mapping[str, int] = field(default_factory=dict)
     #: What the strategy recorded, and who was left out, one mapping a round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     #: All of ``run.json``.
@@ -148,6 +151,10 @@ class Run(AccuracyHistory):
         there = domain == self.held_out_domain and self.held_out.rounds.size
         return float(self.held_out.final(window)[0]) if there else math.nan
 
+    def tests_by(self, metric: str) -> AccuracyHistory:
+        """The tests of the global model by one of ``scores`` instead of accuracy."""
+        return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
+
     def final_scores(self, score: str) -> NDArray[np.float64]:
         """One of ``scores`` in each of the `last` rounds, [rounds, D], not averaged."""
         return self.scores[score][self.last()]
@@ -173,14 +180,15 @@ def read_run(path: str | Path) -> Run:
     info = read_facts(path)
     domains, clients = tuple(info["domains"]), _clients(info)
     config = read_config(path)
-    history, finished = _read_history(path / "history.csv")
+    own = info.get("metrics", {})
+    history, finished = _read_history(path / "history.csv", own)
     names = [str(c.client_id) for c in clients]
     # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
     of_domains, of_clients = LEVELS["test" if config["evaluate.test"] else "validation"]
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
     rounds = tested.rounds
-    scores = {score: history[of_domains, score] for score in SCORES if history[of_domains, score]}
     held_out = str(info.get("held_out", ""))
+    scores = {s: history[of_domains, s] for s in (*SCORES, *own) if history[of_domains, s]}
 
     status = str(info["status"])
     if status == "running" and not is_locked(path):
@@ -204,6 +212,7 @@ def read_run(path: str | Path) -> Run:
         held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
         held_out_domain=held_out,
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
+        user_metrics={name: better for name, better in own.items() if name in scores},
         diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
@@ -233,13 +242,15 @@ def _clients(info: Mapping[str, Any]) -> tuple[ClientInfo, ...]:
 _FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
-def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]]:
-    """By level and metric, values by round and name: accuracies and `SCORES`.
+def _read_history(
+    path: Path, own: Collection[str]
+) -> tuple[dict[tuple[str, str], _History], set[int]]:
+    """By level and metric, values by round and name: accuracies, `SCORES` and the user's.
 
     And the rounds that were written to their end, which is what is said of the whole run.
     """
-    metrics = ("accuracy", "personal_accuracy", *SCORES)
     history: dict[tuple[str, str], _History] = {(HELD_OUT, "accuracy"): {}}
+    metrics = ("accuracy", "personal_accuracy", *SCORES, *own)
     for of_domains, of_clients in LEVELS.values():
         history[of_clients, "accuracy"] = {}
         history |= {(of_domains, metric): {} for metric in metrics}
@@ -250,7 +261,7 @@ def _read_history(path: Path) -> tuple[dict[tuple[str, str], _History], set[int]
         if (level, metric) not in history:
             continue
         unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
-        if not (unmeasured or 0 <= value <= 1):
+        if not (unmeasured or 0 <= value <= 1 or (metric in own and np.isfinite(value))):
             raise RunFolderError(
                 f"{path}, line {line}: {metric} {value} of {level} {quoted(name)[1:-1]}; expected "
                 "a fraction between 0 and 1."

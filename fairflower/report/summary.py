@@ -21,6 +21,7 @@ from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignm
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
 from fairflower.paths import read_text
+from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
@@ -34,6 +35,9 @@ _DIGITS = 8
 _FIRST = ("method", "run", "seed", "status", "started", "done")
 _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 
+#: Column of the user's metrics of which less is better.
+_LOWER = "lower is better"
+
 #: Between the sessions of a run that was resumed elsewhere, and between remarks.
 _AND, _NEXT = " + ", " | "
 
@@ -46,8 +50,9 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     the last five tested ones; ``<domain> accuracy`` in these rounds, fractions separated by
     spaces, likewise ``balanced_accuracy`` and ``auc`` where the tables have them, and
     ``personal_accuracy`` in the ``personal rounds``, and the accuracy on the ``held-out domain``,
-    ``held-out``, in the ``held-out rounds``; ``clients`` of each domain and, where some sat out
-    a round, their ``participation``, the share of rounds in which they were merged; ``client
+    ``held-out``, in the ``held-out rounds``; the user's metrics, and those of them of which
+    ``lower is better``; ``clients`` of each domain and, where some sat out a round, their
+    ``participation``, the share of rounds in which they were merged; ``client
     accuracy``, their means over these rounds, where clients tested; ``cluster``, for each of
     these rounds the clients' clusters, separated by dots; ``parameters`` and ``bytes`` of the
     model; ``data``, a digest of what each client holds; ``processor``, ``versions`` and
@@ -124,8 +129,12 @@ def _row(run: Run) -> dict[str, Any]:
         **_by_domain(run.domains, "accuracy", run.accuracy[last]),
     }
     if rated(run):
-        for score, values in run.scores.items():
-            row |= _by_domain(run.domains, score, values[last])
+        for score in (score for score in SCORES if score in run.scores):
+            row |= _by_domain(run.domains, score, run.scores[score][last])
+    for metric in run.user_metrics:
+        row |= _by_domain(run.domains, metric, run.scores[metric][last])
+    if lower := [metric for metric, better in run.user_metrics.items() if better < 0]:
+        row[_LOWER] = " ".join(lower)
     if run.personal.rounds.size:
         late = slice(-WINDOW, None)
         row["personal rounds"] = _listed(run.personal.rounds[late])
@@ -160,13 +169,15 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _run(row: Mapping[str, str]) -> Run:
+    own = metric_names(row.get("evaluate.metrics") or "")
+    lower = (row.get(_LOWER) or "").split()
     table = {
         metric: {
             column.removesuffix(f" {metric}"): text
             for column, text in row.items()
             if column.endswith(f" {metric}") and column != "client accuracy" and text
         }
-        for metric in ("accuracy", "personal_accuracy", *SCORES)
+        for metric in ("accuracy", "personal_accuracy", *SCORES, *own)
     }
     domains = tuple(table["accuracy"])
     rounds = np.array(row["rounds"].split(), dtype=np.int64)
@@ -198,7 +209,8 @@ def _run(row: Mapping[str, str]) -> Run:
         ),
         held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
         held_out_domain=row.get("held-out domain") or "",
-        scores={s: _matrix(table[s], domains, rounds) for s in SCORES if table[s]},
+        scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *own) if table[s]},
+        user_metrics={m: -1 if m in lower else 1 for m in own if table[m]},
         diagnostics=tuple(_clusters(row.get("cluster") or "", rounds)),
         info=_info(row),
     )

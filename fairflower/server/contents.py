@@ -101,6 +101,9 @@ class Info(Part, total=False):
     ended_early: str | None
     diverged: float | None
     client_state: bool
+    #: Metrics of the user: 1 if more is better, -1 if less is.
+    metrics: dict[str, int]
+    skipped_metrics: dict[str, str]
 
 
 class Record(TypedDict, total=False):

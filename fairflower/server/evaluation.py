@@ -16,6 +16,7 @@ from fairflower.files import Arrays
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.numerics import metrics
 from fairflower.numerics.threads import cpus
+from fairflower.registry.user_metrics import compute_metrics
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
@@ -32,6 +33,9 @@ class CentralizedEvaluator:
         self.federation = federation
         self.batch_size = config.evaluate.batch_size
         self.auc = config.evaluate.auc or federation.auc
+        self.metrics = config.evaluate.metrics
+        #: By domain, the user's metrics that failed in the last test, with the reasons.
+        self.failed: dict[str, dict[str, str]] = {}
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
@@ -64,7 +68,8 @@ class CentralizedEvaluator:
         The held-out domain, if there is one, has test examples alone and comes last.
 
         Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
-        entropy) and, with ``evaluate.auc``, ``auc`` (one-vs-one).
+        entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
+        that failed are in ``failed``.
         """
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
@@ -77,14 +82,17 @@ class CentralizedEvaluator:
         results = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
-            labels, predicted, probabilities = map(np.concatenate, chunks)
+            labels, predicted, logits = map(np.concatenate, chunks)
             results[domain] = {
                 "accuracy": float((labels == predicted).mean()),
                 "balanced_accuracy": metrics.balanced_accuracy(labels, predicted),
                 "loss": sum(losses) / len(labels),
             }
             if self.auc:
+                probabilities = torch.from_numpy(logits).softmax(1).numpy()
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
+            own, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
+            results[domain] |= own
         return results
 
     def _domains(self, split: str) -> tuple[str, ...]:
@@ -107,11 +115,11 @@ class CentralizedEvaluator:
     def _test(
         self, images: Examples
     ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the summed loss, labels [B], predictions [B], probabilities [B, classes or 0]."""
+        """Return the summed loss, labels [B], predictions [B], logits [B, classes or 0]."""
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
             logits = self.model(x)
             loss = F.cross_entropy(logits, y, reduction="sum")
-            wanted = logits if self.auc else logits[:, :0]
-            results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)).softmax(1))
+            wanted = logits if self.auc or self.metrics else logits[:, :0]
+            results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)))
             return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]

@@ -17,6 +17,7 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import (
     USER_ERRORS,
     ConfigError,
+    MetricError,
     StopRun,
     StrategyError,
     exits_by_signal,
@@ -24,6 +25,7 @@ from fairflower.errors import (
     logger,
 )
 from fairflower.machine import release_memory
+from fairflower.registry.user_metrics import metric_names
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
@@ -54,6 +56,7 @@ class RoundLoop:
         self.federation = setup.federation
         self.nodes = setup.registry.nodes
         self._settings = {**setup.settings(), "run-id": folder.run_id}
+        self._skipped: dict[str, str] = {}  # the user's metrics that failed, and where
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -234,6 +237,8 @@ class RoundLoop:
             tested = self.setup.evaluator(arrays_of(arrays), split)
             if unseen := tested.pop(self.federation.held_out, None):
                 self.folder.history(server_round, HELD_OUT, self.federation.held_out, unseen)
+            for domain, wrong in self.setup.evaluator.failed.items():
+                self._report_failed(server_round, f"domain {domain}", wrong)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         level, _ = LEVELS[split]
         for domain, values in results.items():
@@ -242,10 +247,23 @@ class RoundLoop:
         untested = {"accuracy": math.nan}
         return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
 
+    def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
+        """Raise ``MetricError`` for a user's metric that failed, or warn and note it."""
+        for metric, reason in wrong.items():
+            text = f"evaluate.metrics: {metric} failed on {where} in round {server_round}: {reason}"
+            if self.config.evaluate.metric_errors == "stop":
+                raise MetricError(
+                    f"{text}. Correct the function, or set evaluate.metric-errors = skip."
+                )
+            if (key := f"{metric} on {where}") not in self._skipped:
+                logger.warning("%s. The run goes on without it.", text)
+                self._skipped[key] = f"round {server_round}: {reason}"
+                self.folder.note("skipped_metrics", dict(self._skipped))
+
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> dict[str, dict[str, float]]:
-        """Return the clients' results; a domain's accuracy is the mean by test examples."""
+        """Return the clients' results; a domain's metrics are means by test examples."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = self.settings()
         settings["split"] = split
@@ -253,22 +271,45 @@ class RoundLoop:
         most = self.setup.most_tested(split)
         answers = strategy.evaluations(server_round, self._exchange(messages), most)
         folder.dropped_in_test(server_round, strategy.dropped)
-        accuracies = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
-        sums = {domain: dict.fromkeys(accuracies, 0.0) for domain in domains}
+        domain_of = {client.client_id: client.domain for client in self.federation.clients}
+        names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
+        names += self._report_failed_of_clients(server_round, answers)
+        # A domain has a metric if all of its clients have it.
+        sums: dict[str, dict[str, float]] = {
+            domain: {
+                name: 0.0
+                for name in names
+                if all(name in a for k, a in answers.items() if domain_of[k] == domain)
+            }
+            for domain in domains
+        }
         tested = dict.fromkeys(domains, 0.0)
         for client, answer in sorted(answers.items()):
-            domain = self.federation.clients[client].domain
-            values = {name: float(answer[name]) for name in accuracies}  # type: ignore[arg-type]
+            domain = domain_of[client]
+            values = {name: float(answer[name]) for name in names if name in answer}  # type: ignore[arg-type]
             loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
             folder.history(server_round, LEVELS[split][1], str(client), {**values, "loss": loss})
-            for name, value in values.items():
-                sums[domain][name] += value * n
+            for name in sums[domain]:
+                sums[domain][name] += values[name] * n
             tested[domain] += n
         return {
             domain: {name: value / n for name, value in sums[domain].items()}
             for domain, n in tested.items()
             if n
         }
+
+    def _report_failed_of_clients(
+        self, server_round: int, answers: Mapping[int, Mapping[str, object]]
+    ) -> list[str]:
+        """Return the user's metrics, and report those that a client did not compute."""
+        names = list(metric_names(self.config.evaluate.metrics))
+        for client, answer in sorted(answers.items()):
+            reasons = self.strategy.failed_metrics.get(client, {})
+            default = "it sent no value; its SuperNode may have an older version of fairflower"
+            wrong = {name: reasons.get(name, default) for name in names if name not in answer}
+            domain = self.federation.clients[client].domain
+            self._report_failed(server_round, f"client {client} of domain {domain}", wrong)
+        return names
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""

@@ -18,6 +18,7 @@ from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays
 from fairflower.participation.availability import read_availability
+from fairflower.registry.user_metrics import directions, load_metrics
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.registration import (
@@ -83,6 +84,8 @@ class RunSetup:
             facts["local_arrays"] = list(local)
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
+        if places := self.config.evaluate.metrics:
+            facts["metrics"] = directions(load_metrics(places))
         if self.config.evaluate.by != "clients":  # otherwise the server has no data
             facts["digest"] = federation.digest
         if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away

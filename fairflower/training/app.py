@@ -7,12 +7,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import UserError, failure_text
+from fairflower.models import initial_local_arrays, local_tensors
+from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
+from fairflower.training.device import float64_on
 from fairflower.training.measurements import train_and_measure
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.trainer import Arrays, Trainer, server_round
@@ -53,6 +58,27 @@ def evaluate_round(
     trainer.recall()
     with flushed_denormals():
         return {"client-id": trainer.client_id, **trainer.test()}
+
+
+def test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the user's metrics of the received model, and the reasons of those that failed.
+
+    Arrays that stay with the client are set to their initial values, as for ``accuracy``.
+    """
+    if not trainer.test_metrics:
+        return {}, {}
+    trainer.model.eval()
+    initial = initial_local_arrays(trainer.model)
+    wide = float64_on(trainer.device)
+    with torch.inference_mode():
+        for name, tensor in local_tensors(trainer.model).items():
+            tensor.copy_(initial[name])
+        batches = [
+            (trainer.model(x).to(wide).numpy(force=True), y.numpy(force=True))
+            for x, y in trainer.test_examples.eval_batches(trainer.eval_batch_size)
+        ]
+    logits, labels = map(np.concatenate, zip(*batches, strict=True))
+    return compute_metrics(trainer.test_metrics, logits, labels)
 
 
 def make_client_app(
@@ -99,8 +125,13 @@ def make_client_app(
     def evaluate(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)
         metrics = evaluate_round(trainer, context, config)
-        record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics})
-        return Message(RecordDict({"metrics": record}), reply_to=message)
+        with flushed_denormals():
+            own, failed = test_metrics(trainer)
+        record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics, **own})
+        reply = RecordDict({"metrics": record})
+        if failed:
+            reply[FAILED_METRICS] = ConfigRecord(dict(failed))
+        return Message(reply, reply_to=message)
 
     return app
 

@@ -170,6 +170,9 @@ class Trainer(TrainerSpec, Configurable):
     #: Memory for measurements, in MiB; see `fairflower.training.measurements`.
     measure_memory_mb = 512
 
+    #: The user's metrics that a test computes; see `fairflower.registry.user_metrics`.
+    test_metrics = ""
+
     #: Radius of the measured sharpness.
     measure_rho = 0.05
 

@@ -19,6 +19,7 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
     first, *others = (accuracy.accuracy_table(comparison, window) for window in windows)
     further = (
         accuracy.quality_table(comparison),
+        *accuracy.user_tables(comparison),
         accuracy.types_table(comparison),
         *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 
 import numpy as np
 
-from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, SUMMARIES, Summary, Vector
+from fairflower.numerics.metrics import (
+    AVG,
+    GAP,
+    MIN,
+    STD,
+    STD0,
+    SUMMARIES,
+    Summary,
+    Vector,
+    average_and_worst,
+)
 from fairflower.report import clusters
-from fairflower.report.measures import SIGMA, of_clients, rated_methods, summarized, typed_methods
+from fairflower.report.measures import (
+    SIGMA,
+    by_user_metric,
+    of_clients,
+    rated_methods,
+    summarized,
+    typed_methods,
+)
 from fairflower.report.methods import Comparison, MeanStd, Method, largest_grid
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
@@ -47,7 +65,7 @@ def quality_table(comparison: Comparison) -> Table:
         return lambda method: method.over_rounds(values)
 
     methods = rated_methods(comparison)
-    auc = all(set(run.scores) == set(SCORES) for method in methods for run in method.runs)
+    auc = all(set(run.scores) >= set(SCORES) for method in methods for run in method.runs)
     places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
     if len(places) > 1:
         places["average"] = None
@@ -78,6 +96,21 @@ def personal_table(comparison: Comparison) -> Table:
     )
 
 
+def user_tables(comparison: Comparison) -> list[Table]:
+    """The accuracy table by each of the user's metrics, of methods that have it."""
+    return [
+        metric_table(
+            f"{metric} per domain, {comparison.span()}",
+            f"Your metric {metric}, times 100; {'more' if better > 0 else 'less'} is better. "
+            f"{worst.title}: {worst.phrase}. {how_to_read(comparison)}",
+            columns(comparison.domains, tests=methodcaller("tests_by", metric), better=better),
+            group_comparable(comparison, methods),
+        )
+        for metric, better, methods in by_user_metric(comparison)
+        for _, worst in [average_and_worst(better)]
+    ]
+
+
 def product_table(comparison: Comparison) -> Table:
     """Return FedHEAL's Table 2: strategies grouped by local training."""
     return metric_table(
@@ -92,8 +125,12 @@ def columns(
     domains: Sequence[str],
     window: int = WINDOW,
     tests: Callable[[Run], AccuracyHistory] = lambda run: run,
+    better: int = 1,
 ) -> list[Column]:
-    """Return columns for each domain's accuracy in ``tests``, AVG, STD, MIN and GAP, in percent."""
+    """Return columns for each domain's accuracy in ``tests``, AVG, STD, MIN and GAP, in percent.
+
+    ``better`` is -1 if the tests have a metric of which less is better.
+    """
 
     def accuracies(run: Run) -> Vector:
         return tests(run).final(window)
@@ -109,9 +146,10 @@ def columns(
             whole=lambda method: all(tests(run).fully_tested(window) for run in method.runs),
         )
 
+    average, worst = average_and_worst(better)
     return [
-        *(Column(domain, accuracy(d), 1) for d, domain in enumerate(domains)),
-        *map(over, (AVG, STD, STD0, MIN, GAP)),
+        *(Column(domain, accuracy(d), better) for d, domain in enumerate(domains)),
+        *map(over, (average, STD, STD0, worst, GAP)),
     ]
 
 

@@ -254,6 +254,8 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     if run.info.get("local_arrays"):
         lines.append(LOCAL)
+    for where, reason in run.info.get("skipped_metrics", {}).items():
+        lines.append(f"the metric {where} was left out ({reason}).")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
         lines.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")

@@ -1,0 +1,240 @@
+"""A user's metrics in runs: at the server, at clients, in tables; and metrics that fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import config, history, run
+from safetensors.numpy import load_file
+from scipy.special import softmax
+from sklearn.metrics import f1_score, roc_auc_score
+
+from fairflower.client_app import _data
+from fairflower.config import RunConfig
+from fairflower.data import prepare
+from fairflower.errors import ConfigError, MetricError
+from fairflower.report import read_run, read_summary, write_summary
+from fairflower.report.analysis import analyze
+from fairflower.report.tables.accuracy import user_tables
+from fairflower.server.checkpoint import resumed_config
+from fairflower.server.evaluation import CentralizedEvaluator
+
+BOTH = "own_metrics:macro_f1, own_metrics:roc"
+ALL = f"{BOTH}, own_metrics:confidence_gap"
+
+
+def wanted(made: RunConfig, folder: Path, x: Any, y: Any) -> dict[str, float]:
+    """Scikit-learn's numbers of a run's final model."""
+    evaluator = CentralizedEvaluator(made, prepare(made.data))
+    model = evaluator.model
+    arrays = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()}, strict=False)
+    model.eval()
+    data = evaluator.federation
+    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (data.mean, data.std))
+    with torch.inference_mode():
+        logits = model((torch.tensor(x).float() / 255 - mean) / std).numpy()
+    p = softmax(logits.astype(float), axis=1)
+    return {
+        "macro_f1": f1_score(y, logits.argmax(1), average="macro", zero_division=0),
+        "roc": roc_auc_score(y, p, multi_class="ovo", labels=range(10)),
+    }
+
+
+def last(folder: Path, level: str, metric: str) -> dict[str, float]:
+    rows = [r for r in history(folder) if r["level"] == level and r["metric"] == metric]
+    return {r["name"]: float(r["value"]) for r in rows if r["round"] == "2"}
+
+
+def test_metrics_of_the_server_are_scikit_learns(tmp_path: Path) -> None:
+    made = config(tmp_path, **{"evaluate.metrics": BOTH, "data.test-examples": 60})
+    folder = run(made)
+    data = prepare(made.data)
+    for metric in ("macro_f1", "roc"):
+        found = last(folder, "domain", metric)
+        assert list(found) == list(data.domains)
+        for domain, value in found.items():
+            expected = wanted(made, folder, *data.test(domain))[metric]
+            assert value == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_metrics_of_clients_are_scikit_learns_and_means_by_test_examples(tmp_path: Path) -> None:
+    changes = {"evaluate.metrics": BOTH, "evaluate.by": "clients", "data.test-examples": 60}
+    made = config(tmp_path, **changes, **{"data.clients-per-domain": 2})
+    folder = run(made, nodes=8)
+    data = prepare(made.data)
+    for metric in ("macro_f1", "roc"):
+        values, sums, sizes = last(folder, "client", metric), {}, {}
+        assert len(values) == 8
+        for k, client in enumerate(data.clients):
+            test = _data(data, k).test
+            expected = wanted(made, folder, test.x, test.y)[metric]
+            assert values[str(k)] == pytest.approx(expected, abs=1e-6)
+            sums[client.domain] = sums.get(client.domain, 0) + expected * len(test.y)
+            sizes[client.domain] = sizes.get(client.domain, 0) + len(test.y)
+        means = {domain: sums[domain] / sizes[domain] for domain in sums}
+        assert last(folder, "domain", metric) == pytest.approx(means, abs=1e-6)
+
+
+def test_metrics_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) -> None:
+    plain = run(config(tmp_path / "plain"))
+    own = run(config(tmp_path / "own", **{"evaluate.metrics": "own_metrics:changes_its_input"}))
+    models = [(folder / "model.safetensors").read_bytes() for folder in (plain, own)]
+    assert models[0] == models[1]
+    for metric in ("accuracy", "loss", "balanced_accuracy"):
+        assert last(plain, "domain", metric) == last(own, "domain", metric)
+    assert set(last(own, "domain", "changes_its_input").values()) == {1.0}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    whole = run(config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "whole"}))
+    made = config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "stopped"})
+    with pytest.raises(KeyboardInterrupt):
+        run(made, on_round=_interrupt)
+    folder = run(resumed_config(tmp_path / "stopped", {}))
+    for metric in ("macro_f1", "confidence_gap"):
+        assert last(folder, "domain", metric) == last(whole, "domain", metric)
+    assert read_run(folder).user_metrics == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
+
+
+def _interrupt(server_round: int, _: Any) -> None:
+    if server_round == 1:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """FedAvg and FedHEAL with five seeds."""
+    tmp_path = tmp_path_factory.mktemp("compared")
+    return [
+        run(
+            config(
+                tmp_path,
+                **{"strategy.name": name, "seed": seed, "evaluate.metrics": ALL},
+                **{"run-name": f"{name}-{seed}"},
+            )
+        )
+        for name in ("fedavg", "fedheal")
+        for seed in range(5)
+    ]
+
+
+@pytest.mark.slow
+def test_tables_have_each_metric_over_domains(compared: list[Path]) -> None:
+    runs = [read_run(folder) for folder in compared]
+    (chapter,) = analyze(runs).chapters
+    f1, _, gap = user_tables(chapter.comparison)
+    assert "macro_f1" in f1.title
+    assert "more is better" in f1.caption
+    assert "less is better" in gap.caption
+    assert list(f1.columns[-5:]) == ["AVG", "STD ddof 1", "STD ddof 0", "MIN", "GAP"]
+    assert gap.columns[-2] == "MAX"
+    values = [run.scores["macro_f1"][run.last()].mean(axis=0).min() for run in runs[:5]]
+    (row,) = (row for row in f1.groups[0].rows if row.name == "fedavg")
+    assert row.cells[-2].text.startswith(f"{100 * sum(values) / 5:.2f}")
+
+
+@pytest.mark.slow
+def test_verdicts_and_differences_name_the_metric(compared: list[Path]) -> None:
+    (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
+    titles = [table.title for table in chapter.tables]
+    assert any("Difference to the baselines, macro_f1 over domains" in t for t in titles)
+    sections = {section.title: section.verdicts for section in chapter.sections}
+    (verdict,) = sections["Against the baselines, macro_f1 over domains"]
+    assert "worst domain of macro_f1" in str(verdict)
+
+
+@pytest.mark.slow
+def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> None:
+    runs = [read_run(folder) for folder in compared]
+    write_summary(runs, tmp_path / "x.csv")
+    again = read_summary(tmp_path / "x.csv")
+    assert [r.user_metrics for r in again] == [r.user_metrics for r in runs]
+    one, other = ([user_tables(c.comparison) for c in analyze(r).chapters] for r in (runs, again))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("raises", "KeyError: 'no threshold'"),
+        ("nan", "it returned nan; expected a finite number"),
+        ("per_class", r"it returned an array of shape \(10,\); expected one number"),
+        ("text", "it returned a str; expected a number"),
+    ],
+)
+def test_a_metric_that_fails_is_named_with_the_domain_and_ends_the_run(
+    tmp_path: Path, metric: str, words: str
+) -> None:
+    made = config(tmp_path, **{"evaluate.metrics": f"own_metrics:{metric}"})
+    first = prepare(made.data).domains[0]
+    with pytest.raises(
+        MetricError, match=f"{metric} failed on domain {first} in round 0: .*{words}"
+    ):
+        run(made)
+    by_clients = config(
+        tmp_path, **{"evaluate.metrics": f"own_metrics:{metric}", "evaluate.by": "clients"}
+    )
+    where = f"client 0 of domain {first} in round 1"
+    with pytest.raises(MetricError, match=f"{metric} failed on {where}: .*{words}"):
+        run(by_clients)
+
+
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_a_run_goes_on_without_a_metric_that_fails(
+    tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = "own_metrics:nan,own_metrics:macro_f1"
+    folder = run(
+        config(
+            tmp_path,
+            **{"evaluate.metrics": metrics, "evaluate.metric-errors": "skip", "evaluate.by": by},
+        )
+    )
+    assert len(last(folder, "domain", "macro_f1")) == 4
+    assert not last(folder, "domain", "nan")
+    found = [r for r in caplog.messages if "nan failed on" in r]
+    assert len(found) == 4  # domains, or clients: each of them once
+    made = read_run(folder)
+    assert len(made.info["skipped_metrics"]) == 4
+    (chapter,) = analyze([made]).chapters
+    assert [table.title.split()[0] for table in user_tables(chapter.comparison)] == ["macro_f1"]
+
+
+def test_clients_that_lack_the_function_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has imported it; then its module disappears, as at a site without it."""
+    (tmp_path / "only_here.py").write_text("def share(logits, labels):\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = config(tmp_path, **{"evaluate.metrics": "only_here:share", "evaluate.by": "clients"})
+
+    def leave(server_round: int, _: Any) -> None:
+        (tmp_path / "only_here.py").unlink()
+        sys.modules.pop("only_here")
+
+    with pytest.raises(MetricError, match=r"share failed on client 0 of .*cannot be imported"):
+        run(made, on_round=leave)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("own_metrics:auc", "the name of own_metrics:auc is taken"),
+        ("own_metrics:nan,own_metrics:nan", "the name of own_metrics:nan is taken"),
+        ("own_metrics:macro", "has no 'macro'. Did you mean macro_f1"),
+        ("absent_module:f1", "cannot be imported"),
+        ("macro_f1", "expected module:function"),
+        ("own_metrics:Metric", "expected a function"),
+        ("own_metrics:sideways", "sideways.better = 'more': expected 1 or -1"),
+    ],
+)
+def test_wrong_names_are_refused_before_the_run(value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"evaluate.metrics: .*{words}"):
+        RunConfig.from_flat({"evaluate.metrics": value})
