@@ -93,8 +93,9 @@ def _cell(difference: Difference, better: int) -> Cell:
 
 
 def _caption(measure: Measure) -> str:
-    std = " STD: ddof 1." if any(metric.title == "STD" for metric in measure.figures) else ""
+    std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in measure.figures) else ""
+    less = " Less is better." if all(f.better < 0 for f in measure.figures) else ""
     return (
         "Points: mean over pairs, [95 % interval]; difference detectable with 80 % power. "
-        f"▲ better, ▼ worse: p < 0.05 (Holm), from {MIN_PAIRS} pairs on.{std}"
+        f"▲ better, ▼ worse: p < 0.05 (Holm), from {MIN_PAIRS} pairs on.{less}{std}"
     )
