@@ -30,7 +30,6 @@ from fairflower.aggregation.state import StatefulPart, collect_state, restore_st
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, require
-from fairflower.registry.user_metrics import FAILED_METRICS
 
 #: Called with each merged cohort; the result is added to the round's diagnostics.
 Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
@@ -127,8 +126,6 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.client_ids: tuple[int, ...] = ()
         self.client_metrics: dict[str, NDArray[np.float64]] = {}
         self.dropped: dict[int, str] = {}
-        #: The user's metrics that failed at clients in the last test: client id -> name -> reason.
-        self.failed_metrics: dict[int, dict[str, str]] = {}
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self.seed = 0
@@ -344,11 +341,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             check_test(metrics, self.weighted_by_key, most_tested.get(client, math.inf))
-            if failed := content.config_records.get(FAILED_METRICS):
-                self.failed_metrics[client] = {k: str(text)[:300] for k, text in failed.items()}
             return metrics
 
-        self.failed_metrics = {}
         reply_filter = self._reply_filter(server_round, self._asked_to_test)
         answers = reply_filter.usable(replies, check)
         reply_filter.check_enough(len(answers))

@@ -25,7 +25,7 @@ from fairflower.errors import (
     logger,
 )
 from fairflower.machine import release_memory
-from fairflower.registry.user_metrics import metric_names
+from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
@@ -269,11 +269,12 @@ class RoundLoop:
         settings["split"] = split
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.most_tested(split)
-        answers = strategy.evaluations(server_round, self._exchange(messages), most)
+        replies = self._exchange(messages)
+        answers = strategy.evaluations(server_round, replies, most)
         folder.dropped_in_test(server_round, strategy.dropped)
         domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
-        names += self._report_failed_of_clients(server_round, answers)
+        names += self._report_failed_of_clients(server_round, answers, replies)
         # A domain has a metric if all of its clients have it.
         sums: dict[str, dict[str, float]] = {
             domain: {
@@ -299,14 +300,24 @@ class RoundLoop:
         }
 
     def _report_failed_of_clients(
-        self, server_round: int, answers: Mapping[int, Mapping[str, object]]
+        self,
+        server_round: int,
+        answers: Mapping[int, Mapping[str, object]],
+        replies: Iterable[Message],
     ) -> list[str]:
         """Return the user's metrics, and report those that a client did not compute."""
         names = list(metric_names(self.config.evaluate.metrics))
+        reasons_at: dict[int, Mapping[str, object]] = {
+            reply.metadata.src_node_id: dict(reply.content.config_records.get(FAILED_METRICS) or {})
+            for reply in replies
+            if reply.has_content()
+        }
         for client, answer in sorted(answers.items()):
-            reasons = self.strategy.failed_metrics.get(client, {})
+            reasons = reasons_at.get(self.nodes[client], {})
             default = "it sent no value; its SuperNode may have an older version of fairflower"
-            wrong = {name: reasons.get(name, default) for name in names if name not in answer}
+            wrong = {
+                name: str(reasons.get(name, default))[:300] for name in names if name not in answer
+            }
             domain = self.federation.clients[client].domain
             self._report_failed(server_round, f"client {client} of domain {domain}", wrong)
         return names
