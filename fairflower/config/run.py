@@ -132,6 +132,7 @@ class RunConfig:
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
         config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
         _check(config)
+        load_metrics(config.evaluate.metrics)
         return config
 
     @classmethod
@@ -360,7 +361,6 @@ def _check(config: RunConfig) -> None:
             rule.read_config(config.concise())
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    load_metrics(config.evaluate.metrics)
     _check_amounts(config)
 
 
