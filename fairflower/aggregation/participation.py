@@ -41,11 +41,16 @@ class Draw:
         return shares
 
     def weighted(self, size: int) -> list[int]:
-        """Draw clients without replacement, with probabilities in proportion to their examples."""
+        """Draw at least ``self.size`` clients without replacement, in proportion to examples.
+
+        If too few have examples, the others follow by id.
+        """
         shares = self.shares()
-        size = min(size, int(np.count_nonzero(shares)))
-        chosen = self.rng.choice(len(self.clients), size, replace=False, p=shares)
-        return [self.clients[i] for i in chosen]
+        most = min(size, int(np.count_nonzero(shares)))
+        drawn = self.rng.choice(len(self.clients), most, replace=False, p=shares)
+        chosen = [self.clients[i] for i in drawn]
+        others = [client for client in self.clients if client not in chosen]
+        return sorted([*chosen, *others[: max(0, self.size - len(chosen))]])
 
 
 class Participation(Configurable):

@@ -86,6 +86,4 @@ class PowerOfChoice(Participation):
                 f"power-of-choice: d = {d} candidates are fewer than the {draw.size} clients of a "
                 "round. Raise d, or lower fraction-train."
             )
-        chosen = draw.weighted(min(d, len(draw.clients)))
-        others = [client for client in draw.clients if client not in chosen]
-        return sorted([*chosen, *others[: max(0, draw.size - len(chosen))]])
+        return draw.weighted(min(d, len(draw.clients)))
