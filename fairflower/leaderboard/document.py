@@ -29,7 +29,8 @@ def write(findings: Findings) -> Path:
         document.write_text(f"# {results.stem.capitalize()}\n", encoding="utf-8")
     replace_generated_block(document, results, text(findings))
     if findings.benchmarks:
-        canvas.save([differences(findings)], results.parent / "figures", f"{results.stem}-")
+        drafts = map(differences, [findings])  # drawn by save, in its style
+        canvas.save(drafts, results.parent / "figures", f"{results.stem}-")
     return document
 
 

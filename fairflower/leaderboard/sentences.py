@@ -23,13 +23,17 @@ def outcome(difference: Difference) -> str:
 
     >>> outcome(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better by at least 1.50 points'
+    >>> outcome(Difference(-1.5, 1.0, 24, -3.0, 0.0, 0.04))
+    'worse by more than 0 points'
     """
     if difference.n < MIN_PAIRS:
         return f"{difference.n} federations: no sentence"
     if difference.sign:
         word = "better" if difference.sign > 0 else "worse"
-        least = min(abs(difference.low), abs(difference.high))
-        return f"{word} by at least {format_number(least)} points"
+        least = format_number(min(abs(difference.low), abs(difference.high)))
+        if least == format_number(0.0):  # the interval ends at 0, or next to it
+            return f"{word} by more than 0 points"
+        return f"{word} by at least {least} points"
     if difference.equivalent:
         return f"equivalent within {difference.margin:g} points"
     if math.isnan(difference.detectable):
