@@ -1,11 +1,11 @@
 """The ClientApp, which answers train, evaluate and query messages.
 
-Every message carries the whole run config, so a federation can serve one run after another. The
+Every message carries the whole run config, so a federation can serve several runs in turn. The
 node config says which data the client has:
 
 - ``partition-id=3 num-partitions=20``: the fourth share of the run's data set, which every node
   divides in the same way; ``data-dir="/data/digits"`` is the folder of the data set.
-- ``domain="svhn" data-dir="/data/svhn"``: a site with its own data. The server numbers sites.
+- ``domain="svhn" data-dir="/data/svhn"``: a site that brings its data. The server numbers sites.
 """
 
 from __future__ import annotations

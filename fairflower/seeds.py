@@ -9,8 +9,8 @@ import json
 def derive_seed(*parts: int | str) -> int:
     """Return a seed, 0 <= seed < 2**63, hashed from the parts that identify a random choice.
 
-    The same parts give the same seed in every process and on every machine; other parts, such
-    as the next client or round, give an independent stream.
+    The same parts give the same seed in every process and on every machine; other parts, as
+    the next client or round, give an independent stream.
 
     >>> derive_seed(0, 3, 1, "batches") == derive_seed(0, 3, 1, "batches")
     True

@@ -136,7 +136,7 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
             "'strategy.foo'. Valid: strategy.name. fedavg has no arguments[.]$",
         ),
         ({"strategy.tau": 1.5}, r"strategy.tau = 1.5: expected a number in \[0, 1\]"),
-        ({"data.fraction": 0.1, "data.examples-per-client": 5}, "set one of them to 0"),
+        ({"data.fraction": 0.1, "data.examples-per-client": 5}, "Set one of them to 0"),
     ],
 )
 def test_bad_values_are_named_with_what_is_allowed(flat, message):

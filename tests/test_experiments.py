@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Give a command: its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
     monkeypatch.setattr(comparison, "remaining_plan", lambda plan, folder, console: plan)
+    monkeypatch.setattr(comparison, "locked_folder", lambda folder: nullcontext())
 
     def stop(what: Any, *_: Any) -> None:
         raise Begun(what)

@@ -374,7 +374,7 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
     [
         ("strategy.name", "los-power", "Did you mean 'loss-power'"),
         ("client.name", "my_method.strategy:LossPower", r"is no client: .*fairflower.clients.Tr"),
-        ("model.name", "my_method.training:Smooth", "is no model: .*or a function that makes one"),
+        ("model.name", "my_method.training:Smooth", "is no model: .*or a function that makes it"),
         ("data.name", "my_method.training:Shallow", "is no data set"),
         (
             "model.name",

@@ -1,4 +1,4 @@
-"""Bounds on one client's influence on the model: a cap on weights, a limit on updates' lengths.
+"""Bounds on a client's influence on the model: a cap on weights, a limit on updates' lengths.
 
 Fair strategies give more weight to clients that report a large loss, so a client that lies, or
 whose training diverged, could take over the model. These bounds work with every strategy.

@@ -1,4 +1,4 @@
-"""The valid replies of one round as arrays: the input of every strategy."""
+"""The valid replies of a round as arrays: the input of every strategy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive coordinates of one array, for the whole cohort."""
+    """Consecutive coordinates of an array, for the whole cohort."""
 
     name: str  # name of the array
     part: slice  # positions of the coordinates in the flattened array
@@ -56,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The valid replies of one round, ordered by client id.
+    """The valid replies of a round, ordered by client id.
 
     All arrays are indexed by the position ``k`` in ``client_ids``, so no result depends on the
     order in which replies arrived.

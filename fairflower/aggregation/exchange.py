@@ -18,7 +18,7 @@ from fairflower.arguments import Configurable
 
 
 class Exchange(Configurable):
-    """Shared state of a training method, such as control variates or prototypes."""
+    """Shared state of a training method: for example control variates or prototypes."""
 
     #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
     name: ClassVar[str]

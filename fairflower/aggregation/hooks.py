@@ -28,11 +28,11 @@ class StrategyHooks:
     #: Measurements that clients return with their model: scalars in the reply's metrics, or
     #: ArrayRecords. The train message's config lists them under ``measure``.
     needs: tuple[str, ...] = ()
-    #: Measurements that are one array ``h``, of the same length for every client.
+    #: Measurements that are an array ``h``, of the same length for every client.
     REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
-    #: Measurements that are arrays: one ``h``, or one array per parameter.
+    #: Measurements that are arrays: a single ``h``, or an array for each parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
-    #: Measurements and metrics that must not be negative, such as means of squares.
+    #: Measurements and metrics that must not be negative, for example means of squares.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps")
     #: Measurements and metrics that are counts, at most 2**53.
     COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
@@ -70,7 +70,7 @@ class StrategyHooks:
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return the clients' weights, shape (K,): non-negative, with sum 1."""
-        raise NotImplementedError(f"{type(self).__name__} has neither weigh nor merge. Define one.")
+        raise NotImplementedError(f"{type(self).__name__}: define weigh or merge.")
 
     def merge(self, cohort: Cohort) -> Arrays:
         """Return the next global model, by default the mean weighted by ``weigh``."""

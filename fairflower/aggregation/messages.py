@@ -61,7 +61,7 @@ class EnrolledClients:
 
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:
-    """Add values to the config of one client's message."""
+    """Add values to the config of a client's message."""
     if values:
         # All messages of a round share their content, so it is copied.
         config = message.content.config_records[config_key]

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: the base of policies, and the uniform one."""
+"""Which clients take part in a round: the base class of policies, and the uniform policy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Participation(Configurable):
     def candidates(self, draw: Draw) -> Sequence[int]:
         """Return the clients whose loss under the received model `choose` needs; by default none.
 
-        They are asked in an exchange of their own before training.
+        A separate message asks them for it before training.
         """
         return ()
 

@@ -66,9 +66,9 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
 
 
 def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the arrays if they are one vector ``h`` of real numbers; else ``InvalidReply``."""
+    """Return the arrays if they are a vector ``h`` of real numbers; else ``InvalidReply``."""
     if list(arrays) != ["h"]:
-        raise InvalidReply(f"expected one array 'h', got {list(arrays)[:3]}")
+        raise InvalidReply(f"expected a single array 'h', got {list(arrays)[:3]}")
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or not is_real(h):
         raise InvalidReply(f"expected 'h' as real numbers in a row, got {h.dtype} {h.shape}")
@@ -121,7 +121,7 @@ def scalar_metrics(content: RecordDict) -> MetricRecord:
     for name, value in scalars.items():
         try:
             float(value)
-        except OverflowError:  # nor can Python print every such integer
+        except OverflowError:  # Python cannot even print every integer of this size
             raise InvalidReply(f"{name}: an integer too large for a float") from None
     return MetricRecord(scalars)
 

@@ -84,7 +84,7 @@ class ReplyFilter:
             client = client_at.get(node, node)
             if (asked and question not in asked) or node not in waiting:
                 logger.warning(
-                    "Round %d ignores a reply of client %d: it is late, or a second one.",
+                    "Round %d ignores a reply of client %d: it is late, or the client's second.",
                     self.server_round,
                     client,
                 )

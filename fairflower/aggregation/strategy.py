@@ -1,4 +1,4 @@
-"""FairStrategy: Flower's FedAvg with validated replies and a merge of one cohort."""
+"""FairStrategy: Flower's FedAvg with validated replies and a merge of a cohort."""
 
 from __future__ import annotations
 

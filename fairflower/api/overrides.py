@@ -102,7 +102,7 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
     if isinstance(given, str):
         chosen = kind.parse(given)
         if len(chosen) != 1:
-            raise ConfigError(f"{kind.TABLE} = {given!r}: expected one method.")
+            raise ConfigError(f"{kind.TABLE} = {given!r}: expected a single method.")
         return chosen[0]
     if isinstance(given, type):
         return kind(name_of(kind.TABLE, given))
@@ -123,7 +123,7 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
 def methods(
     kind: type[_Choice], given: MethodLike | Iterable[MethodLike | _Choice] | None
 ) -> list[_Choice]:
-    """Return one or several methods as configs; an empty list for None."""
+    """Return the given methods as configs; an empty list for None."""
     if given is None:
         return []
     if isinstance(given, str):

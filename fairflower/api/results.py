@@ -124,7 +124,7 @@ class Results(Sequence["Result"]):
 
         comparisons = [chapter.comparison for chapter in self._analysis.chapters]
         if len(comparisons) > 1:
-            names = "; ".join(", ".join(one.domains) for one in comparisons)
+            names = "; ".join(", ".join(comparison.domains) for comparison in comparisons)
             raise ConfigError(
                 f"The runs are of several sets of domains ({names}). Plot one of them."
             )

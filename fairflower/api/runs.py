@@ -47,7 +47,7 @@ def run(
     progress: bool = True,
     **options: Unpack[ShortSettings],
 ) -> Result:
-    """Train one federation, as ``fairflower run`` does.
+    """Train a federation, as ``fairflower run`` does.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def run(
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
-                raise ConfigError(f"{name}: a resumed run keeps its own settings. Leave it out.")
+                raise ConfigError(f"{name}: a resumed run keeps its settings. Leave it out.")
         config = resumed_config(Path(resume), overrides)
     console = Console(quiet=not progress)
     plan = Plan([config])
@@ -148,7 +148,7 @@ def compare(
     leave_one_domain_out : bool
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional
-        Number of parallel runs, each in its own process on the inline engine. Default: one per core
+        Number of parallel runs, each in a process on the inline engine. Default: one per core
         if there are as many runs, no run uses a GPU and neither ``engine``, ``ray_address`` nor
         ``workers`` is given; otherwise 1.
     output_dir : path, optional

@@ -1,4 +1,4 @@
-"""The ``fairflower`` command, with one module per subcommand.
+"""The ``fairflower`` command, with a module for each subcommand.
 
 Libraries that are slow to import (Flower, torch, pandas, matplotlib) are imported inside functions,
 so that ``--help`` and a mistyped option answer at once.

@@ -44,7 +44,7 @@ def compare(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds on the one federation of data.seed, as 0-4, instead of --federations. "
+            help="Seeds on the federation of data.seed, as 0-4, instead of --federations. "
             "Verdicts then hold for this federation alone."
         ),
     ] = None,
@@ -84,7 +84,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Train every strategy with every client on every federation, and write one report.
+    """Train every strategy with every client on every federation, and write a report.
 
     A config's strategy.* arguments apply to the strategy that the config names, wherever it is
     listed, and to no other. `--set strategy.tau=0.4` applies to all strategies that have a tau.
@@ -99,8 +99,8 @@ def compare(
     numbers, federated = replicates(federations, seeds)
     if federated and "data.seed" in overrides.assigned:
         raise ConfigError(
-            "--set data.seed: every federation has its own. Choose them by --federations, or give "
-            "--seeds for several seeds on one federation."
+            "--set data.seed: --federations sets it for each federation. Choose federations by "
+            "--federations, or give --seeds for several seeds on a federation."
         )
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
     if leave_one_domain_out:
@@ -156,7 +156,7 @@ def plan_of(
         if key in overrides.assigned:
             raise ConfigError(f"This command does not take --set {key}: {instead}.")
     if clients is not None and "client.name" in overrides.assigned:
-        raise ConfigError("--set client.name: --clients names them. Leave one of them out.")
+        raise ConfigError("--set client.name: --clients names the clients. Leave either out.")
     settings = overrides.settings | {"output-dir": str(folder)}
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
     trainers = () if clients is None else ClientConfig.parse(clients)
@@ -206,13 +206,13 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     )
     rows = [
         (
-            one.spread.metric,
-            f"{one.spread.sd:.2f}",
-            points(one.detectable),
-            str(one.for_difference),
-            f"{one.for_equivalence} (within {one.spread.margin:g})",
+            row.spread.metric,
+            f"{row.spread.sd:.2f}",
+            points(row.detectable),
+            str(row.for_difference),
+            f"{row.for_equivalence} (within {row.spread.margin:g})",
         )
-        for one in design_power(pilot_spreads, methods, federations)
+        for row in design_power(pilot_spreads, methods, federations)
     ]
     columns = (
         *("metric", "SD of differences", "smallest detectable difference"),

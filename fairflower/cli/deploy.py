@@ -26,7 +26,7 @@ def trial(
     *,
     strategies: Annotated[
         str | None,
-        typer.Option(help="Comma-separated strategies, one run each. Default: strategy.name."),
+        typer.Option(help="Comma-separated strategies, a run for each. Default: strategy.name."),
     ] = None,
     sites: Annotated[
         int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one for each domain.")
@@ -45,7 +45,7 @@ def trial(
 ) -> None:
     """Try a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 
-    The sites share one data set, or each has a folder, by default of .npz files (--data):
+    The sites share a data set, or each has a folder, by default of .npz files (--data):
     --site svhn=/data/svhn --site usps=/data/usps.
 
     A site starts a process for every message, so a round takes at least ten seconds. All processes

@@ -24,7 +24,7 @@ def landscape(
     grid: Annotated[int, typer.Option(help="Points along a side of the grid; an odd number.")] = 21,
     span: Annotated[
         float,
-        typer.Option(help="Largest step along a direction; 1 moves each filter by its own norm."),
+        typer.Option(help="Largest step along a direction; 1 moves a filter by the filter's norm."),
     ] = 1.0,
     images: Annotated[
         int, typer.Option(help="Images of each domain for training and for test loss. 0 uses all.")

@@ -56,7 +56,7 @@ def leaderboard(
 
     parallel_runs = parse_jobs(jobs)
     design = Design.read(file, {"data.dir": data_dir} if data_dir else {})
-    chosen = _named(benchmarks, [one.name for one in design.benchmarks], file)
+    chosen = _named(benchmarks, [benchmark.name for benchmark in design.benchmarks], file)
     stages = Stages(design, Ledger(design.results), chosen)
     if plan:
         _show(stages)

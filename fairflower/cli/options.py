@@ -30,7 +30,7 @@ Jobs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Number of parallel runs, each in a process of its own on the inline engine. auto: "
+        help="Number of parallel runs, each in a process on the inline engine. auto: "
         "one per core if there are as many runs, no run uses a GPU and no engine is chosen; "
         "otherwise 1.",
     ),
@@ -122,5 +122,7 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
 def single_choice(choices: list[_Choice]) -> _Choice:
     """Return the single method that an option names; ``ConfigError`` for several."""
     if len(choices) > 1:
-        raise ConfigError(f"--{choices[0].TABLE}: expected one method; `compare` takes several.")
+        raise ConfigError(
+            f"--{choices[0].TABLE}: expected a single method; `compare` takes several."
+        )
     return choices[0]

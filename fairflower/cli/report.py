@@ -73,7 +73,7 @@ def report(
         check_output(written)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
-        raise ConfigError("--into takes its numbers from one summary: add --summary FILE.csv.")
+        raise ConfigError("--into takes its numbers from a summary: add --summary FILE.csv.")
     # A pattern as runs/* also matches the page of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
     for given in runs:

@@ -32,10 +32,10 @@ def run(
     client: Client = None,
     overrides: ConfigOverrides,
     resume: Annotated[
-        Path | None, typer.Option(help="Run folder to resume with its own settings.")
+        Path | None, typer.Option(help="Run folder to resume with its settings.")
     ] = None,
 ) -> None:
-    """Train one federation and write its run folder.
+    """Train a federation and write its run folder.
 
     Each source of settings overrides the one before: defaults, --config, options, --set. If
     --strategy or --client names the config's method, arguments in the config that it does not set
@@ -54,9 +54,7 @@ def run(
         named = {"strategy": strategy, "client": client, "config": overrides.config}
         for option, value in named.items():
             if value is not None:
-                raise ConfigError(
-                    f"--{option}: a resumed run keeps its own settings. Leave it out."
-                )
+                raise ConfigError(f"--{option}: a resumed run keeps its settings. Leave it out.")
         config = resumed_config(resume, overrides.options | overrides.assigned)
     plan = Plan([config])
     announce(plan, console)

@@ -44,14 +44,14 @@ def sharpness(
     with counting_bar(console, "points", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in selected))
         for run, name in zip(selected, method_names(selected), strict=True):
-            one = client_sharpness(
+            sharpness = client_sharpness(
                 run,
                 rho=rho,
                 data_dir=data_dir or "",
                 device=device,
                 advance=lambda: bar.advance(task),
             )
-            measured.append(replace(one, label=name))
+            measured.append(replace(sharpness, label=name))
     console.print(by_method(measured))
     if out:
         write_csv(measured, out)
@@ -70,18 +70,20 @@ def by_method(measured: list[ClientSharpness]) -> Table:
         caption_justify="left",
     )
     methods: dict[tuple[str, tuple[str, ...]], list[ClientSharpness]] = {}
-    for one in measured:
-        methods.setdefault((one.label, tuple(one.values)), []).append(one)
+    for sharpness in measured:
+        methods.setdefault((sharpness.label, tuple(sharpness.values)), []).append(sharpness)
     domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))
     table.add_column("method", overflow="fold")
     for column in (*domains, "all", "std"):
         table.add_column(escape(column), justify="right")
     for (label, groups), seeds in methods.items():
         shown = [
-            f"{np.mean([one.values[d].mean() for one in seeds]):.4f}" if d in groups else ""
+            f"{np.mean([sharpness.values[d].mean() for sharpness in seeds]):.4f}"
+            if d in groups
+            else ""
             for d in domains
         ]
-        overall = np.mean([one.over_clients for one in seeds], axis=0)
+        overall = np.mean([sharpness.over_clients for sharpness in seeds], axis=0)
         count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
         table.add_row(escape(label) + count, *shown, *(f"{value:.4f}" for value in overall))
     return table

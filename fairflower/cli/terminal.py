@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
-# One stream: warnings and errors of a run appear between its progress lines.
+# The same stream, so that warnings and errors appear between progress lines.
 console = Console()
 
 #: What `pathlib.Path.expanduser` says.
@@ -22,7 +22,7 @@ NO_HOME = "Could not determine home directory."
 
 @contextmanager
 def friendly_errors(extra: str = "sim") -> Iterator[None]:
-    """Print a user error in one line, without a traceback, and exit with status 1 or 2.
+    """Print a user error as a line, without a traceback, and exit with status 1 or 2.
 
     ``extra`` names the pip extra that the command needs; empty for none.
     """
@@ -49,7 +49,7 @@ def printable(error: BaseException) -> str:
 
 
 def say_where(what: str, path: Path) -> None:
-    """Print the path of an output on one line, so that it can be copied."""
+    """Print the path of an output without a line break, so that it can be copied."""
     console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
 
 

@@ -140,7 +140,7 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
         return overrides
     if overrides.assigned.get(VALIDATION, SHARE) == 0:
         raise ConfigError(f"{VALIDATION} = 0: a study needs validation images. Raise it.")
-    # A run's config.toml has all settings, with 0 for this one by default.
+    # A run's config.toml has all settings, and 0 for this share by default.
     share = overrides.file.get(VALIDATION) or SHARE
     return replace(overrides, options={VALIDATION: share, **overrides.options})
 

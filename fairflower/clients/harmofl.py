@@ -159,7 +159,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def _normalise(model: nn.Module, *layer: Any) -> None:
-    """Put an `AmplitudeNorm` with these arguments before a model, unless it has one."""
+    """Put an `AmplitudeNorm` with these arguments before a model that has none."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
             "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run it "

@@ -16,7 +16,7 @@ class SiloBN(LocalArraysTrainer):
     are recognized by their type.
 
     The server's tests have the initial statistics, mean 0 and variance 1. ``test`` also reports
-    ``personal_accuracy``, with the client's own statistics on its test examples. It runs with
+    ``personal_accuracy``, with the client's statistics on its test examples. It runs with
     ``evaluate.by = "clients"`` or ``"both"``. In a network without running statistics, such as
     ``cnn``, this is ``sgd``.
 

@@ -132,7 +132,7 @@ class DataSpec(ComponentSpec):
 
     @property
     def kind(self) -> str:
-        """Kind of its examples, one of `fairflower.registry.KINDS`."""
+        """Kind of its examples, from `fairflower.registry.KINDS`."""
         return getattr(self.factory, "kind", "images")
 
 
@@ -228,7 +228,7 @@ class MethodSpec(ComponentSpec):
     def label(self) -> str:
         """Name in tables and figures: the method and its arguments that are not defaults.
 
-        Arguments have the order of the method's constructor, so that a method has one label.
+        Arguments have the order of the method's constructor, so that equal methods share a label.
         """
         defaults = self.defaults() if self.args else {}
         ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)

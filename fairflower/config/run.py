@@ -66,7 +66,7 @@ class RunConfig:
         "", "Name of the run folder. Empty means time, method, data and seed.", execution=True
     )
     resume: str = setting(
-        "", "Run folder to resume, with its own settings. Empty starts a new run.", execution=True
+        "", "Run folder to resume, with its settings. Empty starts a new run.", execution=True
     )
     engine: str = setting(
         "ray",
@@ -148,13 +148,13 @@ class RunConfig:
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return every key with its value, as Flower's run config and messages carry them."""
-        own = self.concise()
-        return {key: own.get(key, DEFAULT) for key in key_help()} | own
+        settings = self.concise()
+        return {key: settings.get(key, DEFAULT) for key in key_help()} | settings
 
     def concise(self) -> dict[str, Scalar]:
         """Return the keys with their values, without arguments left at the methods' defaults."""
-        own = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
-        return own | self.client.to_flat() | self.strategy.to_flat()
+        settings = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
+        return settings | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
         """Return the config as TOML tables, which ``--config`` and ``flwr run`` read.
@@ -192,12 +192,12 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     if key in (*_schema(), *_NAMES) or key in keys():
         return
     named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-    own = {f"{m.TABLE}.{argument_to_key(arg)}" for m in named for arg in m.factory.arguments()}
-    if key in own:
+    arguments = {f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()}
+    if key in arguments:
         return
-    valid = own | {f"{m.TABLE}.name" for m in named} or keys()
+    valid = arguments | {f"{m.TABLE}.name" for m in named} or keys()
     words = unknown("run config key", key, valid, key_help())
-    if named and not own:
+    if named and not arguments:
         words += f" {', '.join(m.name for m in named)} has no arguments."
     raise ConfigError(words)
 
@@ -378,12 +378,12 @@ def _check_amounts(config: RunConfig) -> None:
         )
     if config.data.validation_fraction and config.data.validation_examples:
         raise ConfigError(
-            "data.validation-fraction and data.validation-examples are both set; set one of them "
+            "data.validation-fraction and data.validation-examples are both set. Set one of them "
             "to 0."
         )
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError(
-            "data.fraction and data.examples-per-client are both set; set one of them to 0."
+            "data.fraction and data.examples-per-client are both set. Set one of them to 0."
         )
 
 

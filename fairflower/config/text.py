@@ -105,7 +105,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     for key, value in map(parse_assignment, texts):
         if key in assigned:
             values = f"{quoted(assigned[key])} and {quoted(value)}"
-            raise ConfigError(f"{key} is given twice, as {values}. Remove one.")
+            raise ConfigError(f"{key} is given twice, as {values}. Give a single value.")
         assigned[key] = value
     return assigned
 

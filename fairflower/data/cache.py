@@ -213,7 +213,7 @@ def _divide(
 
 
 def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
-    """Return the held-out domain as a group without training examples; empty without one."""
+    """Return the held-out domain as a group without training examples; empty if none is."""
     domain = data_set.config.held_out
     return [ClientGroup(domain, domain, np.empty(0, np.int64), (1,))] if domain else []
 
@@ -360,7 +360,7 @@ def _mean_and_std(
     if not len(mean) == len(std) == shape[0]:
         raise DataError(
             f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
-            f"{len(std)} standard deviations. Declare one of each in {type(data_set).__name__}."
+            f"{len(std)} standard deviations. Declare equally many in {type(data_set).__name__}."
         )
     return mean, std
 

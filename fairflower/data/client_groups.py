@@ -35,7 +35,7 @@ class ClientGroup:
 
 
 def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
-    """Return the groups of clients: a group per domain, or a clean and a corrupted one per domain.
+    """Return the groups of clients: a group per domain, or two per domain, clean and corrupted.
 
     A data set with a partitioner is divided by `partitioner_groups`; with ``data.imbalance-factor``
     by `imbalanced_groups`, with ``data.corrupted-clients`` by `quality_groups`. Otherwise every
@@ -188,7 +188,7 @@ def series_ratio(factor: int, domains: int) -> float:
         return 2.16
     if domains < 2:
         raise DataError(
-            f"data.imbalance-factor = {factor} needs several domains, not a single one. Set "
+            f"data.imbalance-factor = {factor} needs several domains, but the data has 1. Set "
             "it to 1, or choose several with data.domains."
         )
     exact: float = factor ** (1 / (domains - 1))

@@ -138,7 +138,7 @@ class DataSet(ABC):
         return None
 
     def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
-        """Return further columns for the partitioner, such as the writer, [N] each.
+        """Return further columns for the partitioner, for example the writer, [N] each.
 
         If there are any, the partitioner divides the test examples, too: each client is tested on
         the examples of its partition.

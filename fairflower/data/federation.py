@@ -22,7 +22,7 @@ from fairflower.registry import KINDS
 
 META = "meta.json"
 
-#: Titles of numbers over all domains in tables and callbacks: no domain may have such a name.
+#: Titles of numbers over all domains in tables and callbacks; domains may not have these names.
 OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
 
 Pixels = npt.NDArray[np.uint8]

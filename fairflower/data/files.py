@@ -77,7 +77,7 @@ class NpzFile:
         """Open an array; yield its header, after a check of its size, and its file."""
         with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
             if not zipfile.is_zipfile(file):
-                raise DataError(f"{self.path} is no .npz file. Expected one with {NPZ_FORMAT}.")
+                raise DataError(f"{self.path} is not a .npz file. Expected {NPZ_FORMAT}.")
             remedy = f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects"
             problem = f"{self.path}: {key} cannot be read"
             with explained(problem, remedy), zipfile.ZipFile(file) as archive:

@@ -222,7 +222,7 @@ class ISIC2019(ImageTable):
     subfolders = ("isic2019", "ISIC2019", "ISIC_2019")
 
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return class and file of every image with one of the eight classes."""
+        """Return class and file of every image of the eight classes."""
         path, folder = root / self.table, root / self.image_folder
         files = {file.name for file in folder.iterdir()}
         table = read_table(path, ("image", *self.classes))

@@ -112,7 +112,7 @@ class DomainImageFolder(ClassFolders):
                 listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
                 raise DataError(
                     f"{self.folder}: the classes {listed} read alike. Rename their folders: the "
-                    "same if they are one class, else so that more than case or spaces differs."
+                    "same if they mean the same class, else so that not only case or spaces differ."
                 )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
@@ -157,7 +157,7 @@ class DomainNpzFolder(SplitFiles):
         names = sorted(_names(self.folder.glob("*.npz")))
         if not names:
             raise DataError(
-                f"{self.folder} has no .npz file. Expected one per domain with {NPZ_FORMAT}."
+                f"{self.folder} has no .npz file. Expected a file per domain with {NPZ_FORMAT}."
             )
         return names
 
@@ -174,7 +174,7 @@ def _names(paths: Iterable[Path]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Normalize a name: an accented letter is the same as one or as two code points."""
+    """Normalize a name: an accented letter may have one or two code points."""
     return unicodedata.normalize("NFC", name).strip()
 
 

@@ -149,7 +149,8 @@ def cover_every_class(
 ) -> Ints:
     """Return a permutation changed as little as possible so that each client gets every class.
 
-    Client k gets ``sizes[k]`` images of ``order``, one client after the other; the rest is unused.
+    Client 0 gets the first ``sizes[0]`` images of ``order``, client 1 the next ``sizes[1]``, and so
+    on; the rest is unused.
     A client that lacks a class gets a random unused image of it, or else an image of a client with
     several, in exchange for a random image of a class of which it has several. If neither exists,
     the class has fewer images than there are clients: a random image is then shared.

@@ -105,7 +105,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
     def summed(sizes: str) -> tuple[int, ...]:
-        """Sum sizes by domain; empty if a site has no such split."""
+        """Sum sizes by domain; empty if a site lacks the split."""
         pairs = [(site.domains[0], getattr(site, sizes)) for site in sites]
         if not all(size for _, size in pairs):
             return ()

@@ -1,4 +1,4 @@
-"""The inline engine: a ``Grid`` that runs clients one after another in this process.
+"""The inline engine: a ``Grid`` that runs the clients in turn in this process.
 
 For debuggers, notebooks, profilers, fast tests and machines without Ray. ServerApp, ClientApp and
 messages are the same as on any other grid.

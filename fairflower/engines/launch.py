@@ -45,7 +45,7 @@ def launch(
     def main(grid: Grid, context: Context) -> None:
         server_main(grid)
 
-    # Without data.dir, every node of a cluster has its own default folder.
+    # Without data.dir, the default folder differs between the nodes of a cluster.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
     simulate(
         server_app,
@@ -89,7 +89,7 @@ def simulate(
     num_supernodes : int
         Number of nodes. Node k's config has ``partition-id`` k and ``num-partitions``.
     engine : {"ray", "flower", "inline"}, default="ray"
-        fairflower's on Ray; Flower's on Ray; one client after another in this process.
+        fairflower's on Ray; Flower's on Ray; the clients in turn in this process.
         All engines give the same results.
     ray_address : str, default=""
         Address of a Ray cluster for engine "ray": "auto", "host:port" or "ray://host:port"; ""

@@ -59,7 +59,7 @@ def keeping_signals() -> Iterator[None]:
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    block = getattr(signal, "pthread_sigmask", None)  # Windows sends no such signals
+    block = getattr(signal, "pthread_sigmask", None)  # missing on Windows, which lacks the signals
     mask = block(signal.SIG_BLOCK, {signal.SIGTERM, *HANGUP}) if block else None
     try:
         yield

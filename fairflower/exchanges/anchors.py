@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class SemanticAnchors(Exchange):
-    """Unit vectors a_c, one per class, that the global classifier separates.
+    """Unit vectors a_c, one for each class, that the global classifier separates.
 
     A = nor(Theta(R)) with a two-layer perceptron Theta and vectors R. Every round continues to
     train both (their Eqs. 3 to 5), with the merged head W, b frozen::

@@ -29,7 +29,7 @@ _COLORS = "viridis"
 def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -> PageFigure:
     """Draw a landscape and save it as ``folder/<prefix>landscape.png`` and ``.svg``.
 
-    A row of panels for training and one for test images, a column for each domain;
+    The rows of panels are training and test images, the columns are domains;
     ``levels`` are the contours' losses, the same in all panels (`levels_of`).
     """
     (drawn,) = canvas.save(_sketch(landscape, levels), folder, prefix)
@@ -37,8 +37,8 @@ def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -
 
 
 def levels_of(landscapes: Sequence[Landscape]) -> Vector:
-    """Contours for landscapes that shall be compared: losses in equal ratios, rounded."""
-    every = np.concatenate([s.loss.ravel() for one in landscapes for s in one.surfaces])
+    """Return contour levels for several landscapes: losses in equal ratios, rounded."""
+    every = np.concatenate([s.loss.ravel() for landscape in landscapes for s in landscape.surfaces])
     losses = every[np.isfinite(every) & (every > 0)]
     if not losses.size:
         return np.array([0.0, 1.0])

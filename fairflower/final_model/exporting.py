@@ -81,9 +81,9 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
     """Write a run's final model into a file that needs no fairflower, and return its path.
 
     ``"onnx"`` and ``"torchscript"`` are the whole `Network`, of any number of examples at a time;
-    ``"state-dict"`` has all arrays under the model's own names, those that are frozen, too, for
+    ``"state-dict"`` has all arrays under the model's names, including frozen arrays, for
     ``load_state_dict``, as safetensors. All have `Network.facts` as their metadata. By default
-    the file is in the run folder (`FORMATS`); an earlier one is replaced.
+    the file is in the run folder (`FORMATS`); an earlier file is replaced.
 
     Raises
     ------

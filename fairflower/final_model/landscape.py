@@ -109,7 +109,7 @@ def landscape(
     ConfigError
         On a grid, span or device that is none; it names the command's option.
     RunFolderError
-        When the run has no model, or one that does not fit its config.
+        If the run has no model, or its model does not fit the config.
     DataError
         When its data are not here.
     """
@@ -302,7 +302,7 @@ def write_csv(measured: Iterable[ClientSharpness], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "domain", "place", "sharpness"])
-        for one in measured:
-            for domain, values in one.values.items():
+        for sharpness in measured:
+            for domain, values in sharpness.values.items():
                 for place, value in enumerate(values.tolist()):
-                    writer.writerow([one.label, one.seed, domain, place, value])
+                    writer.writerow([sharpness.label, sharpness.seed, domain, place, value])

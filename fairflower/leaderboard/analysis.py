@@ -120,7 +120,7 @@ class Findings:
         return {method: difference for (_, method), difference in judged.items()}
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
-        """Return the differences in all other metrics, by metric and method, as one family."""
+        """Return the differences in all other metrics, by metric and method, as a family."""
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.figures(benchmark), measures, benchmark.overlap)
 
@@ -150,7 +150,7 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """Return the differences to the reference by place and method, all places as one family."""
+        """Return the differences to the reference by place and method, all places as a family."""
         rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
             if row := self.stages.row(planned):

@@ -1,4 +1,4 @@
-"""The design of a leaderboard, written down before its runs: one TOML file."""
+"""The design of a leaderboard: a TOML file, written before the runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """One data set with its settings, and how methods are confirmed there."""
+    """A data set with its settings, and the methods and federations of its confirmation."""
 
     name: str
     settings: Mapping[str, Any]  # run config keys
@@ -92,8 +92,8 @@ class Design:
         Raises
         ------
         ConfigError
-            If the file is no design, has an unknown key or method, or tunes and confirms on one
-            federation.
+            If the file is no design, has an unknown key or method, or confirms on a
+            federation of the tuning.
         """
         flat = read_toml(path)
         _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
@@ -106,13 +106,13 @@ class Design:
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
         benchmarks = []
-        for name, own in _nested(tables).items():
-            about = {key: own.pop(key) for key in _BENCHMARK if key in own}
+        for name, table in _nested(tables).items():
+            about = {key: table.pop(key) for key in _BENCHMARK if key in table}
             federations = about.get("federations", protocol["federations"])
             benchmarks.append(
                 Benchmark(
                     name,
-                    {**common, **own, **(given or {})},
+                    {**common, **table, **(given or {})},
                     _methods(path, about.get("confirmed", protocol["confirmed"])),
                     _federations(path, name, federations),
                     float(about.get("overlap", 0.0)),
@@ -123,7 +123,7 @@ class Design:
             protocol["reference"],
             _methods(path, protocol["screened"]),
             tuple(benchmarks),
-            tuple(_sweep(path, name, own, benchmarks) for name, own in _nested(sweeps).items()),
+            tuple(_sweep(path, name, table, benchmarks) for name, table in _nested(sweeps).items()),
             protocol["points"],
             protocol["again"],
             protocol["scrambling"],
@@ -146,7 +146,7 @@ class Design:
     def config(
         self, benchmark: Benchmark, method: str, federation: int, **settings: Any
     ) -> RunConfig:
-        """The config of one run, without what is tried; ``settings`` are run config keys."""
+        """Return a run's config without the tried arguments; ``settings`` are run config keys."""
         client, rule = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
         (config,) = grid_configs({**flat, **settings}, [rule], None, [client])
@@ -154,7 +154,7 @@ class Design:
 
     def benchmark(self, name: str) -> Benchmark:
         """The benchmark of this name."""
-        return next(one for one in self.benchmarks if one.name == name)
+        return next(benchmark for benchmark in self.benchmarks if benchmark.name == name)
 
     def _check(self) -> None:
         if not self.benchmarks:
@@ -165,27 +165,27 @@ class Design:
                     f"{self.path}: [protocol] {key} = {value!r}: expected a whole number, {least} "
                     "or more."
                 )
-        tested = [(one.name, one.federations) for one in self.benchmarks]
-        for name, federations in [*tested, *((one.name, one.federations) for one in self.sweeps)]:
+        tested = [(benchmark.name, benchmark.federations) for benchmark in self.benchmarks]
+        for name, federations in [*tested, *((s.name, s.federations) for s in self.sweeps)]:
             if both := sorted(set(federations) & set(self.tuned_on)):
                 raise ConfigError(
                     f"{self.path}: {name}: federation {both[0]} is among those of tuned-on, "
-                    "and methods are tested on others than they are tuned on. Name others."
+                    "but tests need federations on which nothing was tuned. Name others."
                 )
-        for one in self.benchmarks:
-            if self.reference not in one.confirmed:
+        for benchmark in self.benchmarks:
+            if self.reference not in benchmark.confirmed:
                 raise ConfigError(
-                    f"{self.path}: {one.name} confirms nothing against the reference "
+                    f"{self.path}: {benchmark.name} confirms nothing against the reference "
                     f"{self.reference!r}. Add it to confirmed."
                 )
             for key in _OWN:
-                if key in one.settings:
+                if key in benchmark.settings:
                     raise ConfigError(
-                        f"{self.path}: {one.name} sets {key}, which a federation's number and its "
-                        "stage decide. Remove it."
+                        f"{self.path}: {benchmark.name} sets {key}, which the federation's number "
+                        "and the stage decide. Remove it."
                     )
-            for method in dict.fromkeys((*one.confirmed, *self.screened)):
-                self.config(one, method, 0)
+            for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
+                self.config(benchmark, method, 0)
         for sweep in self.sweeps:
             for place in sweep.places:
                 for method in sweep.methods:
@@ -193,7 +193,7 @@ class Design:
 
 
 def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
-    """Local training and aggregation of a row's name.
+    """Return the client and the strategy that a method's name describes.
 
     >>> [choice.name for choice in parse_method("gsam+fedism:q=1.0")]
     ['gsam', 'fedism']
@@ -208,10 +208,10 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
 
 def _methods(path: Path, text: Any) -> tuple[str, ...]:
     if not isinstance(text, str):
-        raise ConfigError(f"{path}: methods are one text, as 'uniform,gsam+fedism', not {text!r}.")
+        raise ConfigError(f"{path}: methods = {text!r}: expected a text, as 'uniform,gsam+fedism'.")
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{path}: method {twice[0]!r} is named twice; remove one.")
+        raise ConfigError(f"{path}: method {twice[0]!r} is named twice. Remove the second entry.")
     for name in names:
         for choice in parse_method(name):
             choice.check()
@@ -226,15 +226,15 @@ def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
         raise ConfigError(f"{path}: {name}: federations {reason}") from error
 
 
-def _sweep(path: Path, name: str, own: dict[str, Any], benchmarks: Iterable[Benchmark]) -> Sweep:
-    """A sweep: ``vary`` has run config keys, each with the values that it takes, one at a time.
+def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Benchmark]) -> Sweep:
+    """Return a sweep. ``vary`` maps run config keys to values; a run changes a single key.
 
-    ``settings`` are those of all its places, over the benchmark's.
+    ``settings`` apply to all runs of the sweep, and override the benchmark's settings.
     """
-    vary, settings = _table(own, "vary"), _table(own, "settings")
-    rest = {k: v for k, v in own.items() if k.partition(".")[0] not in ("vary", "settings")}
+    vary, settings = _table(table, "vary"), _table(table, "settings")
+    rest = {k: v for k, v in table.items() if k.partition(".")[0] not in ("vary", "settings")}
     _check(f"{path}: [sweeps.{name}]", rest, _SWEEP)
-    named = {one.name: one for one in benchmarks}
+    named = {benchmark.name: benchmark for benchmark in benchmarks}
     if rest.get("of") not in named or not vary:
         raise ConfigError(
             f"{path}: [sweeps.{name}] takes of = one of {', '.join(named)}, and "

@@ -1,4 +1,4 @@
-"""Every finished run of a leaderboard, a row of one CSV file that is kept with the design."""
+"""The ledger: a CSV file, kept with the design, with a row for each finished run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Outcome = Literal["completed", "lost"]
 
 @dataclass(frozen=True)
 class Row:
-    """One finished run. Accuracies are fractions, the mean over the last five tested rounds."""
+    """A finished run. Accuracies are fractions: means over the last five tested rounds."""
 
     stage: str
     benchmark: str
@@ -42,31 +42,31 @@ class Row:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """By domain, on test examples if there are such; empty of a run that is lost."""
+        """Accuracies by domain, on test examples if measured, else on validation; empty if lost."""
         return tuple(map(float, (self.test or self.validation).split()))
 
     @property
     def domain_names(self) -> list[str]:
-        """In the order of the accuracies."""
+        """Names of the domains, in the order of the accuracies."""
         return shlex.split(self.domains)
 
     @classmethod
     def read(cls, cells: Mapping[str, str]) -> Self:
-        """Read one from the cells of a file, by column."""
-        own: dict[str, Any] = dict(cells)
-        return cls(
-            **{**own, "federation": int(own["federation"]), "seconds": float(own["seconds"])}
-        )
+        """Return the row of a file's cells, by column."""
+        values: dict[str, Any] = dict(cells)
+        values["federation"] = int(values["federation"])
+        values["seconds"] = float(values["seconds"])
+        return cls(**values)
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def key_of(config: RunConfig) -> str:
-    """A digest of all that decides a run's result: seed, and settings that are no defaults.
+    """Return a digest of all that decides a run's result: seed and non-default settings.
 
-    Where and how a run is executed is no part of it, and neither is a setting that came later,
-    while it is at its default.
+    Settings of execution do not enter. A setting at its default does not either, so that later
+    versions with new settings give the same digest.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
     found = method_key(config.to_flat()) | {("seed", str(config.seed))}
@@ -78,7 +78,7 @@ class Ledger:
     """The file's rows by `key_of`; a row is on disk when `add` returns."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if there is one; a last line that was cut off by a kill is dropped.
+        """Read the file if it exists; an incomplete last line is dropped.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Ledger:
         whole = text[: text.rfind("\n") + 1]
         reader = csv.DictReader(StringIO(whole), strict=True)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise RunFolderError(f"{path} is no leaderboard's results: its columns are others.")
+            raise RunFolderError(f"{path} is not a leaderboard's ledger: its columns differ.")
         for number, cells in enumerate(reader, start=2):
             try:
                 row = Row.read(cells)

@@ -1,4 +1,4 @@
-"""The settings that are tried for a method: the paper's, then points of one Sobol sequence."""
+"""The settings to try for a method: the paper's, then points of a Sobol sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIMENSIONS = 16
 
 
 def ranges(config: RunConfig) -> dict[str, TunableArgument]:
-    """What is tuned of a method: the learning rate, and the arguments that have a range.
+    """Return the tuned settings of a method: learning rate, and arguments with a range.
 
     The learning rate comes first, from a quarter to two and a half times the config's. Rounds and
     local epochs are the same for all methods, so that all train equally long.
@@ -34,7 +34,7 @@ def ranges(config: RunConfig) -> dict[str, TunableArgument]:
 def points(
     found: Mapping[str, TunableArgument], count: int, scrambling: int
 ) -> list[dict[str, float]]:
-    """The settings to try: the defaults, then ``count - 1`` points.
+    """Return the settings to try: the defaults, then ``count - 1`` points.
 
     The k-th of `ranges` has the k-th dimension of Sobol's sequence with Owen's scrambling by this
     seed: all methods try the same learning rates. (Its first 2^m points fill every dimension
@@ -45,11 +45,11 @@ def points(
     sequence = qmc.Sobol(_DIMENSIONS, rng=scrambling)
     places = sequence.random_base2(math.ceil(math.log2(max(count - 1, 1))))[: count - 1]
     return [
-        {key: one.default for key, one in found.items()},
+        {key: argument.default for key, argument in found.items()},
         *(
             {
-                key: one.search.at(float(place), one.whole)
-                for (key, one), place in zip(found.items(), row, strict=False)
+                key: argument.search.at(float(place), argument.whole)
+                for (key, argument), place in zip(found.items(), row, strict=False)
             }
             for row in places
         ),

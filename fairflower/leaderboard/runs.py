@@ -1,4 +1,4 @@
-"""Makes the runs that are left of a design, several at a time, each a row when it has ended."""
+"""Makes the remaining runs of a design, several in parallel, and adds a row for each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fairflower.report import Run, read_run
 
 
 class LeaderboardRuns:
-    """Gives runs out as workers ask for them: a `fairflower.plans.parallel.Study`.
+    """Remaining runs of a design: a `fairflower.plans.parallel.Study`.
 
-    ``jobs`` are given out at a time, so that what the last run decides is made before what comes
-    later in the design. Run folders, in ``folder``, are removed when their rows are written; a run
-    that was killed begins anew.
+    At most ``jobs`` runs are started at a time, so that runs which depend on results come in the
+    design's order. Run folders are in ``folder`` and are removed when their rows are written. A
+    killed run begins again.
     """
 
     def __init__(self, stages: Stages, folder: Path, jobs: int) -> None:
@@ -35,10 +35,10 @@ class LeaderboardRuns:
         self.plan = Plan(self._more())
 
     def watch(self, config: RunConfig) -> None:
-        """No run is watched: none is pruned."""
+        """Return None: a leaderboard does not prune runs."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Note how a run ended; give those that can be made now. One that diverged is lost."""
+        """Record how a run ended, lost if it diverged; return the runs that can start now."""
         self.out -= 1
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):
@@ -48,7 +48,7 @@ class LeaderboardRuns:
         return self._more(), isinstance(error, Diverged)
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Give a run whose process has died once more, from its beginning."""
+        """Return the run of a process that died, to start again from its beginning."""
         return [self._placed(self.given[config.run_name])]
 
     def _more(self) -> list[RunConfig]:
@@ -63,7 +63,7 @@ class LeaderboardRuns:
         return configs
 
     def _placed(self, planned: Planned) -> RunConfig:
-        """The run's config with its folder, from which what a kill has left is removed."""
+        """Return the run's config with its folder, after removing an earlier attempt's files."""
         shutil.rmtree(self.folder / planned.key, ignore_errors=True)
         config = planned.config
         return dataclasses.replace(
@@ -103,17 +103,17 @@ def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
 
 
 class Progress(NamedTuple):
-    """How far a stage of a benchmark is."""
+    """Progress of a stage of a benchmark."""
 
     stage: str
     benchmark: str
     runs: int
     left: int
-    hours: float | None  # of one core, by the runs that were made; None without any
+    hours: float | None  # core hours left, from the finished runs' times; None without any
 
 
 def progress(stages: Stages) -> list[Progress]:
-    """How many runs are left of each stage and benchmark, and how long they will take."""
+    """Return the runs left in each stage of each benchmark, and the hours they will take."""
     rows = stages.ledger.rows.values()
     made = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
     progress = []

@@ -126,7 +126,7 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 def tables(findings: Findings) -> list[Table]:
     """Return a table for each benchmark that has pairs, and for each sweep with rows."""
-    parts = [_benchmark(findings, one) for one in findings.benchmarks]
+    parts = [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
     parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return parts
 

@@ -1,8 +1,8 @@
-"""Which runs a design takes, in which order, and which of them are left.
+"""The runs of a leaderboard's design: their stages, their order, and the runs that are left.
 
-Screening tries every point of a method on the first tuning federation, and finalists the best of
-them on the others, all on validation examples. Confirmation trains the chosen settings on the
-federations of the design and tests them; sweeps vary a benchmark's settings with these.
+Screening tries every point of a method on the first tuning federation; finalists are its best
+points, tried on the other tuning federations; both use validation examples. Confirmation trains
+the chosen settings on the design's federations and tests them. Sweeps vary a benchmark's settings.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Stages:
         return points(ranges(config), self.design.points, self.design.scrambling)
 
     def row(self, planned: Planned) -> Row | None:
-        """The row of a run, if the run was made."""
+        """Return the row of a finished run, else None."""
         return self.ledger.rows.get(planned.key)
 
     def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
@@ -78,8 +78,8 @@ class Stages:
         return [
             self.screened(benchmark, method, number),
             *(
-                self._planned(FINALISTS, benchmark, method, one, number)
-                for one in self.design.tuned_on[1:]
+                self._planned(FINALISTS, benchmark, method, federation, number)
+                for federation in self.design.tuned_on[1:]
             ),
         ]
 
@@ -101,7 +101,7 @@ class Stages:
     def chosen(self, benchmark: Benchmark, method: str) -> int | None:
         """The point whose mean over the tuning federations is highest; None if not known yet.
 
-        One that was lost on a federation is not chosen. -1 if all were.
+        A point that was lost on a federation is not chosen. -1 if all points were lost.
         """
         finalists = self.finalists(benchmark, method)
         if finalists is None:
@@ -150,31 +150,35 @@ class Stages:
                         yield name, self._planned(*key, tuple(place.items()))
 
     def planned(self) -> Iterator[Planned]:
-        """All runs that can be planned by now, those first that claims are made from."""
-        for one in self.benchmarks:
-            yield from self.screening(one, one.confirmed)
-            yield from self.again(one, one.confirmed)
-            yield from self.confirmation(one)
-        for one in self.benchmarks:
-            others = [method for method in self.design.screened if method not in one.confirmed]
-            yield from self.screening(one, others)
-            yield from self.again(one, others)
+        """Yield all runs that can be planned now, first those that conclusions need."""
+        for benchmark in self.benchmarks:
+            yield from self.screening(benchmark, benchmark.confirmed)
+            yield from self.again(benchmark, benchmark.confirmed)
+            yield from self.confirmation(benchmark)
+        for benchmark in self.benchmarks:
+            others = [
+                method for method in self.design.screened if method not in benchmark.confirmed
+            ]
+            yield from self.screening(benchmark, others)
+            yield from self.again(benchmark, others)
         for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
             yield planned
 
     def left(self) -> Iterator[Planned]:
-        """Those of them without a row."""
+        """Return the planned runs without a row."""
         return (planned for planned in self.planned() if self.row(planned) is None)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many runs each stage of each benchmark takes, by stage and benchmark."""
+        """Return the number of runs by stage and benchmark."""
         design, again = self.design, min(self.design.again, self.design.points)
         counts = {}
-        for one in self.benchmarks:
-            methods = len(dict.fromkeys((*one.confirmed, *design.screened)))
-            counts[SCREENING, one.name] = methods * design.points
-            counts[FINALISTS, one.name] = methods * again * (len(design.tuned_on) - 1)
-            counts[CONFIRMATION, one.name] = len(one.confirmed) * len(one.federations)
+        for benchmark in self.benchmarks:
+            methods = len(dict.fromkeys((*benchmark.confirmed, *design.screened)))
+            counts[SCREENING, benchmark.name] = methods * design.points
+            counts[FINALISTS, benchmark.name] = methods * again * (len(design.tuned_on) - 1)
+            counts[CONFIRMATION, benchmark.name] = len(benchmark.confirmed) * len(
+                benchmark.federations
+            )
         for sweep in self.sweeps:
             runs = len(sweep.places) * len(sweep.methods) * len(sweep.federations)
             name = sweep.benchmark.name
@@ -192,7 +196,7 @@ class Stages:
     ) -> Planned:
         settings: Mapping[str, Any] = {**self.points(benchmark, method)[number], **dict(varied)}
         on_test = stage in (CONFIRMATION, SWEEP)
-        own = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
-        config = self.design.config(benchmark, method, federation, **own)
+        chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
+        config = self.design.config(benchmark, method, federation, **chosen)
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
         return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))

@@ -251,7 +251,7 @@ def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: A
     """Raise ``ConfigError`` if a function has no parameters for what it is called with."""
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # of one that is not written in Python
+    except ValueError:  # the function is not written in Python
         return
     try:
         signature.bind(*args, **options)

@@ -1,12 +1,12 @@
 """Fairness between groups of people, from six counts for each group.
 
-A binary model predicts Y' for people with the label Y, who belong to G groups, such as men and
+A binary model predicts Y' for people with the label Y, who belong to G groups, for example men and
 women. A client counts its people, and sums of counts over clients give the **global** metric
-exactly. The same functions of one client's counts give its **local** metric. Both matter: a model
+exactly. The same functions of a client's counts give its **local** metric. Both matter: a model
 can be fair on all data and unfair at every client.
 
 A metric is NaN, which means undefined, where a rate of a group is 0/0: for example equal
-opportunity without a positive label in a group. (fairlearn sets such rates to 0.)
+opportunity without a positive label in a group. (fairlearn sets these rates to 0.)
 
 Examples
 --------
@@ -163,7 +163,7 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
     each = np.asarray(counts)
     if each.ndim != 3 or len(each) == 0:
         raise ValueError(f"counts of shape {each.shape}: expected (K, G, 6) of at least 1 client.")
-    local = np.array([difference(one) for one in each])
+    local = np.array([difference(client) for client in each])
     worst = float(np.nanmax(local)) if np.isfinite(local).any() else math.nan
     return Levels(difference(each.sum(axis=0)), local, worst)
 
@@ -182,7 +182,7 @@ def _checked(counts: ArrayLike) -> Vector:
 
 
 def _range(rates: Vector) -> float:
-    """Return the range; NaN with a single group, which is compared with none."""
+    """Return the largest minus the smallest rate; NaN for a single group."""
     return float(rates.max() - rates.min()) if len(rates) > 1 else math.nan
 
 

@@ -117,7 +117,7 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction = {fraction}: expected a number in (0, 1].")
     values = np.sort(_values(a))
-    # The small term undoes the rounding of products such as 0.29 * 100 = 28.999...
+    # The small term undoes the rounding of products, as in 0.29 * 100 = 28.999...
     count = max(1, math.floor(fraction * values.size + 1e-9))
     return float(values[:count].mean())
 

@@ -1,8 +1,8 @@
 """Policies of participation: which clients train in a round, and which are available.
 
-A policy is a `Participation` with one method, ``choose``. It composes with every strategy and goes
-into checkpoints. ``participation.policy`` names one, with arguments (``power-of-choice:d=10``), or
-a class of another package (``my_package.module:Class``).
+A policy is a `Participation` with a method ``choose``. It works with every strategy, and its state
+goes into checkpoints. ``participation.policy`` is a policy's name, with arguments
+(``power-of-choice:d=10``), or a class of another package (``my_package.module:Class``).
 """
 
 from fairflower.aggregation.participation import Draw, Participation, Uniform

@@ -24,8 +24,8 @@ def read_availability(text: str, seed: int) -> Availability:
     ----------
     text : str
         ``"always"``; ``"markov:leave=0.1:back=0.5"``, a chain for each client: an available client
-        leaves with probability ``leave`` before the next round, and an absent one comes back with
-        probability ``back``; or the path of a CSV file with the columns ``round`` and ``client``,
+        leaves with probability ``leave`` before the next round, and an absent client comes back
+        with probability ``back``; or the path of a CSV file with columns ``round`` and ``client``,
         a row for each round in which a client is available. After its last round the file starts
         again.
     seed : int

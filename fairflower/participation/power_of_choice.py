@@ -17,7 +17,7 @@ class PowerOfChoice(Participation):
     d candidates are drawn without replacement, in proportion to their training examples. The m
     of them with the largest losses under the received model train, where m is the number of
     clients in a round (``fraction-train``). Clients with few examples are seldom candidates, so
-    the policy is biased, and not fair as such. The paper averages the models plainly:
+    the policy is biased and need not be fair. The paper gives the models equal weights:
     ``strategy.name = "uniform"``.
 
     Parameters
@@ -28,9 +28,9 @@ class PowerOfChoice(Participation):
         d = m to 10 m or K).
     loss : {"received", "train"}
         ``"received"`` (pow-d): the candidates first measure the received model's loss on their
-        training examples, in an exchange of their own. ``"train"`` (rpow-d): the mean training
-        loss of the client's last round, without another exchange; a client that was never merged
-        counts as infinitely bad.
+        training examples, which takes another message. ``"train"`` (rpow-d): the mean training
+        loss of the client's last round, without another message; a client that was never merged
+        has an infinite loss.
 
     Examples
     --------
@@ -69,14 +69,14 @@ class PowerOfChoice(Participation):
             known, absent = self.train_losses, math.inf
         elif not losses:
             raise ConfigError(
-                "power-of-choice: no candidate was asked for its loss. Runs of fairflower ask; in "
-                "a Flower app of your own, set loss = 'train'."
+                "power-of-choice: no candidate was asked for its loss. fairflower's server asks "
+                "candidates; in another Flower app, set loss = 'train'."
             )
         order = sorted(self._candidates(draw), key=lambda k: (-known.get(k, absent), k))
         return sorted(order[: draw.size])
 
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
-        """Note the training losses."""
+        """Store the clients' training losses."""
         self.train_losses |= train_losses
 
     def _candidates(self, draw: Draw) -> list[int]:

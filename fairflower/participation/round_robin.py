@@ -1,4 +1,4 @@
-"""Participation in turn."""
+"""Round robin: clients take part in turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fairflower.aggregation.participation import Draw, Participation
 
 
 class RoundRobin(Participation):
-    """Clients in turn: those that were chosen longest ago, by id where that is equal.
+    """Clients in turn: first those that were chosen longest ago, and among these the lowest ids.
 
-    Every client is chosen equally often, up to one time, if all are available.
+    If all clients are always available, the numbers of times they are chosen differ by at most 1.
 
     Examples
     --------
@@ -27,7 +27,7 @@ class RoundRobin(Participation):
         self.last_chosen: dict[int, int] = {}
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return the clients whose turn it is."""
+        """Return the clients that were chosen longest ago."""
         order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
         chosen = order[: draw.size]
         self.last_chosen |= dict.fromkeys(chosen, draw.server_round)

@@ -27,8 +27,8 @@ def run_comparison(
     jobs : int or None
         Number of parallel runs; None: `fairflower.plans.plan.auto_jobs`.
     at_end : callable
-        Called when the runs have ended, also if one failed or was interrupted, provided that at
-        least one run can be read.
+        Called when the runs have ended, also after a failure or interruption, if any run can be
+        read.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How the runs of a plan use this machine's GPUs: clients or runs at a time, in one line."""
+"""Use of this machine's GPUs by the runs of a plan: how many clients or runs share a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflower.training.gpus import free_memory, gpu_names, unused_gpu
 
 @dataclass(frozen=True)
 class Placement:
-    """The config for the engine, this machine's GPUs for Ray, and the line for the user."""
+    """The engine's config, the number of GPUs for Ray, and a line about the device to print."""
 
     config: RunConfig
     num_gpus: int | None = None
@@ -27,10 +27,10 @@ class Placement:
 
 
 def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
-    """Return where the clients of runs train that are made one after another.
+    """Return the device of the clients, for runs that follow each other.
 
-    ``client-gpus = "auto"`` becomes the share of a GPU at which as many clients as its memory and
-    the CPUs hold train at a time; a number stays what it is.
+    ``client-gpus = "auto"`` becomes a share of a GPU, so that as many clients train in parallel as
+    the GPUs' memory and the CPUs allow. A number is kept.
 
     Raises
     ------
@@ -54,14 +54,14 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {workers} client{'s' * (workers > 1)} at a time"
-    if pinned:  # Ray would hide this GPU from workers that it gives another one
+    if pinned:  # Ray would hide this GPU from workers to which it assigns another GPU
         return Placement(replace(config, client_gpus=0.0, workers=workers), None, line)
     share = share_of(-(-workers // count))
     return Placement(replace(config, client_gpus=share, workers=workers), count, line)
 
 
 def clients_that_fit(runs: Sequence[RunConfig], device: torch.device, count: int) -> int:
-    """Return how many clients the memory of ``count`` GPUs holds beside the server's tests."""
+    """Return the number of clients that fit in ``count`` GPUs' memory beside the server's tests."""
     need, free = _need(_methods(runs), device), free_memory(device)
     if need.client > free:
         raise probe.does_not_fit(runs[0], need.client, free)
@@ -70,7 +70,7 @@ def clients_that_fit(runs: Sequence[RunConfig], device: torch.device, count: int
 
 
 def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
-    """Return how many runs at a time the GPU's memory holds; None if they are on the CPU."""
+    """Return the number of parallel runs that fit in the GPU's memory; None on the CPU."""
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return None
@@ -81,7 +81,7 @@ def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
-    """Return the line on the device of parallel runs, "" on the CPU of a machine without GPU."""
+    """Return the line about the device of parallel runs; "" on a machine without a GPU."""
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line
@@ -90,14 +90,14 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
     others = len(gpu_names()) - 1
     if others and runs[0].train.device in ("auto", "cuda"):
         line += (
-            f"; {others} more GPU{'s are' if others > 1 else ' is'} not used by parallel runs, "
-            "but with --jobs 1"
+            f"; {others} more GPU{'s are' if others > 1 else ' is'} not used by parallel runs "
+            "(--jobs 1 uses all)"
         )
     return line
 
 
 def share_of(clients: int) -> float:
-    """Return the share of a GPU of each of ``clients``, in Ray's steps of 1/10000.
+    """Return each client's share of a GPU that ``clients`` share, rounded down to 1/10000 for Ray.
 
     >>> share_of(1), share_of(3), share_of(12)
     (1.0, 0.3333, 0.0833)
@@ -106,7 +106,7 @@ def share_of(clients: int) -> float:
 
 
 def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
-    """Return a run of each method of local training with each set of measurements."""
+    """Return a run for each pair of client (with its arguments) and set of measurements."""
     kinds = {(run.client.label, run.strategy.make().measurements): run for run in reversed(runs)}
     return tuple(kinds.values())
 
@@ -117,13 +117,13 @@ def _need(runs: tuple[RunConfig, ...], device: torch.device) -> probe.Need:
 
 
 def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Placement:
-    """Return the placement of a number of GPUs per client."""
+    """Return the placement for a numeric ``client-gpus``."""
     gpus = float(config.client_gpus)
     if not gpus:
         if config.train.device != "auto":
             return Placement(config, line=f"{name}, shared by all clients without a limit")
         how = 'client-gpus = "auto" uses it'
-        return Placement(config, line=f"cpu for clients, as client-gpus = 0: {name} idles; {how}")
+        return Placement(config, line=f"cpu for clients (client-gpus = 0): {name} is unused; {how}")
     if gpus > count:
         raise ConfigError(
             f"client-gpus = {gpus:g}: this machine has {count} GPU{'s' * (count > 1)}, {name}. Set "
@@ -136,7 +136,7 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
 
 
 def _without_gpu(config: RunConfig) -> Placement:
-    """Return the placement on the CPU, with the reason if there is a GPU."""
+    """Return the placement on the CPU; its line says why, if the machine has a GPU."""
     why = unused_gpu() if config.train.device == "auto" else ""
     if config.client_gpus not in ("auto", 0.0) and config.engine != "inline":
         asked = f"client-gpus = {config.client_gpus:g}"
@@ -153,7 +153,7 @@ def _on_cluster(config: RunConfig) -> Placement:
     line = ""
     if config.client_gpus == "auto" and config.train.device != "cpu":
         line = (
-            "cpu for clients on a cluster, whose GPUs are not measured; set client-gpus to the "
-            "share of a GPU per client to use them"
+            "cpu for clients on a cluster: client-gpus = 'auto' does not use a cluster's GPUs; set "
+            "client-gpus to each client's share of a GPU to use them"
         )
     return Placement(config, line=line)

@@ -130,7 +130,7 @@ def execute(
     on_round : callable, optional
         As in `fairflower.server.session.Session`; the runs are then sequential.
     study : Study, optional
-        Adds runs as others end; every run is then in a process of its own.
+        Adds runs as others end. With a study, each run has a separate process.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Parallel runs, each in a process of its own."""
+"""Parallel runs, each in a separate process."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def execute_parallel(
 ) -> None:
     """Run a plan in ``jobs`` parallel processes, each on the inline engine.
 
-    Parallel runs use the cores better than the clients of one run, which wait for each other every
-    round. Results have the same bits on every engine. Each process uses one core and the memory of
-    one run. If a process dies, its run is resumed once from its last checkpoint. The first failure
+    Parallel runs use the cores better than the clients of a run, which wait for each other every
+    round. Results have the same bits on every engine. Each process uses a core and the memory of
+    a run. If a process dies, its run is resumed once from its last checkpoint. The first failure
     is raised after all other runs have ended.
 
     Parameters
@@ -158,7 +158,7 @@ class _Runs:
 
 
 class _Processes:
-    """Pool of processes with one run each; if a process dies, only its run is affected."""
+    """Pool of processes with a run each; if a process dies, only its run is affected."""
 
     def __init__(self, most: int) -> None:
         # spawn: a fork would copy the locks of torch's threads in any state.

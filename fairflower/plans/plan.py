@@ -90,7 +90,7 @@ def single_run_config(
     client: ClientConfig | None,
     overrides: Mapping[str, Any],
 ) -> RunConfig:
-    """Return the config of one run: ``flat`` with other methods, then ``overrides`` over all.
+    """Return a run's config: ``flat`` with other methods, then ``overrides`` over all.
 
     A ``strategy`` or ``client`` that ``flat`` names, too, keeps the arguments that ``flat`` has
     for it and that it does not set itself.
@@ -223,7 +223,7 @@ class Plan:
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
-                    raise ConfigError(f"Method {label!r} is named twice; remove one.")
+                    raise ConfigError(f"Method {label!r} is named twice. Remove the second entry.")
                 unit = "federation" if federations else "seed"
                 name = f"{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
@@ -327,7 +327,7 @@ class Plan:
         folders: list[Path],
         on_round: OnRound | None = None,
     ) -> None:
-        """Run the configs one after another; append each run folder to ``folders`` at its end.
+        """Make the runs in turn; append each run's folder to ``folders`` when it ends.
 
         A run that fails does not prevent the others. The first failure is raised at the end.
         """
@@ -376,7 +376,7 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
     if jobs not in (None, 1) and flat.get("engine", "inline") != "inline":
         raise ConfigError(
             f"--jobs {jobs}: parallel runs are each on the inline engine, and engine = "
-            f"{flat['engine']!r} is given. Leave one of them out."
+            f"{flat['engine']!r} is given. Leave either out."
         )
     chosen = {"engine", "ray-address", "workers"} & flat.keys()
     return 1 if jobs is None and chosen else jobs

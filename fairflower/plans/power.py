@@ -23,18 +23,18 @@ EFFECT = 2.0
 
 @dataclass(frozen=True)
 class Spread:
-    """Spread of one metric's paired differences to Uniform, in percentage points."""
+    """Spread of a metric's paired differences to Uniform, in percentage points."""
 
     metric: str
     sd: float  # root mean of the methods' variances
     margin: float  # two methods within it count as equivalent
     methods: int
-    unit: str  # a federation, or a seed of one federation
+    unit: str  # what a pair stands for: a federation, or a seed of a federation
 
 
 @dataclass(frozen=True)
 class Power:
-    """What a design detects of one metric with 80 % power, in percentage points."""
+    """Differences of a metric that a design detects with 80 % power, in percentage points."""
 
     spread: Spread
     detectable: float  # smallest difference
@@ -89,7 +89,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
 
 def level_of(methods: int, metrics: int = 3) -> float:
-    """Return the level of one test: 0.05 over all ``methods`` and ``metrics`` (Bonferroni).
+    """Return the level of each test: 0.05 divided by the number of tests (Bonferroni).
 
     >>> level_of(5) == 0.05 / 15
     True
@@ -100,7 +100,7 @@ def level_of(methods: int, metrics: int = 3) -> float:
 def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
     """Return the smallest detectable difference in standard deviations of paired differences.
 
-    NaN for one federation.
+    NaN for a single federation.
 
     >>> round(detectable_in_sd(5, 10), 2)
     1.58

@@ -1,4 +1,4 @@
-"""Memory of a run on a GPU, measured by a client's first epoch in a process of its own."""
+"""Memory of a run on a GPU, measured by a client's first epoch in a separate process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Need(NamedTuple):
 def measure(configs: Sequence[RunConfig], device: torch.device) -> Need:
     """Return the largest need of runs that differ in their methods.
 
-    A process of its own makes the first epoch of each run's largest client, and tests once.
+    For each run, a new process trains the largest client for an epoch and tests once.
     ``ConfigError`` if a client does not fit on the GPU even alone.
     """
     free = free_memory(device)
@@ -55,7 +55,7 @@ def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) ->
     """Call `probe` for each config in a new process."""
     context = multiprocessing.get_context("spawn")
     needs = []
-    for config in configs:  # a process each: memory that one method has reserved is not another's
+    for config in configs:  # a process each, so that methods do not share reserved memory
         with without_main(), ProcessPoolExecutor(1, context) as process:
             try:
                 needs.append(process.submit(probe, config, device, free).result())
@@ -99,7 +99,7 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
 
 
 def does_not_fit(config: RunConfig, needed: int, free: int, more: str = "") -> ConfigError:
-    """Return the error for a model that one client cannot train on the GPU."""
+    """Return the error for a model too large for a client to train on the GPU."""
     return ConfigError(
         f"{config.label} with {config.model.name}: a single client needs {more}{needed:,} bytes "
         f"of GPU memory, and {free:,} are free. Lower train.batch-size or measure.memory-mb, stop "

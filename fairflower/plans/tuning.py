@@ -92,7 +92,7 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
 
 @dataclass
 class MethodStudy:
-    """Study of one method: its trials, their outcomes, and the remaining runs."""
+    """Study of a method: its trials, their outcomes, and the remaining runs."""
 
     config: RunConfig  # of the trials, without the drawn values
     protocol: TuningProtocol
@@ -339,7 +339,7 @@ class MethodStudy:
 
 
 class TuningStudies:
-    """Studies of several methods in one folder: a `fairflower.plans.parallel.Study`.
+    """Studies of several methods in a folder: a `fairflower.plans.parallel.Study`.
 
     Parameters
     ----------
@@ -415,7 +415,7 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     """Return outcome and reason of a run; the outcome is None if the run is to be resumed."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
-        # Other failures, as a full disk, are not due to the trial's values.
+        # The trial's values do not cause other failures, for example a full disk.
         prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
     if facts["status"] == "pruned":

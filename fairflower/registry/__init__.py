@@ -213,7 +213,7 @@ DATA_SETS = DescribedRegistry(
         ),
         "npz": (
             "own_folder:DomainNpzFolder",
-            "your own: a folder with one <domain>.npz per domain (x_train, y_train, "
+            "your own: a folder with <domain>.npz for each domain (x_train, y_train, "
             "x_test, y_test)",
         ),
     },

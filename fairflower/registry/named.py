@@ -118,7 +118,7 @@ class Registry(UserDict[str, Any]):
         if not self._fits(entry, base) and not (self._makers and inspect.isroutine(entry)):
             raise ConfigError(
                 f"{start} is no {self.kind}: expected a subclass of {self._base.replace(':', '.')}"
-                f"{', or a function that makes one' if self._makers else ''}, got {entry!r}."
+                f"{', or a function that makes it' if self._makers else ''}, got {entry!r}."
             )
         try:
             argument_specs(entry)

@@ -46,7 +46,7 @@ def metric_names(places: str) -> dict[str, str]:
 
 
 def load_metrics(places: str) -> dict[str, Any]:
-    """Return the functions by name; ``ConfigError`` if one cannot be imported."""
+    """Return the functions by name; ``ConfigError`` if a function cannot be imported."""
     loaded = {}
     for name, place in metric_names(places).items():
         try:
@@ -95,10 +95,10 @@ class _WrongValue(Exception):
 def _number(name: str, returned: Any) -> float:
     try:
         array = np.asarray(returned)
-    except Exception:  # such as a tensor on another device
+    except Exception:  # for example a tensor on another device
         array = np.empty((), dtype=object)
     if array.shape != ():
-        raise _WrongValue(f"it returned an array of shape {array.shape}; expected one number")
+        raise _WrongValue(f"it returned an array of shape {array.shape}; expected a number")
     if array.dtype.kind not in "biuf":
         raise _WrongValue(f"it returned a {type(returned).__name__}; expected a number")
     value = float(array)

@@ -28,7 +28,7 @@ from fairflower.report.verdicts import Section, verdict_legend, verdicts
 
 @dataclass(frozen=True)
 class Chapter:
-    """The analysis of one comparison."""
+    """The analysis of a comparison."""
 
     comparison: Comparison
     tuned: tuple[Tuned, ...] = ()
@@ -83,14 +83,14 @@ class Analysis:
 
     @cached_property
     def chapters(self) -> list[Chapter]:
-        """One chapter for each set of domains; `RunFolderError` without runs."""
+        """A chapter for each set of domains; `RunFolderError` without runs."""
         if not self.runs:
             raise RunFolderError("No runs to report on. Name at least one run folder.")
         return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]
 
     @cached_property
     def held_out_tables(self) -> list[Table]:
-        """The table over all chapters with a domain held out; none without two such domains."""
+        """The table of held-out domains over all chapters; empty with fewer than two."""
         return held_out_tables(chapter.comparison for chapter in self.chapters)
 
 

@@ -180,7 +180,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
-    """Judge the methods compared with one and the same method, over all methods and metrics."""
+    """Judge all methods that are compared with the same other method, over all metrics."""
     if not family:
         return {}
     measure = next(iter(family.values())).measure

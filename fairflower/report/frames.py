@@ -1,4 +1,4 @@
-"""What is known of runs as pandas DataFrames: every round, the papers' table, the differences."""
+"""Runs as pandas DataFrames: the metrics of every round, the table of methods, differences."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Every figure of every round.
+    """Return every metric of every round.
 
     Columns: ``method``, ``seed``, ``run`` (the folder's name), and those of ``history.csv``:
-    ``round``, ``level`` (domain, client or run), ``name`` (of which), ``metric`` and ``value``.
-    Of runs from a summary there are only the accuracies of its rounds.
+    ``round``, ``level`` (domain, client or run), ``name`` (of the domain or client), ``metric`` and
+    ``value``. Runs from a summary have only the domains' accuracies in the summary's rounds.
     """
     frames = []
     for run, name in zip(runs, method_names(runs), strict=True):
@@ -34,7 +34,7 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _history(run: Run) -> pd.DataFrame:
-    # Of a summary's run there is but the name: a folder of that name here is another run's.
+    # A summary has only the run's name: a folder of this name here would be another run's.
     if run.path.is_absolute() and (run.path / "history.csv").is_file():
         return pd.DataFrame(read_history(run.path / "history.csv"), columns=HISTORY_COLUMNS)
     rows = [
@@ -46,12 +46,12 @@ def _history(run: Run) -> pd.DataFrame:
 
 
 def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
-    """The papers' table, in percent, of the last five tested rounds: a row for each method.
+    """Return the table of methods, in percent: means of the last five tested rounds.
 
-    Columns are pairs: a domain, AVG, STD (with ddof 1 and 0), MIN or GAP, each with the ``mean``
-    over seeds and their sample standard deviation, ``std``; a held-out domain, which is not part of
-    the others; and ``("seeds", "n")``. Where runs
-    were tested on several sets of domains, the data set comes before the method in the index.
+    The columns are pairs: ``(name, "mean")`` and ``(name, "std")`` over seeds (ddof 1), where a
+    name is a domain, AVG, STD (with ddof 1 and 0), MIN, GAP or a held-out domain, which AVG and the
+    like do not include; and ``("seeds", "n")``. The index is the method; for several sets of
+    domains, the data set and the method.
     """
     parts = {}
     for chapter in analyze(runs).chapters:
@@ -75,14 +75,14 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 
 
 def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
-    """Every method against FedAvg and uniform weights, paired, in percentage points.
+    """Return the paired differences to FedAvg and to uniform weights, in percentage points.
 
-    Columns: ``method``, ``against``, ``measure`` and ``figure`` (what is compared), ``mean``,
-    ``std`` and ``seeds`` of the differences (of federations or seeds), ``low`` and ``high`` of
-    simultaneous 95 % intervals, ``p`` by Holm's correction over all methods and figures that are
-    compared with the same method, ``margin`` within which they count as equivalent, ``least``,
-    the smallest difference that would have been found with 80 % power, and ``verdict``: better,
-    worse, equivalent or undecided; empty with fewer than five pairs.
+    Columns: ``method``; ``against``, the baseline; ``measure`` and ``figure``, the metric;
+    ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences; ``low`` and ``high`` of
+    simultaneous 95 % intervals; ``p`` after Holm's correction over all methods and metrics that are
+    compared with the same baseline; ``margin`` of equivalence; ``least``, the smallest difference
+    that is detected with 80 % power; ``verdict``: better, worse, equivalent or undecided, empty
+    with fewer than five pairs.
     """
     rows = [
         (
@@ -100,14 +100,14 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
 
 
-def _verdict(one: Difference, better: int) -> str:
-    if one.n < MIN_PAIRS:
+def _verdict(difference: Difference, better: int) -> str:
+    if difference.n < MIN_PAIRS:
         return ""
-    return MARKS[better][1] or ("equivalent" if one.equivalent else UNDECIDED)
+    return MARKS[better][1] or ("equivalent" if difference.equivalent else UNDECIDED)
 
 
 def csv_table(runs: Sequence[Run] | Analysis) -> str:
-    """`table_frame` as CSV, a column for each mean and each standard deviation."""
+    """Return `table_frame` as CSV, with a column for each mean and each standard deviation."""
     frame = table_frame(runs)
     frame.columns = frame.columns.map(lambda pair: "seeds" if pair[1] == "n" else " ".join(pair))
     return str(frame.to_csv(lineterminator="\n"))

@@ -1,7 +1,7 @@
-"""Tables as papers print them, for LaTeX's package booktabs.
+"""LaTeX tables for papers, with the package booktabs.
 
-The best figure of a column is bold and the second best underlined, among the methods that may be
-compared; in small print is the standard deviation over seeds.
+In each column, the best value among comparable methods is bold and the second best underlined.
+Small print is the standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairflower.report.tables.cells import Cell, Table
 
 _HEAD = "% In the preamble: \\usepackage{booktabs}\n"
 
-#: What LaTeX reads otherwise, and characters that pdfLaTeX's fonts lack.
+#: LaTeX for its special characters, and for characters that pdfLaTeX's fonts lack.
 _CHARACTERS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -35,7 +35,7 @@ _CHARACTERS = {
 
 
 def latex(runs: Sequence[Run] | Analysis) -> str:
-    """Return all tables of the runs in LaTeX; `RunFolderError` if there is none."""
+    """Return all tables of the runs in LaTeX; `RunFolderError` without runs."""
     analysis = analyze(runs)
     chapters = analysis.chapters
     tables = [table for chapter in chapters for table in chapter.tables]
@@ -46,7 +46,7 @@ def latex(runs: Sequence[Run] | Analysis) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text as LaTeX prints it.
+    r"""Return a text with LaTeX's special characters escaped.
 
     >>> print(escaped("fedmgda+ & fed_x: 5 %"))
     fedmgda+ \& fed\_x: 5 \%

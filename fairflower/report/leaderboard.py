@@ -39,7 +39,7 @@ from fairflower.server.contents import read_text
 #: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
 #: trial; or test of the values that were chosen, of the paper's, or both where they are the same.
 #: ``number``: of the trial, or the seed; ``domains``: their names, as a shell would take them;
-#: ``figures``: one of each.
+#: ``figures``: a number for each domain.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
@@ -158,7 +158,7 @@ def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
 
 
 def read_board(path: Path) -> Board:
-    """Read the file; `RunFolderError` if it is not there or is no such file."""
+    """Read the file; `RunFolderError` if it is missing or not a leaderboard's."""
     try:
         rows = pd.read_csv(path, keep_default_na=False, dtype={"figures": str})
     except (OSError, ValueError) as error:
@@ -179,8 +179,8 @@ def is_board(path: Path) -> bool:
 def board_tables(board: Board) -> list[Table]:
     """All methods on all benchmarks, then each benchmark, then where the variance is."""
     whole = [_overview(board, figure) for figure in _FIGURES]
-    own = [_benchmark(board, name) for name in board.benchmarks]
-    return [*whole, *own, _variance(board)]
+    single = [_benchmark(board, name) for name in board.benchmarks]
+    return [*whole, *single, _variance(board)]
 
 
 def _overview(board: Board, figure: str) -> Table:
@@ -226,12 +226,12 @@ def _benchmark(board: Board, benchmark: str) -> Table:
     counts = trials[trials["outcome"] != "completed"]["method"].value_counts()
     rows = []
     for name in worst.mean(axis=1).sort_values(ascending=False, kind="stable").index:
-        one = against[WORST].get(name)
+        difference = against[WORST].get(name)
         cells = [
-            _mean(worst.loc[name].dropna().tolist(), one),
+            _mean(worst.loc[name].dropna().tolist(), difference),
             _mean(average.loc[name].dropna().tolist(), against[AVERAGE].get(name)),
-            _difference(one),
-            Cell(format_p_value(one.p) if one else DASH),
+            _difference(difference),
+            Cell(format_p_value(difference.p) if difference else DASH),
             _difference(gains.get(name)),
             Cell(str(counts.get(name, 0))),
         ]
@@ -267,21 +267,23 @@ def _untested(trials: pd.DataFrame, tested: set[str]) -> Iterator[str]:
             yield f"{name}: all trials failed, so it was not tested."
 
 
-def _difference(one: Difference | None) -> Cell:
-    if one is None:
+def _difference(difference: Difference | None) -> Cell:
+    if difference is None:
         return Cell(DASH)
     return Cell(
-        format_number(one.mean, signed=True),
-        f"[{format_number(one.low)}, {format_number(one.high)}]" if one.n > 1 else "",
+        format_number(difference.mean, signed=True),
+        f"[{format_number(difference.low)}, {format_number(difference.high)}]"
+        if difference.n > 1
+        else "",
     )
 
 
 def _variance(board: Board) -> Table:
     shares = {b: board.variance(b) for b in board.benchmarks}
-    names = [*(n for n in _FACTORS if any(n in one for one in shares.values())), "rest"]
+    names = [*(n for n in _FACTORS if any(n in parts for parts in shares.values())), "rest"]
     rows = [
-        Row(b, "", [Cell(format_number(100 * one[n], 1) if n in one else DASH) for n in names])
-        for b, one in shares.items()
+        Row(b, "", [Cell(format_number(100 * parts[n], 1) if n in parts else DASH) for n in names])
+        for b, parts in shares.items()
     ]
     return Table(
         "Where the variance over trials comes from",
@@ -304,10 +306,10 @@ def _better(board: Board) -> Iterator[str]:
     counts: Counter[str] = Counter()
     for benchmark in board.benchmarks:
         gains = board.against_reference(benchmark, WORST)
-        if all(math.isnan(one.p) for one in gains.values()):
-            continue  # one seed tells nothing
-        better = [name for name, one in gains.items() if one.sign > 0]
-        worse = [name for name, one in gains.items() if one.sign < 0]
+        if all(math.isnan(difference.p) for difference in gains.values()):
+            continue  # a single seed gives no p-value
+        better = [name for name, difference in gains.items() if difference.sign > 0]
+        worse = [name for name, difference in gains.items() if difference.sign < 0]
         counts.update(better)
         yield (
             f"{benchmark}: better than uniform weights in the worst domain, after Holm's "
@@ -331,7 +333,7 @@ def _moved(board: Board) -> Iterator[str]:
             continue
         there = papers.index.intersection(tuned.index)
         tau = papers[there].corr(tuned[there], method="kendall")
-        means = {name: one.mean for name, one in gains.items()}
+        means = {name: difference.mean for name, difference in gains.items()}
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         mean = sum(means.values()) / len(means)
         tests = board.tests(benchmark)
@@ -389,7 +391,7 @@ def _worst(text: str) -> float:
 
 
 def _setting(text: str, key: str) -> float:
-    """One of ``train.lr=0.1 train.local-epochs=2``."""
+    """Return a key's value in a text as ``train.lr=0.1 train.local-epochs=2``; NaN without it."""
     return float(dict(part.split("=") for part in text.split()).get(key, math.nan))
 
 

@@ -1,4 +1,4 @@
-"""What methods are compared by: figures that every run has, of which more or less is better."""
+"""Metrics by which methods are compared, each with its better direction and margin."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a run, in percent.
+    """A metric of a run, in percent.
 
-    ``better`` is 1 if more is, -1 if less is; ``said`` is its name in sentences, by default
-    ``title``, that in tables. One that is not ``judged`` decides nothing. Two methods are
-    equivalent whose difference is smaller than the ``margin``, in points. ``gradient`` is that of
-    the figure by the accuracies of the domains, where it is known.
+    ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
+    in tables, ``said`` the name in sentences (empty: the title). A metric that is not ``judged``
+    has no influence on verdicts. Methods count as equivalent within ``margin``, in points.
+    ``gradient`` is the metric's derivative by the domains' accuracies, None if unknown.
     """
 
     title: str
@@ -47,14 +47,14 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Its name in sentences."""
+        """The name in sentences."""
         return self.said or self.title
 
     def sampling(self, run: Run) -> tuple[float, float]:
-        """What one test example is worth, and the variance that drawing them gives; 0 if unknown.
+        """Return the metric's change by a single test example, and its variance due to their draw.
 
-        The variance is binomial in every domain, at an accuracy of one right and one wrong
-        example more than there are. In percent, and its square.
+        In percent, and in percent squared; 0 if unknown. The variance is binomial in each domain,
+        at the accuracy with a right and a wrong example added.
         """
         sizes = np.array(run.info.get("test_sizes") or (), dtype=np.float64)
         accuracy = run.final()
@@ -68,21 +68,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measure:
-    """Figures that are judged together."""
+    """Metrics that are judged together."""
 
-    name: str  # what they are of
+    name: str  # for example "accuracy over domains"
     figures: tuple[Figure, ...]
-    #: What a method is that is better by them than another, and what if it is worse.
+    #: Adjectives for a better and for a worse method.
     words: tuple[str, str]
-    of: tuple[Method, ...]  # that have them
+    of: tuple[Method, ...]  # the methods that have these metrics
 
     def __getitem__(self, title: str) -> Figure:
-        """The figure of this title."""
+        """Return a metric by title."""
         return next(figure for figure in self.figures if figure.title == title)
 
 
 def measures(comparison: Comparison) -> list[Measure]:
-    """Fairness over domains, and what else the tables show of several methods."""
+    """Return the measures of a comparison: fairness over domains, then what its runs recorded."""
     groups = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in SCORES:
@@ -95,7 +95,7 @@ def measures(comparison: Comparison) -> list[Measure]:
 
 
 def fairness(comparison: Comparison) -> Measure:
-    """Worst domain and STD, by which methods are fairer, and the average beside them."""
+    """Return the fairness measure: worst domain and STD, and the average, which is not judged."""
     return Measure(
         "accuracy over domains",
         (
@@ -116,7 +116,7 @@ def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Fig
 
 
 def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
-    """The users' metrics: name, 1 if more is better or -1 if less is, methods that have it."""
+    """Yield each user metric: name, 1 or -1 (higher or lower is better), methods that have it."""
     metrics = {
         name: better
         for method in comparison.methods
@@ -130,7 +130,7 @@ def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Meth
 
 
 def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
-    """A user's metric over domains, as `fairness` has accuracy."""
+    """Return the measure of a user metric over domains: worst, STD and average."""
 
     def over(row: Summary) -> Callable[[Run], float]:
         def value(run: Run) -> float:
@@ -153,20 +153,20 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:
-    """Those of FedISM's tables."""
+    """Return the methods of FedISM's tables: all their runs are `rated`."""
     return [method for method in comparison.methods if all(map(rated, method.runs))]
 
 
 def rated(run: Run) -> bool:
-    """Whether it has an AUC, or class-balanced accuracies and corrupted images."""
+    """Return whether a run has an AUC, or class-balanced accuracies and corrupted images."""
     corrupted = bool(run.config.get("data.corrupted-clients"))
     return "auc" in run.scores or (corrupted and "balanced_accuracy" in run.scores)
 
 
 def typed_methods(comparison: Comparison) -> list[Method]:
-    """Those of FedGCR's Table 1: domains count for unequally many clients.
+    """Return the methods of FedGCR's table: domains have different numbers of clients.
 
-    Or for equally many, but several, where a method found clusters.
+    If a method recorded clusters, equal numbers above 1 are enough.
     """
     wanted = bool(methods_with_clusters(comparison.methods))
 
@@ -179,16 +179,19 @@ def typed_methods(comparison: Comparison) -> list[Method]:
 
 
 def of_clients(run: Run) -> Vector:
-    """Accuracy per client [K]: on its own test data if all clients tested, else its domain's."""
-    own = run.by_client.final()
-    theirs = run.final()[[run.domains.index(client.domain) for client in run.clients]]
-    return own if np.isfinite(own).all() else theirs[np.isfinite(theirs)]
+    """Return each client's accuracy [K]: on its test data if all clients tested, else its domain's.
+
+    Clients of an untested domain are left out.
+    """
+    tested = run.by_client.final()
+    of_domain = run.final()[[run.domains.index(client.domain) for client in run.clients]]
+    return tested if np.isfinite(tested).all() else of_domain[np.isfinite(of_domain)]
 
 
 def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
     """Return the function that computes a summary of fractions, in percent if it has a unit.
 
-    It gives NaN where the summary compares domains, and a single one of several was tested.
+    The function returns NaN if the summary compares domains and only a single domain was tested.
     """
     unit = 1 if row.relative else 100
 
@@ -200,7 +203,7 @@ def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float
 
 
 def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
-    """One of the scores in every group, and over the groups: the mean over the last rounds."""
+    """Return the measure of a score: its mean over the last rounds by group, average and gap."""
     title, name = SCORES[score]
 
     def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
@@ -223,7 +226,7 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
 
 
 def _over_clients(of: list[Method]) -> Measure:
-    """FedGCR's figures over client types and over clients."""
+    """Return FedGCR's measure: average over clients, and spread over types and over clients."""
     return Measure(
         "client types and clients",
         (

@@ -1,9 +1,9 @@
-"""Runs grouped into methods, and methods into what may be compared, products and sweeps.
+"""Runs grouped into methods, and methods into comparisons, grids and sweeps.
 
-Runs that differ in nothing but the seed are one *method*, and so are runs on several federations,
-of which the seed draws all (``data.seed`` = ``seed``); everything said about it is
-a mean and a standard deviation over these. Methods are *comparable* when only the
-method itself (``strategy.*``, ``client.*``, ``bound.*``) differs and they reached the same round.
+Runs that differ only in the seed, or only in the federation with its seed (``data.seed`` =
+``seed``), are a *method*. A method's numbers are means and standard deviations over its runs.
+Methods are *comparable* if they differ only in ``strategy.*``, ``client.*`` and ``bound.*`` and
+reached the same round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BASELINES = ("fedavg", "uniform")
 
 
 class Curve(NamedTuple):
-    """A figure over rounds [R]: mean and std over seeds, and whether it is of all domains."""
+    """A metric over rounds [R]: mean and std over seeds, and whether all domains were tested."""
 
     rounds: NDArray[np.int64]
     mean: Vector
@@ -42,77 +42,77 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, rounds: NDArray[np.int64], values: Vector) -> Curve:
-        """The curve of values [seeds, R], of all domains; one seed has no spread."""
+        """Return the curve of values [seeds, R] over all domains; a single seed has spread 0."""
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
         return cls(rounds, values.mean(axis=0), spread, np.ones(len(rounds), np.bool_))
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs of one method under one setting, one per seed."""
+    """A method under fixed settings: its runs, one for each seed."""
 
-    #: The runs' label, with the settings that tell it from a namesake if need be.
+    #: The runs' label; if methods share it, with the settings in which they differ.
     name: str
-    #: Ordered by seed; all reach the same round.
+    #: The runs, ordered by seed; all reached the same round.
     runs: tuple[Run, ...]
-    #: Runs of the method that its figures leave out, and why.
+    #: Runs that the method's numbers leave out, each with the reason.
     left_out: tuple[tuple[Run, str], ...] = ()
-    #: Whether each run is on a federation of its own, by its seed.
+    #: Whether each run has another federation, drawn by its seed.
     federations: bool = False
 
     @property
     def unit(self) -> str:
-        """What its runs are: a federation, or a seed and of which federation."""
+        """What a run stands for, in words: ``federation``, or ``seed of federation 0``."""
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
 
     @cached_property
     def identity(self) -> frozenset[tuple[str, str]]:
-        """All settings that its runs have in common."""
+        """All settings that the runs have in common."""
         settings = method_key(self.config)
         return _federated(settings) if self.federations else settings
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The run config (of the first seed)."""
+        """The run config of the first seed."""
         return self.runs[0].config
 
     @property
     def strategy(self) -> str:
-        """Name of the aggregation rule."""
+        """The strategy's name."""
         return str(self.config.get("strategy.name", self.runs[0].label))
 
     @property
     def client(self) -> str:
-        """The local training: its name, with what differs from its defaults."""
+        """The client's name, with the arguments that differ from their defaults."""
         return ClientConfig.of(self.config).label
 
     @property
     def aggregation(self) -> str:
-        """``name`` without the local training."""
+        """``name`` without the client."""
         return self.name.removeprefix(f"{self.client}+")
 
     @cached_property
     def setting(self) -> frozenset[tuple[str, str]]:
-        """All that must be equal for a comparison: data, model, training, rounds."""
+        """The settings that comparable methods share: data, model, training, rounds."""
         return self.identity - self.settings(*METHOD_TABLES)
 
     def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
-        """Those of some tables of the run config, as in ``"data."``."""
+        """Return the settings of some tables of the run config, as ``"data."``."""
         return frozenset(item for item in self.identity if item[0].startswith(tables))
 
     @property
     def comparable(self) -> tuple[Any, ...]:
-        """Equal for methods whose figures may be compared."""
+        """A key that is equal for comparable methods."""
         return self.setting, self.runs[0].reach
 
     def over_seeds(self, figure: Callable[[Run], float]) -> MeanStd:
-        """The estimate of a figure that each run has."""
+        """Return mean and std over the runs of a metric with a value for each run."""
         return MeanStd.of([figure(run) for run in self.runs])
 
     def over_rounds(self, figure: Callable[[Run], Vector]) -> MeanStd:
-        """The estimate of a figure that each run has several times: over seeds and rounds.
+        """Return mean and std over runs and rounds of a metric with values for each round.
 
-        Its ``std`` is of the population (ddof 0), as in FedISM's tables.
+        The ``std`` has ddof 0, as in FedISM's tables.
         """
         values = np.concatenate([figure(run) for run in self.runs])
         return MeanStd(float(values.mean()), float(values.std()), len(values))
@@ -120,24 +120,24 @@ class Method:
     def over_domains(
         self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
     ) -> MeanStd:
-        """The estimate of a figure of the domains that every seed was tested on.
+        """Return mean and std over the runs of a metric of the domains that all runs tested.
 
-        NaN if there is none. ``accuracies`` gives a run's, [D], NaN for an untested domain.
+        NaN without a common domain. ``accuracies`` returns a run's values [D], NaN if untested.
         """
         values = np.array([accuracies(run) for run in self.runs])
         return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
 
     def fully_tested(self) -> bool:
-        """Whether every seed was tested on every domain in each of the last rounds."""
+        """Return whether all runs tested all domains in each of the last rounds."""
         return all(run.fully_tested() for run in self.runs)
 
     def curve(
         self, figure: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
     ) -> Curve:
-        """A figure of the accuracies per domain over rounds, by default of all domains.
+        """Return a metric of the domains' accuracies over rounds, by default of all domains.
 
-        Where a domain was not tested, by whatever seed, the figure is of the others; NaN
-        if there are none.
+        In a round in which some run did not test a domain, the metric is of the other domains; NaN
+        without other domains.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
         accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
@@ -148,17 +148,17 @@ class Method:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods that were tested on the same domains."""
+    """The methods that were tested on the same domains."""
 
     domains: tuple[str, ...]
-    #: Baselines first, then in the order of the runs.
+    #: The baselines, then the others in the order of the runs.
     methods: tuple[Method, ...]
-    #: Setting -> {method name: value} for every setting that is not common to all.
+    #: Setting -> {method name: value}, for each setting that differs between methods.
     differing: Mapping[str, Mapping[str, str]]
 
     @property
     def runs(self) -> list[tuple[Method, Run]]:
-        """Every run with its method, those left out included."""
+        """All runs, each with its method; includes the runs that are left out."""
         return [
             (method, run)
             for method in self.methods
@@ -167,18 +167,21 @@ class Comparison:
 
     @property
     def held_out(self) -> list[str]:
-        """The domains that were held out of runs: tested, but of no client."""
+        """The domains that runs held out: tested, but without a client."""
         runs = (run for method in self.methods for run in method.runs)
         return list(dict.fromkeys(run.held_out_domain for run in runs if run.held_out_domain))
 
     @property
     def gaps(self) -> bool:
-        """Whether in some round a domain was not tested."""
+        """Whether a domain was not tested in some round."""
         runs = (run for method in self.methods for run in method.runs)
         return not all(np.isfinite(run.accuracy).all() for run in runs)
 
     def span(self, window: int = WINDOW) -> str:
-        """``mean of the last 5 tested rounds (16 to 20)``; no numbers where runs differ."""
+        """Return the averaged rounds in words; without numbers if they differ between runs.
+
+        For example ``mean of the last 5 tested rounds (16 to 20)``.
+        """
         spans = {run.final_rounds(window) for method in self.methods for run in method.runs}
         if len(spans) > 1:
             return "last round" if window == 1 else f"mean of the last {window} tested rounds"
@@ -191,9 +194,9 @@ class Comparison:
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
     def baseline(self, method: Method, name: str) -> Method | None:
-        """The FedAvg or Uniform method that ``method`` may be compared with, if any.
+        """Return the comparable method with strategy ``name`` and the same client; None without it.
 
-        Of several, which differ in their bounds, the one with the method's own.
+        If there are several, which differ in bounds, prefer the bounds of ``method``.
         """
         bounds, training = method.settings("bound."), method.settings("client.")
         candidates = [
@@ -208,7 +211,7 @@ class Comparison:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Comparison]:
-    """Group runs by their domains, then by method."""
+    """Group runs by domains, then by method."""
     by_domains: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         by_domains.setdefault(run.domains, []).append(run)
@@ -223,26 +226,26 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
 
 
 def method_names(runs: Sequence[Run]) -> list[str]:
-    """The method of each run: its label, with the settings that tell it from a namesake."""
+    """Return the name of each run's method (`Method.name`)."""
     names = {id(run): name for name, group, _ in _groups(runs) for run in group}
     return [names[id(run)] for run in runs]
 
 
 def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """Settings of runs on several federations, whose ``data.seed`` is the seed."""
+    """Return settings with ``data.seed`` replaced by the word "seed", for several federations."""
     return frozenset(item for item in settings if item[0] != "data.seed") | {("data.seed", "seed")}
 
 
 def _over_federations(runs: Sequence[Run]) -> bool:
-    """Whether seeds draw federations, too: ``data.seed`` is ``seed`` in all, and not one number."""
-    own = all(run.federation == run.seed for run in runs)
-    return own and len({run.federation for run in runs}) > 1
+    """Return whether runs have several federations, each drawn by its run's seed."""
+    by_seed = all(run.federation == run.seed for run in runs)
+    return by_seed and len({run.federation for run in runs}) > 1
 
 
 def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
-    """Runs by their methods' names: labels, with the settings that tell one from a namesake.
+    """Return each method's name, its runs, and whether each run has another federation.
 
-    And whether they are on a federation each.
+    A name is the label; if methods share it, with the settings in which they differ.
     """
     alike: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for run in (runs := list(runs)):
@@ -252,8 +255,8 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
     for (label, settings), members in alike.items():
         each = whole or _over_federations(members)
         for run in members:
-            own = settings if each else method_key(run.config)
-            groups.setdefault((label, own), []).append(run)
+            identity = settings if each else method_key(run.config)
+            groups.setdefault((label, identity), []).append(run)
     named = []
     for (label, settings), members in groups.items():
         namesakes = [other for name, other in groups if name == label]
@@ -264,26 +267,26 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
 
 
 def _methods(runs: Iterable[Run]) -> list[Method]:
-    methods = [Method(name, *_one_per_seed(group), own) for name, group, own in _groups(runs)]
+    methods = [Method(name, *_one_per_seed(group), each) for name, group, each in _groups(runs)]
     rank = {name: place for place, name in enumerate(BASELINES)}
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
 
 
 def _in_common(values: Vector) -> Vector:
-    """Values [seeds, ..., D] without what some seed lacks, NaN in its place."""
+    """Return values [seeds, ..., D] with NaN for all seeds where a seed has NaN."""
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
 
 
 def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
-    """A figure of those values that there are."""
+    """Return a metric of the finite values; NaN without any."""
     there = values[np.isfinite(values)]
     return figure(there) if there.size else math.nan
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
-    """Keep the furthest runs, the newest for each seed; say why the others are left out.
+    """Return the newest run of each seed that reached the last round; and the others with reasons.
 
-    Runs that lack tests of a domain are kept only where all of them do.
+    Runs with an untested domain are kept only if no run tested all domains.
     """
     furthest = max(run.reach for run in runs)
     some_whole = any(run.fully_tested() for run in runs if run.reach == furthest)
@@ -303,21 +306,20 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The keys whose values are not the same in all settings, with the value of each."""
-    keys = dict.fromkeys(key for one in settings for key in one)
-    values = {key: [one.get(key, "not set") for one in settings] for key in keys}
+    """Return the keys whose values differ between the settings, with their values."""
+    keys = dict.fromkeys(key for mapping in settings for key in mapping)
+    values = {key: [mapping.get(key, "not set") for mapping in settings] for key in keys}
     return {key: per_key for key, per_key in values.items() if len(set(per_key)) > 1}
 
 
-#: Fewer values make no curve.
+#: Least number of values of a sweep.
 _FEWEST = 3
 
 
 class Sweep(NamedTuple):
-    """Methods in ascending order of the run config key's value.
+    """Methods that differ in a run config key, in ascending order of its value.
 
-    ``others`` have a value of it that is no number, as in ``num_clusters=auto``: value ->
-    method.
+    ``others`` maps values that are not numbers, as in ``num_clusters=auto``, to their methods.
     """
 
     key: str
@@ -327,7 +329,10 @@ class Sweep(NamedTuple):
 
 
 def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
-    """Client -> strategy -> method, for each comparable set that is a product; largest first."""
+    """Return client -> strategy -> method for comparable methods; the largest grid comes first.
+
+    A grid has at least two clients and two strategies.
+    """
     sets: dict[Any, list[Method]] = {}
     for method in comparison.methods:
         sets.setdefault(method.comparable, []).append(method)
@@ -343,14 +348,14 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
 
 
 def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
-    """The largest of `client_strategy_grids`; empty if there is none."""
+    """Return the largest of `client_strategy_grids`; empty without a grid."""
     return next(iter(client_strategy_grids(comparison)), {})
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Every method argument of which there are three values or more, all else equal.
+    """Return a sweep for each argument with at least three values, other settings being equal.
 
-    A method that was not tested on every domain throughout is compared with none, and left out.
+    Methods that were not tested on every domain are left out.
     """
     keys = {
         key
@@ -376,9 +381,9 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
 
 
 def _value(method: Method, key: str) -> float | str | None:
-    """The method's value of an argument, also if it was left to the method; a number if it is one.
+    """Return the method's value of an argument, set or default, as a number where possible.
 
-    None where the method has no such argument.
+    None if the method does not have the argument.
     """
     table, _, leaf = key.partition(".")
     value: Any = dict(method.identity).get(key)

@@ -311,7 +311,7 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
 
 
 def _pairs(values: Any) -> str:
-    """Return a mapping of ``run.json`` on one line."""
+    """Return a mapping of ``run.json`` as a line of text."""
     if not isinstance(values, Mapping):
         return str(values or "")
     return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)

@@ -1,4 +1,4 @@
-"""Read a run folder back: what was asked for, what happened and what came out."""
+"""Reading of run folders: a run's config, its course and its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflower.server.folder import LEVELS, is_locked
 from fairflower.server.history import HELD_OUT
 from fairflower.server.history import WINDOW as WINDOW
 
-#: What may be known of a domain beside its accuracy, as fractions: its title in tables, its name.
+#: Scores of domains beside accuracy, as fractions: title in tables and name in sentences.
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
@@ -31,29 +31,29 @@ class AccuracyHistory:
 
     #: [R], in ascending order; 0 is before training.
     rounds: NDArray[np.int64]
-    #: [R, K], fractions, one row for each of ``rounds``; NaN where one was not tested.
+    #: [R, K], fractions, a row for each of ``rounds``; NaN for an untested domain or client.
     accuracy: NDArray[np.float64]
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
-        """Places of the last ``window`` rounds; of round 0 only if there is no other."""
+        """Return the positions of the last ``window`` rounds; of round 0 only without others."""
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
     def final(self, window: int = WINDOW) -> NDArray[np.float64]:
-        """Accuracy [K], the mean over those of the `last` rounds that have it; NaN without any."""
+        """Return accuracies [K]: means over the tested rounds among `last`; NaN if none tested."""
         values = self.accuracy[self.last(window)]
         counts = np.isfinite(values).sum(axis=0)
         return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
 
     def final_rounds(self, window: int = WINDOW) -> tuple[int, ...]:
-        """The rounds that `final` averages."""
+        """Return the rounds that `final` averages."""
         return tuple(self.rounds[self.last(window)].tolist())
 
     def fully_tested(self, window: int = WINDOW) -> bool:
-        """Whether all were tested in each of the rounds that `final` averages.
+        """Return whether every domain or client was tested in each round that `final` averages.
 
-        Else `final` lacks a domain, or its means are over different rounds, and what is said
-        of all domains can be compared with no other run's.
+        If not, `final` lacks a domain or averages different rounds, and summaries over domains
+        cannot be compared with other runs.
         """
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
 
@@ -63,11 +63,11 @@ _NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(AccuracyHistory):
-    """One run folder, read: the tests of its global model by domain, and all around them.
+    """A run, read from its folder: accuracies of the global model by domain, config and facts.
 
-    With ``evaluate.test = false`` these are on images for validation.
-    With ``evaluate.by = "clients"`` a domain's accuracy is the mean of its clients' by test
-    images; it is NaN where its sites were away. Every round is of one domain at least.
+    With ``evaluate.test = false`` accuracies are on validation images. With ``evaluate.by =
+    "clients"`` a domain's accuracy is the mean over its clients, weighted by test images; NaN if
+    no client of the domain tested. In each round at least one domain was tested.
     """
 
     #: The folder.
@@ -75,37 +75,37 @@ class Run(AccuracyHistory):
     #: Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
     label: str
     #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"``, ``"running"``, or ``"killed"``:
-    #: ``run.json`` says that it runs, but no process of this machine is at work on it.
+    #: ``run.json`` says "running", but no process of this machine has the folder locked.
     status: str
-    #: Domain names, D of them.
+    #: Names of the D domains.
     domains: tuple[str, ...]
     #: Every client of the federation.
     clients: tuple[ClientInfo, ...]
     #: The resolved run config with dotted keys.
     config: Mapping[str, Any]
-    #: The same by client, in the order of ``clients``; no rounds when clients tested nothing.
+    #: Accuracies of the global model by client, in the order of ``clients``; without rounds if no
+    #: client tested.
     by_client: AccuracyHistory
-    #: Of the clients' personal models, by domain, the mean of its clients by test images; no
-    #: rounds where there are none.
+    #: Accuracies of the clients' personal models by domain: means over its clients, weighted by
+    #: test images; without rounds if there are no personal models.
     personal: AccuracyHistory
-    #: Of the global model on the domain that no client has, ``held_out_domain``; no rounds where
-    #: there is none.
+    #: Accuracy of the global model on ``held_out_domain``; without rounds if no domain is held out.
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: Name of this domain, which is not among ``domains``; empty if there is none.
+    #: Name of the domain that no client has, which is not among ``domains``; or empty.
     held_out_domain: str = ""
-    #: Those of `SCORES` and of the user's metrics that were measured, [R, D] like ``accuracy``; NaN
-    #: in a round without.
+    #: Other scores (`SCORES` and the user's metrics) by name, [R, D] like ``accuracy``; NaN where
+    #: not measured.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    #: The user's metrics in ``scores``: 1 if more is better, -1 if less is.
+    #: The user's metrics in ``scores``: 1 if higher values are better, -1 if lower values are.
     user_metrics: Mapping[str, int] = field(default_factory=dict)
-    #: What the strategy recorded, and who was left out, one mapping a round.
+    #: The strategy's diagnostics and the clients left out, a mapping for each round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     #: All of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def clusters(self) -> ClusterHistory | None:
-        """The clusters that the strategy recorded; None without any."""
+        """The clusters of clients that the strategy recorded; None without clusters."""
         return read_cluster_history(self.clients, self.diagnostics)
 
     @property
@@ -115,12 +115,12 @@ class Run(AccuracyHistory):
 
     @property
     def federation(self) -> Any:
-        """The seed of what its clients hold: runs that share it share a federation."""
+        """The federation's seed (``data.seed``)."""
         return self.config.get("data.seed", 0)
 
     @property
     def replicate(self) -> tuple[Any, Any]:
-        """What two runs have in common that are paired: the federation and the seed."""
+        """Federation and seed: equal for runs that are paired."""
         return self.federation, self.seed
 
     @property
@@ -130,9 +130,9 @@ class Run(AccuracyHistory):
 
     @property
     def reach(self) -> int:
-        """The last tested round; of a run that its own settings ended early, the last planned.
+        """The last tested round; if the run's settings ended it early, the last planned round.
 
-        Runs are compared that reach equally far.
+        Runs are compared only with runs of the same reach.
         """
         planned = int(self.config.get("num-server-rounds", 0))
         early = self.status == "completed" and int(self.info.get("rounds") or planned) < planned
@@ -140,23 +140,23 @@ class Run(AccuracyHistory):
 
     @property
     def progress(self) -> str:
-        """For example ``"stopped after round 7 of 20"``."""
+        """Status and rounds in words, for example ``"stopped after round 7 of 20"``."""
         done = max(self.last_round, int(self.info.get("rounds") or 0))
         planned = self.config.get("num-server-rounds", done)
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
         return f"{self.status} after round {done} of {planned}{tested}"
 
     def held_out_accuracy(self, domain: str, window: int = WINDOW) -> float:
-        """The accuracy on a held-out domain, a mean as of `final`; NaN if it was not held out."""
+        """Return the mean accuracy on a held-out domain (see `final`); NaN if not held out."""
         there = domain == self.held_out_domain and self.held_out.rounds.size
         return float(self.held_out.final(window)[0]) if there else math.nan
 
     def tests_by(self, metric: str) -> AccuracyHistory:
-        """The tests of the global model by one of ``scores`` instead of accuracy."""
+        """Return the values of a score of ``scores``, as a history like that of accuracy."""
         return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
 
     def final_scores(self, score: str) -> NDArray[np.float64]:
-        """One of ``scores`` in each of the `last` rounds, [rounds, D], not averaged."""
+        """Return a score in each of the `last` rounds, [rounds, D]."""
         return self.scores[score][self.last()]
 
 
@@ -180,15 +180,15 @@ def read_run(path: str | Path) -> Run:
     info = read_facts(path)
     domains, clients = tuple(info["domains"]), _clients(info)
     config = read_config(path)
-    own = info.get("metrics", {})
-    history, finished = _read_history(path / "history.csv", own)
+    user_metrics = info.get("metrics", {})
+    history, finished = _read_history(path / "history.csv", user_metrics)
     names = [str(c.client_id) for c in clients]
     # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
     of_domains, of_clients = LEVELS["test" if config["evaluate.test"] else "validation"]
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
     rounds = tested.rounds
     held_out = str(info.get("held_out", ""))
-    scores = {s: history[of_domains, s] for s in (*SCORES, *own) if history[of_domains, s]}
+    scores = {s: history[of_domains, s] for s in (*SCORES, *user_metrics) if history[of_domains, s]}
 
     status = str(info["status"])
     if status == "running" and not is_locked(path):
@@ -212,7 +212,7 @@ def read_run(path: str | Path) -> Run:
         held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
         held_out_domain=held_out,
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
-        user_metrics={name: better for name, better in own.items() if name in scores},
+        user_metrics={name: better for name, better in user_metrics.items() if name in scores},
         diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
@@ -243,14 +243,14 @@ _FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
 def _read_history(
-    path: Path, own: Collection[str]
+    path: Path, user_metrics: Collection[str]
 ) -> tuple[dict[tuple[str, str], _History], set[int]]:
     """By level and metric, values by round and name: accuracies, `SCORES` and the user's.
 
     And the rounds that were written to their end, which is what is said of the whole run.
     """
     history: dict[tuple[str, str], _History] = {(HELD_OUT, "accuracy"): {}}
-    metrics = ("accuracy", "personal_accuracy", *SCORES, *own)
+    metrics = ("accuracy", "personal_accuracy", *SCORES, *user_metrics)
     for of_domains, of_clients in LEVELS.values():
         history[of_clients, "accuracy"] = {}
         history |= {(of_domains, metric): {} for metric in metrics}
@@ -261,7 +261,7 @@ def _read_history(
         if (level, metric) not in history:
             continue
         unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
-        if not (unmeasured or 0 <= value <= 1 or (metric in own and np.isfinite(value))):
+        if not (unmeasured or 0 <= value <= 1 or (metric in user_metrics and np.isfinite(value))):
             raise RunFolderError(
                 f"{path}, line {line}: {metric} {value} of {level} {quoted(name)[1:-1]}; expected "
                 "a fraction between 0 and 1."
@@ -284,7 +284,7 @@ def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
 
 
 def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
-    """Rounds with a value of some domain; one that may still be written needs all of them."""
+    """Return the tested rounds: of an unfinished round all domains must have a value."""
     tests = _all_tests(history, domains)
     there = np.isfinite(tests.accuracy)
     kept = there.all(axis=1) | (there.any(axis=1) & np.isin(tests.rounds, list(finished)))

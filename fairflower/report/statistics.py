@@ -19,7 +19,7 @@ from fairflower.statistics.power import LEVEL, detectable
 
 
 def paired_t_test(values: Sequence[float]) -> Difference:
-    """What differences of pairs say of their mean; nothing more, NaN, with one pair.
+    """Return mean, interval and p-value of paired differences; NaN but for the mean with 1 pair.
 
     >>> gain = paired_t_test([1.0, 2.0, 3.0])
     >>> gain.mean, round(gain.low, 2), round(gain.high, 2), round(gain.p, 3)
@@ -33,15 +33,15 @@ def holm_correction(by_name: Mapping[str, Difference]) -> dict[str, Difference]:
 
     Differences without a p-value do not count.
     """
-    p = corrections.holm({name: one.p for name, one in by_name.items()})
-    return {name: replace(one, p=p[name]) for name, one in by_name.items()}
+    p = corrections.holm({name: difference.p for name, difference in by_name.items()})
+    return {name: replace(difference, p=p[name]) for name, difference in by_name.items()}
 
 
 def detectable_text(by_name: Mapping[str, Difference]) -> str:
     """Say which differences are detectable, at the median spread and Bonferroni's level."""
-    n, std = np.median([(one.n, one.std) for one in by_name.values()], axis=0)
+    n, std = np.median([(difference.n, difference.std) for difference in by_name.values()], axis=0)
     least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(by_name))
-    largest = max(one.mean for one in by_name.values())
+    largest = max(difference.mean for difference in by_name.values())
     return (
         f"with {n:g} seeds and the median spread, {format_number(std)}, differences of "
         f"{format_number(least, 1)} points are detected with 80 % power; the largest gain is "

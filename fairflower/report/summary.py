@@ -1,9 +1,9 @@
-"""All that the tables and verdicts need of runs, in one small CSV file: a row for each run.
+"""A summary: a small CSV file with a row for each run, from which reports can be made.
 
     write_summary(runs, Path("experiments/x.csv"))
     print(markdown_tables(read_summary(Path("experiments/x.csv"))))
 
-So every number of a document can be checked, and made again, without the run folders.
+With it, a document's tables and verdicts can be checked and recomputed without the run folders.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
 
-#: Decimals of the fractions; the tables show four.
+#: Significant digits of fractions; the tables show four.
 _DIGITS = 8
 
-#: Before and after a run's config and figures.
+#: First and last columns; a run's config and metrics are between them.
 _FIRST = ("method", "run", "seed", "status", "started", "done")
 _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 
-#: Column of the user's metrics of which less is better.
+#: Column that lists the user's metrics of which lower values are better.
 _LOWER = "lower is better"
 
-#: Between the sessions of a run that was resumed elsewhere, and between remarks.
+#: Separators: between the sessions of a resumed run, and between remarks.
 _AND, _NEXT = " + ", " | "
 
 
 def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     """Write a row for each run, in the order of the runs.
 
-    Columns: ``method`` (label), ``run`` (folder's name), ``seed``, ``status``, ``started``,
-    ``done`` (rounds); the run config keys that are not at their default in every run; ``rounds``,
-    the last five tested ones; ``<domain> accuracy`` in these rounds, fractions separated by
-    spaces, likewise ``balanced_accuracy`` and ``auc`` where the tables have them, and
-    ``personal_accuracy`` in the ``personal rounds``, and the accuracy on the ``held-out domain``,
-    ``held-out``, in the ``held-out rounds``; the user's metrics, and those of them of which
-    ``lower is better``; ``clients`` of each domain and, where some sat out a round, their
-    ``participation``, the share of rounds in which they were merged; ``client
-    accuracy``, their means over these rounds, where clients tested; ``cluster``, for each of
-    these rounds the clients' clusters, separated by dots; ``parameters`` and ``bytes`` of the
-    model; ``data``, a digest of what each client holds; ``processor``, ``versions`` and
-    ``remarks``. A cell is empty where there is nothing.
+    Fractions and rounds are separated by spaces, and a cell without a value is empty. Columns:
+
+    - ``method`` (label), ``run`` (folder's name), ``seed``, ``status``, ``started``, ``done``
+      (rounds), and the run config keys that differ from their defaults in some run.
+    - ``rounds``: the last five tested rounds. ``<domain> accuracy`` in these rounds, also
+      ``balanced_accuracy`` and ``auc`` if the tables show them, and the user's metrics, of which
+      ``lower is better`` lists those to minimize.
+    - ``<domain> personal_accuracy`` in the ``personal rounds``; ``held-out``, the accuracy on the
+      ``held-out domain`` in the ``held-out rounds``.
+    - ``clients``: number in each domain. ``participation``: each client's share of rounds in which
+      it was merged, unless all are 1. ``client accuracy``: means over the rounds, if clients
+      tested. ``cluster``: each round's clusters of the clients, separated by dots.
+    - ``parameters`` and ``bytes`` of the model; ``data``, a digest of what each client holds;
+      ``processor``, ``versions`` and ``remarks``.
     """
     rows = [_row(run) for run in runs]
     settings = _settings(runs)
@@ -73,12 +75,12 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
 
 
 def read_summary(path: str | Path) -> list[Run]:
-    """Read what `write_summary` wrote: runs of which only the last tested rounds are known.
+    """Read a file of `write_summary`; its runs have only their last tested rounds.
 
     Raises
     ------
     RunFolderError
-        When there is no such file, it is no summary, or a row of it cannot be read.
+        If the file is missing or is no summary, or a row cannot be read.
     """
     path = Path(path).expanduser()
     try:
@@ -90,7 +92,7 @@ def read_summary(path: str | Path) -> list[Run]:
     if missing:
         raise RunFolderError(
             f"{path} is no summary of runs: it has no column {sorted(missing)[0]!r}. "
-            "`fairflower report RUNS --summary FILE` writes one."
+            "`fairflower report RUNS --summary FILE` writes a summary."
         )
     runs = []
     for number, row in enumerate(rows, start=2):
@@ -106,16 +108,16 @@ def read_summary(path: str | Path) -> list[Run]:
 
 
 def read_runs(path: str | Path) -> list[Run]:
-    """The runs of a summary (a ``.csv`` file), or the one of a run folder."""
+    """Return the runs of a summary (a ``.csv`` file), or the run of a run folder."""
     return read_summary(path) if Path(path).suffix == ".csv" else [read_run(path)]
 
 
-# --- one row ---------------------------------------------------------------------------------
+# --- a row -----------------------------------------------------------------------------------
 
 
 def _row(run: Run) -> dict[str, Any]:
     last = np.isin(run.rounds, run.final_rounds())
-    # By domain, so that it need not be said whose clients they are.
+    # Clients are ordered by domain, so that the number per domain says which is whose.
     order = sorted(range(len(run.clients)), key=lambda k: run.domains.index(run.clients[k].domain))
     counts = [sum(client.domain == domain for client in run.clients) for domain in run.domains]
     row: dict[str, Any] = {
@@ -169,7 +171,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _run(row: Mapping[str, str]) -> Run:
-    own = metric_names(row.get("evaluate.metrics") or "")
+    of_user = metric_names(row.get("evaluate.metrics") or "")
     lower = (row.get(_LOWER) or "").split()
     table = {
         metric: {
@@ -177,7 +179,7 @@ def _run(row: Mapping[str, str]) -> Run:
             for column, text in row.items()
             if column.endswith(f" {metric}") and column != "client accuracy" and text
         }
-        for metric in ("accuracy", "personal_accuracy", *SCORES, *own)
+        for metric in ("accuracy", "personal_accuracy", *SCORES, *of_user)
     }
     domains = tuple(table["accuracy"])
     rounds = np.array(row["rounds"].split(), dtype=np.int64)
@@ -209,15 +211,15 @@ def _run(row: Mapping[str, str]) -> Run:
         ),
         held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
         held_out_domain=row.get("held-out domain") or "",
-        scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *own) if table[s]},
-        user_metrics={m: -1 if m in lower else 1 for m in own if table[m]},
+        scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *of_user) if table[s]},
+        user_metrics={m: -1 if m in lower else 1 for m in of_user if table[m]},
         diagnostics=tuple(_clusters(row.get("cluster") or "", rounds)),
         info=_info(row),
     )
 
 
 def _info(row: Mapping[str, str]) -> dict[str, Any]:
-    """As ``run.json`` says it, and ``remarks``."""
+    """Return the run's facts as in ``run.json``, and its ``remarks``."""
     made = []
     processors, versions = row["processor"].split(_AND), row["versions"].split(_AND)
     for processor, listed in zip(processors, versions, strict=True):
@@ -238,11 +240,11 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-# --- its cells -------------------------------------------------------------------------------
+# --- cells -----------------------------------------------------------------------------------
 
 
 def _settings(runs: Iterable[Run]) -> list[str]:
-    """The config keys that some run has not at its default, in the config's order."""
+    """Return the config keys that differ from their defaults in some run, in the config's order."""
     known = RunConfig().concise()
     places = {key: place for place, key in enumerate(known)}
     changed = {
@@ -253,7 +255,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
     }
 
     def place(key: str) -> tuple[int, bool]:
-        """A method's own arguments come after its name."""
+        """Return the key's sort position: a method's arguments follow its name."""
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
@@ -262,7 +264,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
-    """Whether it has a value, and is not left to the method."""
+    """Return whether the config sets a key, and not to the method's default."""
     return key in config and not (key.startswith(METHOD_TABLES) and config[key] == "default")
 
 
@@ -283,7 +285,7 @@ def _listed(values: Iterable[int]) -> str:
 def _matrix(
     cells: Mapping[str, str], columns: Sequence[str], rows: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Values [rows, columns]; NaN in a column without a cell."""
+    """Return values [rows, columns]; NaN in a column without a cell."""
     values = np.full((len(rows), len(columns)), np.nan)
     for c, column in enumerate(columns):
         if column in cells:
@@ -292,14 +294,14 @@ def _matrix(
 
 
 def _ids(row: NDArray[np.float64] | None) -> str:
-    """The clusters of the clients in one round; ``-`` where none were found."""
+    """Return the clients' clusters in a round as text; ``-`` for a round without clusters."""
     if row is None:
         return "-"
     return ".".join("" if np.isnan(value) else str(int(value)) for value in row)
 
 
 def _clusters(cell: str, rounds: NDArray[np.int64]) -> Iterable[dict[str, Any]]:
-    """What the strategy recorded of clusters."""
+    """Yield the rounds' records of clusters, as the strategy's diagnostics have them."""
     for text, r in zip(cell.split(), rounds.tolist(), strict=bool(cell)):
         clusters = {
             k: int(value) for k, value in enumerate(text.split(".")) if value not in ("", "-")

@@ -1,4 +1,4 @@
-"""What was tried to tune methods on validation images, and what was chosen: its tables."""
+"""Tables of tuning: the trials of each method on validation images, and the chosen values."""
 
 from __future__ import annotations
 
@@ -15,69 +15,69 @@ from fairflower.report.methods import MeanStd
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number
 
-#: What is better among trials -> in words. See `chosen`.
+#: Criterion of the choice among trials -> words for captions. See `chosen`.
 CRITERIA = {
     "worst": f"the highest {MIN.phrase}",
     "average": f"the highest {AVG.phrase} over domains",
-    "worst-then-average": "the highest average over domains, of trials whose worst domain is "
-    "within one point of the highest",
+    "worst-then-average": "the highest average over domains, among trials whose worst domain is "
+    "at most 1 point below the highest",
 }
 
-#: What it is of -> in words.
+#: Metric of the criterion -> words for captions.
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "class-balanced accuracy"}
 
 Outcome = Literal["completed", "pruned", "lost", "unfinished"]
 
-#: How far, as a fraction, worst domains count as equal before averages decide.
+#: Difference of worst domains, as a fraction, up to which averages decide.
 _ALIKE = 0.01
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One of a method's trials."""
+    """A trial of a method."""
 
     number: int  # from 0: the paper's values
-    values: Mapping[str, float]  # of the run config keys that were searched
+    values: Mapping[str, float]  # by tuned run config key
     outcome: Outcome
-    accuracies: tuple[float, ...] = ()  # by domain, fractions: the mean of its last rounds
-    reason: str = ""  # why it did not end
+    accuracies: tuple[float, ...] = ()  # by domain, as fractions: means over the last rounds
+    reason: str = ""  # of a pruned or lost trial
 
     def percent(self, row: Summary) -> float:
-        """A summary over domains, in percent."""
+        """Return a summary over domains, in percent."""
         return 100 * row(self.accuracies)
 
 
-#: What the table and the figure of trials show.
+#: Summaries over domains in the table and the figure of trials.
 SHOWN = (MIN, AVG)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A method's trials, with the ranges that they were drawn from."""
+    """A method's trials, and the ranges of their values."""
 
     method: str
     ranges: Mapping[str, Search]
     trials: tuple[Trial, ...]
     select: str
-    metric: str = "accuracy"  # one of `METRICS`
+    metric: str = "accuracy"  # a key of `METRICS`
 
     @cached_property
     def completed(self) -> list[Trial]:
-        """The trials that can be chosen."""
+        """The completed trials: the only ones that can be chosen."""
         return [trial for trial in self.trials if trial.outcome == "completed"]
 
     @property
     def chosen(self) -> Trial | None:
-        """The best trial; None if all were lost."""
+        """The best completed trial; None without completed trials."""
         return chosen(self.completed, self.select)
 
     def count(self, outcome: str) -> int:
-        """How many trials ended so."""
+        """Return the number of trials with an outcome."""
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
 def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
-    """The best of completed trials by a criterion; of equal ones the first."""
+    """Return the best of completed trials by a criterion; the first if several are equal."""
     if not trials:
         return None
     if select == "worst":
@@ -90,17 +90,20 @@ def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
 
 
 def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
-    """The trials of every method, and the ranges with what was chosen in each."""
+    """Return the table of trials, and the table of ranges with the chosen values."""
     if not tuned:
         return []
     ranges = Table(
         title="Ranges and chosen values",
-        caption="The paper's values are the method's defaults; of training, the settings'.",
+        caption="The paper's: the default of the method's argument, or the training setting.",
         columns=["range", "the paper's", "chosen"],
         groups=[
-            Group(one.method, [_range(one, key, search) for key, search in one.ranges.items()])
-            for one in tuned
-            if one.ranges
+            Group(
+                method.method,
+                [_range(method, key, search) for key, search in method.ranges.items()],
+            )
+            for method in tuned
+            if method.ranges
         ],
     )
     return [_trials(tuned), *([ranges] if ranges.groups else [])]
@@ -112,19 +115,19 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
         title=f"Tuning: {METRICS[first.metric]} on validation images",
         caption=(
             "In %, the mean of the last five tested rounds. Over trials: the mean, and under it ± "
-            f"{SIGMA} (ddof 1), of the completed ones. Chosen: {CRITERIA[first.select]}. Every "
-            "method has the same budget; one without anything to tune needs but one trial. Pruned "
-            "and lost trials count."
+            f"{SIGMA} (ddof 1), of completed trials. Chosen: {CRITERIA[first.select]}. Every "
+            "method has the same number of trials, pruned and lost trials included; a method "
+            "without tuned arguments has a single trial."
         ),
         columns=[
             *("trials", "pruned", "lost"),
             *(f"{what} {row.title}" for row in SHOWN for what in _SEEN),
         ],
-        groups=[Group("", [_row(one) for one in tuned])],
+        groups=[Group("", [_row(method) for method in tuned])],
         footers=[
-            f"{one.method}, trial {trial.number} ({values(trial)}) is lost: {trial.reason}"
-            for one in tuned
-            for trial in one.trials
+            f"{method.method}, trial {trial.number} ({values(trial)}) is lost: {trial.reason}"
+            for method in tuned
+            for trial in method.trials
             if trial.outcome == "lost"
         ],
     )
@@ -133,29 +136,31 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
 _SEEN = ("paper's", "chosen", "over-trials")
 
 
-def _row(one: Tuned) -> Row:
-    counts = [Cell(str(n)) for n in (len(one.trials), one.count("pruned"), one.count("lost"))]
+def _row(method: Tuned) -> Row:
+    counts = [
+        Cell(str(n)) for n in (len(method.trials), method.count("pruned"), method.count("lost"))
+    ]
     cells = []
     for row in SHOWN:
-        default = next((t for t in one.completed if t.number == 0), None)
-        for trial in (default, one.chosen):
+        default = next((t for t in method.completed if t.number == 0), None)
+        for trial in (default, method.chosen):
             cells.append(Cell(DASH if trial is None else format_number(trial.percent(row))))
-        if one.completed:
+        if method.completed:
             cells.append(
-                judged_cell(MeanStd.of([trial.percent(row) for trial in one.completed]), 0)
+                judged_cell(MeanStd.of([trial.percent(row) for trial in method.completed]), 0)
             )
         else:
             cells.append(Cell(DASH))
-    return Row(one.method, "" if one.ranges else "nothing to tune", [*counts, *cells])
+    return Row(method.method, "" if method.ranges else "nothing to tune", [*counts, *cells])
 
 
-def _range(one: Tuned, key: str, search: Search) -> Row:
-    best = one.chosen
-    chosen_values = [one.trials[0].values[key], None if best is None else best.values[key]]
+def _range(method: Tuned, key: str, search: Search) -> Row:
+    best = method.chosen
+    chosen_values = [method.trials[0].values[key], None if best is None else best.values[key]]
     cells = [Cell(DASH if value is None else shown(value)) for value in chosen_values]
     return Row(key, "", [Cell(str(search)), *cells])
 
 
 def values(trial: Trial) -> str:
-    """What was tried in a trial, as ``strategy.tau = 0.3``; ``defaults`` if nothing was."""
+    """Return a trial's values, as ``strategy.tau = 0.3``; ``defaults`` if nothing is tuned."""
     return ", ".join(f"{key} = {shown(v)}" for key, v in trial.values.items()) or "defaults"

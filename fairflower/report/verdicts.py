@@ -26,7 +26,7 @@ from fairflower.report.text import format_number, format_std, join_words
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence on one method: ``"<name>: <numbers>: <conclusion>."``."""
+    """A sentence on a method: ``"<name>: <numbers>: <conclusion>."``."""
 
     name: str
     numbers: str
@@ -39,7 +39,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Section:
-    """Verdicts of one kind; ``title`` is empty for the first, on fairness over domains."""
+    """Verdicts on a measure; ``title`` is empty for fairness over domains, which comes first."""
 
     title: str
     verdicts: Sequence[Verdict]
@@ -67,7 +67,7 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
 
 
 def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Replace the sentences on methods with too few pairs by one sentence on all of them."""
+    """Replace the sentences on methods with too few pairs by a single sentence."""
     few = [verdict for verdict in sentences if verdict.conclusion.startswith(TOO_FEW)]
     if len(few) < 2:
         return sentences
@@ -77,7 +77,7 @@ def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
 
 
 def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
-    """Return the sentence on one method's fairness over the last five tested rounds."""
+    """Return the sentence on a method's fairness over the last five tested rounds."""
     if not (against or method.fully_tested()):
         return Verdict(
             method.name, "", "not compared, because some domain was not tested in every round"
@@ -102,7 +102,7 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
 
 
 def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
-    """Yield one sentence for the whole group: ``fairer (STD) with a, b; ...``."""
+    """Yield a sentence for the whole group: ``fairer (STD) with a, b; ...``."""
     conclusion = "; ".join(
         f"{judgement} with {', '.join(names)}"
         for (judgement, _), names in _by_judgement(group.contrasts).items()
@@ -127,7 +127,7 @@ def verdict_legend(contrasts: Contrasts) -> str:
 
 
 def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
-    """Return one method's differences in words, and the conclusion from them."""
+    """Return a method's differences in words, and the conclusion from them."""
     numbers = "; ".join(
         ", ".join(f"{metric.name} {signed(d)}" for metric, d, _ in contrast.by_metric)
         + f" points against {name}"
@@ -137,7 +137,7 @@ def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
 
 
 def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
-    """Return the conclusion from one method's contrasts: ``fairer (STD) than FedAvg, ...``."""
+    """Return the conclusion from a method's contrasts: ``fairer (STD) than FedAvg, ...``."""
     parts = []
     for (judgement, preposition), names in _by_judgement(contrasts).items():
         if judgement == UNDECIDED:

@@ -1,1 +1,1 @@
-"""One run at the server, from the first round to the run folder."""
+"""A run at the server, from the first round to the run folder."""

@@ -94,7 +94,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     run : Path
         Run folder.
     given : mapping
-        Run config keys of `CHANGEABLE`, or with the run's own values.
+        Run config keys of `CHANGEABLE`; other keys must have the run's values.
 
     Raises
     ------
@@ -104,21 +104,21 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """
     run = run.expanduser().absolute()
     try:
-        facts, own = read_facts(run), keys() | read_config(run)
+        facts, flat = read_facts(run), keys() | read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
-    check_same_data(run, facts, own)
-    _check_unchanged(run, own)
-    methods = methods_of(own)
+    check_same_data(run, facts, flat)
+    _check_unchanged(run, flat)
+    methods = methods_of(flat)
     for key, value in given.items():
         check_key(key, methods)
-        if key not in CHANGEABLE and value != own.get(key):
+        if key not in CHANGEABLE and value != flat.get(key):
             raise ConfigError(
-                f"{key} = {value!r} was given, but {run} is resumed with its own settings ({key} = "
-                f"{own.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."
+                f"{key} = {value!r} was given, but {run} is resumed with its settings ({key} = "
+                f"{flat.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."
             )
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
-    config = RunConfig.from_flat(own | changed | {"resume": str(run)})
+    config = RunConfig.from_flat(flat | changed | {"resume": str(run)})
     done = int(facts["rounds"])
     if facts["status"] == "completed" and facts.get("ended_early"):
         raise ConfigError(
@@ -144,7 +144,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
+def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those of the newest readable checkpoint."""
     for path in _paths(run):
         with suppress(DamagedFile):
@@ -156,9 +156,9 @@ def _check_unchanged(run: Path, own: Mapping[str, Any]) -> None:
         return
     begun = keys() | begun
     changed = [
-        f"{key} = {quoted(own.get(key, DEFAULT))}, begun with {quoted(begun.get(key, DEFAULT))}"
-        for key in dict.fromkeys([*begun, *own])
-        if key not in CHANGEABLE and own.get(key, DEFAULT) != begun.get(key, DEFAULT)
+        f"{key} = {quoted(flat.get(key, DEFAULT))}, begun with {quoted(begun.get(key, DEFAULT))}"
+        for key in dict.fromkeys([*begun, *flat])
+        if key not in CHANGEABLE and flat.get(key, DEFAULT) != begun.get(key, DEFAULT)
     ]
     if changed:
         raise ConfigError(

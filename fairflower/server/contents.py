@@ -51,14 +51,14 @@ class Client(TypedDict):
 
 
 class Sites(TypedDict):
-    """Sites with data of their own: a federation without clients' accounts, to resume with."""
+    """Sites that bring their data: a federation without clients' accounts, to resume with."""
 
     federation: dict[str, Any]
     numbered: bool
 
 
 class Part(TypedDict, total=False):
-    """What ``run.json`` says of one session of a run."""
+    """The entries of ``run.json`` about a session of a run."""
 
     versions: dict[str, str | None]
     machine: dict[str, str | float | None]
@@ -107,7 +107,7 @@ class Info(Part, total=False):
 
 
 class Record(TypedDict, total=False):
-    """A line of ``diagnostics.jsonl``; the strategy's own fields may hold anything."""
+    """A line of ``diagnostics.jsonl``; fields that a strategy adds may hold anything."""
 
     round: Required[Count]
     client_ids: list[Count]
@@ -154,23 +154,23 @@ def read_config(path: Path) -> dict[str, Any]:
     """All settings of a run folder, by run config key."""
     file = path / "config.toml"
     try:
-        own = read_toml(file)
-        check_values(own)
+        settings = read_toml(file)
+        check_values(settings)
     except ConfigError as error:
         text = str(error)
         named = str(file) in text
         raise RunFolderError(text if named else f"{file}: {text}") from error
-    if "strategy.name" not in own:
+    if "strategy.name" not in settings:
         raise RunFolderError(
             f"{file} has no strategy.name: it was emptied or cut off. Restore the file, or leave "
             "the run out."
         )
     # A run made before a setting existed ran with what is now its default.
-    return RunConfig().concise() | own
+    return RunConfig().concise() | settings
 
 
 def read_history(path: Path) -> list[Value]:
-    """The lines of a ``history.csv``, but for a last one that is still being written."""
+    """Return the lines of a ``history.csv``, without an unfinished last line."""
     reader = csv.reader(whole_lines(path), strict=True)
     rows = []
     try:
@@ -200,7 +200,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf", re.ASCI
 
 
 def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
-    """One record a round, of its training and, where replies to it were dropped, its test."""
+    """Return a record for each round: of its training and, if replies were dropped, its test."""
     if not path.exists():
         return ()
     records: dict[int, dict[str, Any]] = {}
@@ -221,7 +221,7 @@ def read_text(path: Path) -> str:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Lines without a last one that is still being written."""
+    """Return the lines of a file, without an unfinished last line."""
     lines = read_text(path).splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
@@ -295,7 +295,7 @@ def _conform_fields(value: Any, hint: Any, name: str) -> None:
 
 
 def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
-    """Hold a value to one of several types, of which at most one is more than a word."""
+    """Check a value against several types, at most one of which is not a plain name."""
     others = [hint for hint in hints if hint not in _PLAIN]
     if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
         words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)

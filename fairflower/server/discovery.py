@@ -29,7 +29,7 @@ class NodeInfo(NamedTuple):
 
     number: int | None  # partition-id
     size: int | None  # num-partitions
-    site: Federation | None  # a site's own data, as a federation of one client
+    site: Federation | None  # a site's data, as a federation of a single client
     federation: Federation | None  # the data set of which the node has a share
 
 
@@ -140,7 +140,7 @@ def _parse_reply(reply: Message) -> NodeInfo:
         raise ValueError("it does not say which client it is (partition-id or domain)")
     site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
     if site and len(site.domains + site.clients) != 2:
-        raise ValueError("a site is one client with one domain, and it describes several")
+        raise ValueError("a site has a single client and domain, but the node describes several")
     return NodeInfo(number, size, site, federation)
 
 

@@ -26,7 +26,7 @@ class CentralizedEvaluator:
     """Builds the initial model, and tests a global model on each domain.
 
     Test examples are loaded on first use and stay on the device, images as uint8. On a CPU each
-    batch is tested by a thread of one core, so results do not depend on the number of cores.
+    batch is tested by a single thread, so results do not depend on the number of cores.
     """
 
     def __init__(self, config: RunConfig, federation: Federation) -> None:
@@ -65,7 +65,7 @@ class CentralizedEvaluator:
     ) -> dict[str, dict[str, float]]:
         """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
 
-        The held-out domain, if there is one, has test examples alone and comes last.
+        A held-out domain has only test examples, and comes last.
 
         Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
@@ -91,8 +91,8 @@ class CentralizedEvaluator:
             if self.auc:
                 probabilities = torch.from_numpy(logits).softmax(1).numpy()
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
-            own, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
-            results[domain] |= own
+            of_user, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
+            results[domain] |= of_user
         return results
 
     def _domains(self, split: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class CentralizedEvaluator:
         return (*self.federation.domains, *filter(None, [held_out]))
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
-        """A domain's examples of a split in pieces of one batch, normalised only when tested."""
+        """Yield a domain's examples of a split in batches, each normalized when it is tested."""
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table, or a line a round."""
+"""Progress of a run on the screen: a live table, or a line for each tested round."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rich.table import Table
 from fairflower.numerics.metrics import AVG, MIN, STD
 from fairflower.server.history import HELD_OUT_PREFIX
 
-RECENT = 6  # rounds shown while a run goes on
+RECENT = 6  # number of rounds in the live table
 
-#: Shown over the domains: the same as callbacks get.
+#: Summaries over the domains on the screen, the same as callbacks get.
 _OVER_DOMAINS = (AVG, MIN, STD)
 
 
 class RunProgress:
-    """Shows one run: rounds, time left, accuracy per domain, AVG, MIN and STD.
+    """Progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
-    A live display if the console is a terminal, plain lines if not. The title is the method's
-    name, e.g. ``"fedheal (2 of 6)"``.
+    It is a live table in a terminal or notebook, and otherwise a line for each tested round. The
+    title is the method's name, as ``"fedheal (2 of 6)"``.
     """
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:
@@ -42,7 +42,7 @@ class RunProgress:
         self._live: Live | _Cell | None = None
 
     def start(self, folder: Path) -> None:
-        """Name the run folder and begin."""
+        """Print the title and the run folder, and start the live table."""
         where = f"[bold]{escape(self.title)}[/] → {escape(str(folder))}"
         self.console.print(where, soft_wrap=True, highlight=False)
         if self.console.is_jupyter:
@@ -59,10 +59,10 @@ class RunProgress:
         accuracies: Mapping[str, float],
         figures: Mapping[str, float] | None = None,
     ) -> None:
-        """Show a round; ``accuracies`` per domain, NaN for one that was not tested.
+        """Show a round.
 
-        Empty where the round was not tested at all. Of the round's ``figures`` only the accuracy
-        on a held-out domain is shown.
+        ``accuracies`` maps domains to accuracies, NaN for an untested domain, and is empty if the
+        round was not tested. Of ``figures``, only the accuracy on a held-out domain is shown.
         """
         if accuracies:
             start = f"{HELD_OUT_PREFIX}accuracy/"
@@ -79,7 +79,7 @@ class RunProgress:
             self._print_line(*self._rows[-1])
 
     def stop(self) -> None:
-        """Take the display away and leave the last round's line."""
+        """Remove the live table and print the last tested round's line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -114,7 +114,7 @@ class RunProgress:
 
 
 class _Cell:
-    """What a notebook shows and replaces; rich's own ``Live`` needs ipywidgets there."""
+    """Live display in a notebook's cell, where rich's ``Live`` would need ipywidgets."""
 
     def __init__(self, view: RenderableType) -> None:
         from IPython.display import display
@@ -141,9 +141,9 @@ def _html(view: RenderableType) -> Any:
 
 
 def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Progress:
-    """A progress bar that counts ``unit`` and says how much time is left.
+    """Return a progress bar that counts ``unit`` and shows the time left.
 
-    In a notebook it is not shown by itself, which would need ipywidgets.
+    In a notebook the bar is disabled, since rich would need ipywidgets to update it.
     """
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -164,7 +164,7 @@ def round_line(
     accuracies: Mapping[str, float],
     unseen: Mapping[str, float] | None = None,
 ) -> str:
-    """A tested round in words, in percent; ``unseen`` is the accuracy on a held-out domain.
+    """Return a tested round's line, in percent; ``unseen`` has a held-out domain's accuracy.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'

@@ -22,7 +22,7 @@ from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos
 
 @dataclass(frozen=True)
 class ClientRegistry:
-    """Nodes of clients that divide one data set, each with a ``partition-id``."""
+    """Nodes of clients that divide a data set, each with a ``partition-id``."""
 
     nodes: dict[int, int]  # client id (0 ... clients - 1) -> node id
     federation: Federation | None  # as the nodes describe it; None if they were not asked
@@ -42,7 +42,7 @@ class ClientRegistry:
 
 @dataclass(frozen=True)
 class SiteRegistry(ClientRegistry):
-    """Nodes of sites, each with data of its own, known by domain and ``partition-id``."""
+    """Nodes of sites, each with other data, known by domain and ``partition-id``."""
 
     federation: Federation
     numbered: bool  # whether the sites have a partition-id
@@ -111,7 +111,7 @@ def register_clients(
     ------
     ConfigError
         If there are too few SuperNodes, clients are missing after ``timeout``, two nodes claim
-        one ``partition-id``, or nodes that divide one data set have different data.
+        a ``partition-id``, or nodes that divide a data set have different data.
     DataError
         If the data of the sites cannot be combined.
     """
@@ -157,7 +157,7 @@ def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
 
 
 def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistry | None:
-    """Register clients that divide one data set; None if a client is missing."""
+    """Register clients that divide a data set; None if a client is missing."""
     nodes: dict[int, int] = {}
     for node, info in infos.items():
         client = info.number

@@ -1,4 +1,4 @@
-"""The rounds of one run: training, merging, testing, and writing the results."""
+"""The rounds of a run: training, merging, testing, and writing the results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RoundLoop:
         """Make all rounds, or the rounds after a checkpoint.
 
         ``on_round`` gets a round's metrics after they were written. If it returns True, the round
-        is saved and ``StopRun`` is raised; an exception of its own ends the run before that.
+        is saved and ``StopRun`` is raised. Another exception ends the run before that.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)

@@ -1,4 +1,4 @@
-"""One run at the server, from the first message to the finished run folder."""
+"""A run at the server, from the first message to the finished run folder."""
 
 from __future__ import annotations
 

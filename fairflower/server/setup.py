@@ -150,7 +150,7 @@ def _check_undivided(data: DataConfig) -> None:
     if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
         raise ConfigError(
             "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide one "
-            "data set among clients; sites with data of their own (domain in the node config) "
+            "data set among clients; sites that bring their data (domain in the node config) "
             "cannot use them. Remove these settings."
         )
 

@@ -1,10 +1,9 @@
-"""Methods over several benchmarks: the mean over these benchmarks, and over others like them.
+"""Differences of methods over several benchmarks.
 
-Two questions. Of *these* benchmarks: the mean of a method's differences, whose error comes from
-federations alone (`pooled`). Of benchmarks *like* these: a mixed model in which a method may be
-better on one benchmark and worse on another by chance (`mixed`), whose error comes from how much
-methods' differences vary between benchmarks; with four benchmarks that is a wide interval, and
-rightly so.
+There are two questions. About *these* benchmarks: the mean of a method's differences, with an error
+due to federations alone (`pooled`). About benchmarks *like* these: a mixed model in which
+differences vary at random between benchmarks (`mixed`), with an error due to this variance. With
+four benchmarks the second interval is wide.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def pooled(gains: Sequence[Difference]) -> Difference:
-    """The mean of a method's differences on several benchmarks, of which each has an error.
+    """Return the mean of a method's differences on several benchmarks.
 
-    Its degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` the fewest pairs
-    of one, and the margin that of the first. Of several methods `judged_as_family` makes a family.
+    The degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` is the smallest
+    number of pairs, and the margin is the first benchmark's. For several methods, pass the results
+    to `judged_as_family`.
 
     Raises
     ------
     ValueError
-        Without any difference, or with one of which no error is known.
+        If there is no difference, or a difference has no error.
     """
     if not gains or any(math.isnan(gain.error) for gain in gains):
         raise ValueError("Pooled differences need an error on every benchmark.")
@@ -52,7 +52,7 @@ def pooled(gains: Sequence[Difference]) -> Difference:
 
 
 def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
-    """Differences to one method over benchmarks like these, with Dunnett's simultaneous intervals.
+    """Return differences to a method over benchmarks like these, with Dunnett's intervals.
 
     The mixed model value = method (fixed) + benchmark + federation within benchmark + method x
     benchmark + rest (all random), fitted by REML (statsmodels). Every method is on every
@@ -60,7 +60,7 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
     model of the means by method and benchmark, with a random benchmark, has the same estimates
     and errors: method x benchmark and rest over federations are its residual, on
     (benchmarks - 1) (methods - 1) degrees of freedom. p-values are of single tests against a
-    Student distribution with these degrees, not the normal one that statsmodels reports, and then
+    Student distribution with these degrees, not statsmodels' normal distribution, and then
     Holm's.
 
     Parameters

@@ -1,15 +1,16 @@
-"""Paired differences of several methods to one other, judged together and with what they can see.
+"""Paired differences of several methods to a common other method, judged as a family.
 
-A table of differences has few replicates and many methods. Three things follow. The variance of a
-single method is estimated badly, and the method whose variance happens to be smallest would be
-called different first: variances are moderated over the methods (`moderated_variances`). Several
-tests are made at once: p-values are Holm's over all tests of the family, and intervals are those
-that go with them (Strassburger & Bretz 2008; Guilbaud 2008): Bonferroni's, and where Holm's test
-shows a difference whose Bonferroni interval still contains 0, that interval ends at 0. So an
-interval lies on one side of 0 exactly if there is a verdict. A difference that is not shown
-may be none, or smaller than the design can see: besides *better* and *worse* there are
-*equivalent*, by two one-sided tests within a margin that was written down before, and *undecided*,
-with the smallest difference that the design would have shown with 80 % power.
+There are few replicates and many methods, with three consequences:
+
+- The variance of a single method is a poor estimate, and the method with the smallest variance by
+  chance would be the first to be called different. So variances are moderated over the methods
+  (`moderated_variances`).
+- Several tests are made. So p-values are Holm's over the family, with the matching intervals
+  (Strassburger & Bretz 2008; Guilbaud 2008): Bonferroni's, cut off at 0 where Holm's test shows a
+  difference and the interval contains 0. An interval excludes 0 exactly if there is a verdict.
+- A difference that is not shown may be zero, or too small for the design. So besides *better* and
+  *worse* there is *equivalent*, by two one-sided tests within a margin that was fixed before, and
+  *undecided*, with the smallest difference that the design detects with 80 % power.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from scipy.special import digamma, ndtr, polygamma, stdtr
 
 from fairflower.statistics.power import LEVEL, chi, critical, detectable
 
-#: Smallest number of pairs that allows a verdict; with fewer there are intervals alone.
+#: Smallest number of pairs for a verdict; with fewer pairs only intervals are given.
 MIN_PAIRS = 5
 
-#: Of values that differ by less, the difference is rounding: sums of the same in another order.
+#: Smaller differences are rounding errors, of sums in another order.
 _SAME = 1e-9
 
 #: Squared correlation of differences to one and the same method: 1/4 where all methods vary alike,
@@ -42,7 +43,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class MeanStd:
-    """A figure over ``n`` replicates: mean and sample standard deviation (NaN for one)."""
+    """Mean and sample standard deviation (ddof 1; NaN if n = 1) over ``n`` replicates."""
 
     mean: float
     std: float
@@ -50,7 +51,7 @@ class MeanStd:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
-        """The estimate from one value per replicate.
+        """Return mean and standard deviation of values, one for each replicate.
 
         >>> MeanStd.of([1.0, 3.0])
         MeanStd(mean=2.0, std=1.4142135623730951, n=2)
@@ -61,21 +62,21 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Difference(MeanStd):
-    """A paired difference over ``n`` pairs, its 95 % interval, and what may be said of it.
+    """Mean of ``n`` paired differences, with its 95 % interval and tests.
 
     Attributes
     ----------
     low, high : float
-        Student's interval; simultaneous after `judged_as_family`. NaN where nothing is known.
+        Student's interval; simultaneous after `judged_as_family`. NaN if unknown.
     p : float
-        Of no difference; Holm's after `judged_as_family`.
+        p-value of the test against no difference; Holm's after `judged_as_family`.
     error, df : float
-        Standard error of the mean, and its degrees of freedom with those that moderation adds.
+        Standard error of the mean and its degrees of freedom, including those from moderation.
     margin, p_same : float
-        Within ``margin`` two methods count as equivalent; p-value of two one-sided tests that
-        they are not, Holm's after `judged_as_family`. NaN without a margin.
+        Margin of equivalence, and the p-value of the two one-sided tests for it; Holm's after
+        `judged_as_family`. NaN without a margin.
     level : float
-        Of the test and of the interval: 0.05, or of one of m tests 0.05 / m.
+        Level of the test and the interval: 0.05, or 0.05 / m for m tests.
     """
 
     low: float
@@ -89,7 +90,7 @@ class Difference(MeanStd):
 
     @property
     def detectable(self) -> float:
-        """The smallest true difference that would be found with 80 % power; NaN if unknown."""
+        """Smallest true difference that is detected with 80 % power; NaN if unknown."""
         return detectable(self.error, self.df, self.level)
 
     @property
@@ -108,26 +109,26 @@ def differences(
     margin: float = math.nan,
     floors: Mapping[_Key, tuple[float, float]] | None = None,
 ) -> dict[_Key, Difference]:
-    """Return each method's difference in one metric, with variances moderated over the methods.
+    """Return each method's difference in a metric, with variances moderated over the methods.
 
     Parameters
     ----------
     values : mapping
-        Method -> differences of its pairs to one and the same other method.
+        Method -> its paired differences to the other method, which is the same for all.
     margin : float
-        Within which methods count as equivalent, in the same unit; NaN for no such test.
+        Margin of equivalence, in the same unit; NaN tests no equivalence.
     floors : mapping, optional
-        Method -> what one test example is worth, and the standard deviation of a difference
-        that comes from drawing the test examples. A standard deviation below the first was made
-        by rounding, and the second is the least that it is taken for.
+        Method -> a difference's change by a single test example, and its standard deviation due
+        to the draw of test examples. A standard deviation below the first is due to rounding, and
+        is replaced by the second.
 
     Returns
     -------
     dict
-        Each with its own p-value and interval, not yet corrected for several tests
-        (`judged_as_family`). A difference of 0 in every pair has an interval of width 0. Of a
-        difference that is the same in every pair, but not 0, nothing is known unless other
-        methods or a floor say how far it might vary.
+        Method -> difference; p-values and intervals are not corrected for several tests
+        (`judged_as_family` does this). If all pairs differ by 0, the interval has width 0. If all
+        differ by the same other value, the interval is NaN unless other methods or a floor give a
+        variance.
     """
     alike = {
         key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
@@ -238,10 +239,10 @@ def moderated_variances(
 
 @cache
 def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
-    """The t value of simultaneous two-sided intervals of several methods against one other.
+    """Return the t value of simultaneous two-sided intervals of ``tests`` methods against another.
 
-    Dunnett's (1955), for independent groups of one size and one variance, or paired differences
-    of a complete design with one residual variance: estimates are correlated by 1/2.
+    This is Dunnett's (1955) value, for groups of equal size and variance, or paired differences of
+    a complete design with equal residual variance. The estimates are correlated by 1/2.
 
     >>> round(dunnett(1, 10), 3), round(dunnett(4, 20), 2)
     (2.228, 2.65)

@@ -40,7 +40,7 @@ def critical(df: float, level: float = LEVEL) -> float:
 
 
 def power(effect: float, error: float, df: float, level: float = LEVEL) -> float:
-    """Probability that a two-sided t test finds a difference.
+    """Return the probability that a two-sided t test detects a difference.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def power(effect: float, error: float, df: float, level: float = LEVEL) -> float
     df : float
         Degrees of freedom of ``error``; ``inf`` if it is known.
     level : float
-        Level of the test; of one of m under Bonferroni's correction, 0.05 / m.
+        Level of the test; 0.05 / m for m tests under Bonferroni's correction.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def power(effect: float, error: float, df: float, level: float = LEVEL) -> float
 
 
 def detectable(error: float, df: float, level: float = LEVEL, wanted: float = POWER) -> float:
-    """The smallest true difference that a two-sided t test finds with the ``wanted`` power.
+    """Return the smallest true difference that a two-sided t test detects with a power.
 
     >>> round(detectable(2.4 / 5 ** 0.5, 4, 0.05 / 40), 1)
     10.8
@@ -82,7 +82,7 @@ def detectable(error: float, df: float, level: float = LEVEL, wanted: float = PO
 
 
 def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER) -> int:
-    """How many pairs a t test needs to find a difference.
+    """Return the number of pairs with which a t test detects a difference.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     Returns
     -------
     int
-        At least 2; `MOST` where no fewer suffice.
+        At least 2 and at most `MOST`, which may not suffice.
 
     Examples
     --------
@@ -107,9 +107,9 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
 
 
 def equivalence_power(margin: float, error: float, df: float, level: float = LEVEL) -> float:
-    """Probability that two one-sided t tests find methods that are alike equivalent.
+    """Return the probability that two one-sided t tests show equivalence of equal methods.
 
-    Both tests reject at ``level`` where the estimate is closer to 0 than ``margin`` by more than
+    Both tests reject at ``level`` if the estimate's absolute value is less than ``margin`` minus
     t(1 - level; df) times its error.
     """
     spreads, weights = chi(df)
@@ -121,7 +121,7 @@ def equivalence_power(margin: float, error: float, df: float, level: float = LEV
 def needed_for_equivalence(
     sd: float, margin: float, level: float = LEVEL, wanted: float = POWER
 ) -> int:
-    """How many pairs show methods that are alike equivalent within a margin; as `needed`."""
+    """Return the number of pairs that show equivalence of equal methods; see `needed`."""
     return _fewest(lambda n: equivalence_power(margin, sd / math.sqrt(n), n - 1, level) >= wanted)
 
 

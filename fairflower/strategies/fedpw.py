@@ -25,7 +25,7 @@ EVERY = 10
 
 @dataclass(frozen=True)
 class Pruned:
-    """The updates to one array without their smallest coordinates."""
+    """The updates to an array without their smallest coordinates."""
 
     kept: list[Mask]  # K times [n]
     norms: Vector  # lengths of the kept updates, shape (K,)
@@ -160,7 +160,7 @@ class FedPW(FairStrategy):
         return _share(np.maximum(r * p + (1 - r) * q, 0.0))
 
     def _step(self, cohort: Cohort, name: str, weights: Vector, rates: Vector) -> NDArray[Any]:
-        """Return the step -g of one array, shape (n,)."""
+        """Return the step -g of an array, shape (n,)."""
         pruned = self._prune(cohort, name, rates)
         size = cohort.received[name].size
         step, spread = np.empty(size, np.float64), np.empty(size, np.float64)
@@ -183,7 +183,7 @@ class FedPW(FairStrategy):
         return step
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
-        """Mark for every client the coordinates of one array that it keeps."""
+        """Return for every client the mask of an array's coordinates that it keeps."""
         kept, norms, sizes = [], [], []
         (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
         for k, rate in enumerate(rates):

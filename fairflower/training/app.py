@@ -92,7 +92,7 @@ def make_client_app(
         Called for every message with the node's context and the message's config; returns the
         node's trainer.
     mods
-        Flower's mods for training, such as ``flwr.clientapp.mod.fixedclipping_mod``.
+        Flower's mods for training, for example ``flwr.clientapp.mod.fixedclipping_mod``.
 
     Returns
     -------
@@ -126,8 +126,8 @@ def make_client_app(
         trainer, config = _prepare(trainer_fn, message, context)
         metrics = evaluate_round(trainer, context, config)
         with flushed_denormals():
-            own, failed = test_metrics(trainer)
-        record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics, **own})
+            tested, failed = test_metrics(trainer)
+        record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics, **tested})
         reply = RecordDict({"metrics": record})
         if failed:
             reply[FAILED_METRICS] = ConfigRecord(dict(failed))

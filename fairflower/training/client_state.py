@@ -52,7 +52,7 @@ def load_state(
     files = {kept: path for kept, path in _files(folder).items() if kept < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     in_context = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
-    # A late round, whose reply was not awaited, may be in the context, and a later one on disk.
+    # The context may have the state of a late round, while the disk has that of a later round.
     if max(files, default=0) <= in_context < before:
         trainer.state = {
             name.removeprefix(_PREFIX): arrays_of(record)
@@ -144,7 +144,7 @@ def _files(folder: Path | None) -> dict[int, Path]:
 
 
 def _delete_old_states(current: Path) -> None:
-    """Delete the states of runs but the current one that have not changed for `DAYS`."""
+    """Delete the states of other runs that have not changed for `DAYS`."""
     oldest = time.time() - DAYS * 24 * 3600
     for run in current.parent.iterdir():
         with suppress(OSError):  # another client may delete it, too

@@ -92,7 +92,7 @@ def mean_representation(
     with eval_mode(model):
         pairs = [(represent(x), y) for x, y in batches_of(model, data)]
     if not pairs:
-        raise ValueError("There are no samples to represent. Give at least one.")
+        raise ValueError("There are no samples to represent. Give at least 1.")
     total, count = _class_sums(pairs, 1 + max(int(y.max()) for _, y in pairs))
     held = count > 0
     return {"h": (total[held] / count[held, None]).mean(0).float()}

@@ -14,7 +14,7 @@ LOCAL = "local"
 
 
 class LocalArraysTrainer(Trainer):
-    """Local training in which each client has its own values of some arrays.
+    """Local training in which each client keeps its values of some arrays.
 
     A subclass says by ``local_arrays`` which arrays these are. They are in no message; server and
     strategy see a model without them. The client keeps its values from round to round and begins
@@ -30,11 +30,11 @@ class LocalArraysTrainer(Trainer):
         keep_local(self.model, self.local_arrays(self.model))
 
     def recall(self) -> None:
-        """Give the model the client's own values, or the initial values before its first round."""
+        """Give the model the client's values, or the initial values before its first round."""
         self._set(self.state.get(LOCAL))
 
     def train(self, server_round: int) -> dict[str, float]:
-        """Train as every trainer, with the client's own local arrays, and keep them."""
+        """Train as every trainer, with the client's local arrays, and keep these."""
         self.recall()
         metrics = super().train(server_round)
         if tensors := local_tensors(self.model):
@@ -44,7 +44,7 @@ class LocalArraysTrainer(Trainer):
         return metrics
 
     def test(self) -> dict[str, float]:
-        """Test the global model and, if arrays stay with the client, its own model."""
+        """Test the global model and, if arrays stay with the client, its personal model."""
         if not local_tensors(self.model):
             return super().test()
         self._set(None)
@@ -64,7 +64,7 @@ class LocalArraysTrainer(Trainer):
 
     @classmethod
     def remark(cls, model: Any, by: str) -> str:
-        """Warn of a network without such arrays, and of a run that tests no client's own model."""
+        """Warn if the network has no local arrays, or if the run tests no personal model."""
         if not local_tensors(model):
             return (
                 f"{cls.__name__}: the network has no normalization of which arrays could stay with "

@@ -79,7 +79,7 @@ class TrainerSpec(Configurable):
         if cls.models and model not in cls.models:
             raise ConfigError(
                 f"model.name = {model!r}: {cls.__name__} trains {' or '.join(cls.models)}. "
-                "Set one of them, or choose another client.name."
+                "Set one of these, or choose another client.name."
             )
 
     @classmethod

@@ -83,7 +83,7 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
     ("arguments", "message"),
     [
         ({"strategy": FedHEAL()}, "An object does not say how it was made"),
-        ({"strategy": "fedavg,fedheal"}, "expected one method"),
+        ({"strategy": "fedavg,fedheal"}, "expected a single method"),
         ({"strategy": "fedhael"}, "Did you mean 'fedheal'"),
         ({"strategy": {"tau": 0.4}}, "a dict of its name and arguments"),
         ({"client": 3}, "client = 3: expected a name"),

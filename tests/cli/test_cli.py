@@ -122,7 +122,7 @@ def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
     assert json.loads((folder / "run.json").read_text())["status"] == "completed"
     for args, message in (
         ([], "is completed: all of its 2 rounds"),
-        (["--strategy=fedavg"], "--strategy: a resumed run keeps its own settings"),
+        (["--strategy=fedavg"], "--strategy: a resumed run keeps its settings"),
         (["--seed=3"], "seed = 3 was given"),
         (["--output-dir=/x"], "output-dir = '/x' was given"),
     ):
@@ -217,7 +217,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["compare", "--strategies=fedavg,fedavg"], 2, "named twice"),
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
         (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
-        (["run", "--strategy=fedavg,uniform"], 2, "expected one method"),
+        (["run", "--strategy=fedavg,uniform"], 2, "expected a single method"),
         (["run", "--set=resume=/a/run"], 2, "use --resume"),
         (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
         (["run", "--set=run-name=../x"], 2, "expected a folder's name"),
@@ -226,7 +226,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["compare", "--set=seed=3"], 2, "does not take --set seed"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "give one of them"),
         (["compare", "--federations=0-x"], 2, "--federations '0-x': expected different numbers"),
-        (["compare", "--set=data.seed=3"], 2, "every federation has its own"),
+        (["compare", "--set=data.seed=3"], 2, "--federations sets it for each federation"),
         (["compare", "--set=strategy.alpha=0.3"], 2, "argument of none"),
         (["data", "show", "uci-digits", "--out=x.notpng"], 2, ".png"),
         (["report", "/no/such/run"], 1, "/no/such/run"),
@@ -356,8 +356,8 @@ def test_a_single_run_treats_them_alike(given, label, own, planned):
         (["compare", "--strategies=fedheal:tau=0:beta=1,fedheal:beta=1:tau=0"], "named twice"),
         (["compare", "--clients=moon,moon:mu=2.0"], "named twice"),
         (["compare", "--clients=sgd", "--set=client.mu=1"], "client.mu is an argument of none of"),
-        (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients names them"),
-        (["run", "--client=sgd,moon"], "--client: expected one method"),
+        (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients names the clients"),
+        (["run", "--client=sgd,moon"], "--client: expected a single method"),
         (["run", "--set=strategy.name=fedavg"], "strategy.t is an argument of fedequilibria, term"),
     ],
 )

@@ -12,6 +12,7 @@ from toys import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
 
 from fairflower.arrays import arrays_of
 from fairflower.clients import SGD
+from fairflower.clients.ditto import Ditto
 from fairflower.clients.fedbn import FedBN
 from fairflower.clients.silobn import SiloBN
 from fairflower.models import build, copy_arrays, keep_local, set_arrays
@@ -19,6 +20,7 @@ from fairflower.models.norms import norm_arrays
 from fairflower.report import analyze, read_run
 from fairflower.strategies import FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
+from fairflower.training.app import test_metrics as measure_metrics
 
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 LOCAL = {FedBN: STATISTICS | {"norm.weight", "norm.bias"}, SiloBN: STATISTICS}
@@ -99,6 +101,29 @@ def test_the_test_tells_the_personal_from_the_global_model():
     fresh.receive(client.send())
     assert fresh.measure(fresh.test_examples)[0] == metrics["eval_loss"]
     assert all(np.array_equal(own[name], client.state["local"][name]) for name in own)
+
+
+def mean_logit(logits, labels):
+    return float(logits.mean())
+
+
+@pytest.mark.parametrize("kind", [FedBN, SiloBN, Ditto])
+def test_metrics_of_users_are_of_the_global_model(kind):
+    """They equal those of a client that never trained, and not the personal model's."""
+    client, fresh = TrainerCase(kind).trainer(), TrainerCase(kind).trainer()
+    client.train(1)
+    fresh.receive(client.send())
+    for trainer in (client, fresh):
+        trainer.test_metrics = f"{__name__}:mean_logit"
+    client.recall()
+    client.test()
+    if kind is not Ditto:  # whose personal model is not in the network now
+        ((x, _),) = client.test_examples.eval_batches(1000)
+        personal = client.model(x).mean().item()
+        assert abs(personal - measure_metrics(fresh)[0]["mean_logit"]) > 1e-6
+    measured, failed = measure_metrics(client)
+    assert measured == measure_metrics(fresh)[0]
+    assert not failed
 
 
 FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "uniform"}

@@ -125,7 +125,7 @@ def test_npz_that_is_wrong_is_explained(
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
 def test_npz_that_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.npz is no .npz file. Expected"):
+    with pytest.raises(DataError, match=r"a\.npz is not a .npz file. Expected"):
         prepare(npz(tmp_path))
 
 
@@ -147,7 +147,9 @@ def test_folder_that_is_missing_or_empty_is_named(
         prepare(DataConfig(name="npz"))
     with pytest.raises(DataError, match=r"data.dir = .*: there is no folder .*nowhere"):
         prepare(npz(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"has no .npz file. Expected one per domain with x_train"):
+    with pytest.raises(
+        DataError, match=r"has no .npz file. Expected a file per domain with x_train"
+    ):
         prepare(npz(tmp_path))
     monkeypatch.setenv("FAIRFLOWER_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"FAIRFLOWER_DATA = .*: there is no folder"):

@@ -621,7 +621,7 @@ def test_a_site_is_one_client_with_one_domain(
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert register(Describing(nodes, "site", double)).nodes == {0: 1000, 1: 1002}
-    assert "without node 1001: a site is one client with one domain" in caplog.text
+    assert "without node 1001: a site has a single client and domain" in caplog.text
 
 
 def shares(tmp_path: Path, sizes: list[int]) -> list[dict[str, Any]]:
@@ -685,7 +685,7 @@ def test_settings_that_divide_a_benchmark_are_refused_for_sites(
     folders: list[Path], tmp_path: Path
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("ab", folders, strict=False)]
-    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites with data of their own"):
+    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites that bring their data"):
         run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "data.corrupted-clients": 1})
 
 

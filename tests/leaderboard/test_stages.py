@@ -139,7 +139,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         (
             "[settings.data]",
             "[settings.data]\nseed = 3",
-            "plain sets data.seed, which a federation",
+            "plain sets data.seed, which the federation",
         ),
         ('of = "plain"', 'of = "plane"', r"sweeps.skew\] takes of = one of plain, noisy"),
         ("train.local-epochs = [1, 2]", "train.local-epoch = [1]", "local-epoch"),
@@ -317,7 +317,7 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
 def test_another_file_is_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("method,run\na,b\n")
-    with pytest.raises(RunFolderError, match="no leaderboard's results"):
+    with pytest.raises(RunFolderError, match="not a leaderboard's ledger"):
         Ledger(path)
     path.write_text(",".join(COLUMNS) + "\n" + ",".join("x" for _ in COLUMNS) + "\n")
     with pytest.raises(RunFolderError, match="row 2 cannot be read"):

@@ -87,7 +87,7 @@ def test_a_number_stays_what_it_is(gpu):
     assert half.config.client_gpus == 0.5
     assert half.line == "cuda (NVIDIA H200), 0.5 of a GPU per client, 2 at a time"
     assert placed(client_gpus=0.0).line == (
-        "cpu for clients, as client-gpus = 0: cuda (NVIDIA H200) idles; "
+        "cpu for clients (client-gpus = 0): cuda (NVIDIA H200) is unused; "
         'client-gpus = "auto" uses it'
     )
     with pytest.raises(ConfigError, match="client-gpus = 2: this machine has 1 GPU, cuda"):
@@ -96,7 +96,7 @@ def test_a_number_stays_what_it_is(gpu):
 
 def test_a_cluster_without_a_number_is_told_how_to_use_its_gpus(gpu):
     gpu()
-    assert "set client-gpus to the share" in placed(ray_address="auto").line
+    assert "set client-gpus to each client's share" in placed(ray_address="auto").line
     assert placed(ray_address="auto", client_gpus=0.5).line == ""
 
 

@@ -315,7 +315,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
         assert strategy.aggregate_evaluate(1, [*replies, replies[0]]) == {"accuracy": 72.5}
     assert list(strategy.dropped) == [1001, 1002]
     assert "accuracy = nan" in strategy.dropped[1001]
-    assert "late, or a second one" in caplog.text
+    assert "late, or the client's second" in caplog.text
     assert strategy.aggregate_evaluate(1, []) is None
 
 

@@ -169,7 +169,7 @@ def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> No
     [
         ("raises", "KeyError: 'no threshold'"),
         ("nan", "it returned nan; expected a finite number"),
-        ("per_class", r"it returned an array of shape \(10,\); expected one number"),
+        ("per_class", r"it returned an array of shape \(10,\); expected a number"),
         ("text", "it returned a str; expected a number"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What is drawn of runs."""
+"""The figures of a report."""

@@ -1,7 +1,7 @@
-"""How figures style, and how they are saved: the style, colors, PNG and SVG.
+"""The style of all figures, and the functions that save them as PNG and SVG.
 
-Colors read on light and on dark paper and stay apart for color-blind readers; dashes
-and markers repeat what they say. Inline SVG takes its ink from the page's text color.
+The colors suit light and dark pages and color-blind readers; dashes and markers also tell the
+lines apart. Text in inline SVG has the page's text color.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from fairflower.report.methods import Curve
 
-HALF, FULL = 6.4, 13.0  # inches; half of the page and all of it
+HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
 INK = "#24292f"
 GRAY = "#7d8590"
 
-#: What a caption says of lines with rounds that are not whole.
-DOTTED = "Thin, dotted: not every domain was tested; over those that were."
+#: Sentence of a caption if some rounds did not test all domains.
+DOTTED = "Thin dotted line: not every domain was tested; the value is over the tested domains."
 
-#: FedAvg is gray wherever it appears.
+#: Colors of methods; FedAvg is always gray.
 METHOD_COLORS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
 DOMAIN_COLORS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)))
@@ -39,7 +39,7 @@ MARKERS = "sD^vPX"
 
 
 class LineStyle(NamedTuple):
-    """Color, dashes and marker of one method or domain."""
+    """Color, dashes and marker of a method or a domain."""
 
     color: str
     dash: Any
@@ -50,7 +50,7 @@ LineStyles = Mapping[str, LineStyle]
 
 
 class PageFigure(NamedTuple):
-    """A figure for the page."""
+    """A figure of the HTML page, as inline SVG."""
 
     title: str
     caption: str
@@ -59,7 +59,7 @@ class PageFigure(NamedTuple):
 
 
 class FigureDraft(NamedTuple):
-    """A figure not yet saved; ``alt`` says in words what it shows."""
+    """A figure that is not yet saved; ``alt`` describes it for readers who cannot see it."""
 
     name: str
     figure: Figure
@@ -71,7 +71,7 @@ class FigureDraft(NamedTuple):
 def line_styles(
     names: Sequence[str], colors: Sequence[str], gray: str | None = None
 ) -> dict[str, LineStyle]:
-    """One style per name, the same wherever the name appears; ``gray`` for one of them."""
+    """Return a line style for each name; the name ``gray`` gets the gray line."""
     others = [name for name in names if name != gray]
     styles = {
         name: LineStyle(colors[i % len(colors)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
@@ -81,14 +81,14 @@ def line_styles(
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:
-    """One color from dark to light, itself where there is only one."""
+    """Return ``count`` shades of a color, from dark to light; the color itself for 1."""
     places = np.linspace(-0.45, 0.5, count) if count > 1 else [0.0]
     mixed = [(1 - abs(t)) * np.array(to_rgb(color)) + max(t, 0) for t in places]
     return [(r, g, b) for r, g, b in np.array(mixed).tolist()]
 
 
 class _Sheet(Figure):
-    """A figure that a notebook shows without pyplot."""
+    """A figure that notebooks display without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -99,7 +99,7 @@ class _Sheet(Figure):
 def panels(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """A figure of ``width`` by ``height`` inches and its axes [rows, columns]."""
+    """Return a figure of ``width`` by ``height`` inches and its axes [rows, columns]."""
     figure = _Sheet(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -107,10 +107,10 @@ def panels(
 def panel_grid(
     count: int, columns: int, height: float, extra: float, *, narrow: int = 1, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """A figure of ``count`` panels in rows of ``columns`` at most.
+    """Return a figure of ``count`` panels, at most ``columns`` in a row.
 
-    Each row is ``height`` inches high; ``extra`` is for what all share. Up to ``narrow`` panels
-    are half of the page wide.
+    Each row is ``height`` inches high; ``extra`` inches are for the legend. The figure has half of
+    the page's width for up to ``narrow`` columns, else the whole width.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -129,7 +129,7 @@ def band(
     style: LineStyle,
     **options: Any,
 ) -> None:
-    """The spread around a line over rounds."""
+    """Draw a band: the spread around a line over rounds."""
     options = {"color": style.color, "alpha": 0.18, "linewidth": 0, **options}
     axes.fill_between(rounds, mean - spread, mean + spread, **options)
 
@@ -142,7 +142,7 @@ def line(
     whole: NDArray[np.bool_] | None = None,
     **options: Any,
 ) -> None:
-    """A line over rounds; points too where they are few, thin and dotted where not ``whole``."""
+    """Draw a line over rounds: with markers if it has few points, dotted where not ``whole``."""
     options = {"color": style.color, "linestyle": style.dash, **options}
     if len(rounds) < 3:
         options |= {"marker": style.marker, "markersize": 4.5}
@@ -158,41 +158,41 @@ def line(
 
 
 def curve(axes: Axes, curve: Curve, style: LineStyle, label: str = "") -> None:
-    """A line with the spread around it."""
+    """Draw a curve: its line and its band."""
     line(axes, curve.rounds, curve.mean, style, curve.whole, label=label or None)
     if curve.spread.any():
         band(axes, curve.rounds, curve.mean, curve.spread, style, where=curve.whole)
 
 
 def legend(figure: Figure, *axes: Axes) -> None:
-    """One legend under all panels, of what these show, if there is something to tell apart."""
+    """Draw a legend of the axes under all panels, if it has at least two entries."""
     pairs = [zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes]
     shown = {label: handle for panel in pairs for handle, label in panel}
     handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
         columns = legend_columns(figure, labels, 0.6)
         rows = -(-len(labels) // columns)
-        # There is room for two rows; more would be taken from the panels.
+        # The figure has room for two rows; further rows would shrink the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def legend_columns(figure: Figure, labels: Sequence[str], mark: float) -> int:
-    """Columns of a legend: an entry has its letters, and a ``mark`` with the gap to the next."""
+    """Return the number of a legend's columns; ``mark`` is the width of a symbol and its gaps."""
     widest = 0.075 * max(map(len, labels)) + mark  # inches
     return max(1, min(len(labels), int(figure.get_figwidth() / widest)))
 
 
 def styled() -> AbstractContextManager[None]:
-    """The style of figures that are made here, whatever the reader's own matplotlibrc says."""
+    """Return a context with fairflower's style, whatever the user's matplotlibrc says."""
     style = Path(__file__).with_name("fairflower.mplstyle")
     return matplotlib.style.context(["default", style])
 
 
 def save(sketches: Iterable[FigureDraft], folder: Path, prefix: str) -> list[PageFigure]:
-    """Make sketches in the style here, and save them.
+    """Draw figures in fairflower's style, save them, and return them for the page.
 
-    Each is ``folder/<prefix><name>.png`` and ``.svg`` on white, and is returned in its inline form.
+    The files are ``folder/<prefix><name>.png`` and ``.svg``, with a white background.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
@@ -202,7 +202,7 @@ def save(sketches: Iterable[FigureDraft], folder: Path, prefix: str) -> list[Pag
 def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
     path = folder / f"{prefix}{sketch.name}"
     sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
-    sketch.figure.set_layout_engine("none")  # keep the layout; finding it takes half the time
+    sketch.figure.set_layout_engine("none")  # keep the layout: computing it takes half the time
     buffer = io.StringIO()
     untold = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     sketch.figure.savefig(buffer, format="svg", metadata=untold)
@@ -217,13 +217,13 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
-    """SVG for the page: no prolog, only its own ids, the page's ink and font, a spoken label."""
+    """Return SVG for the page: ids with the figure's name, the page's color and font, a label."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
     wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", svg)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # for the page's
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # so the page's font applies
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
     view = re.search(r'viewBox="[^"]*"', svg)
     root = f'<svg {view.group() if view else ""} role="img" aria-label="{escape(alt)}">'

@@ -1,4 +1,4 @@
-"""Clusters of clients as figures: how good they are over rounds, and maps of the clients."""
+"""Figures of clusters of clients: their quality over rounds, and maps of the clients."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
 
-#: Diagnostics that are drawn here, of runs with clusters.
+#: Diagnostics of runs with clusters that this module draws.
 DRAWN = frozenset({IDS, *MAP, "num_clusters"})
 
-#: Maps of one run, spread over its rounds.
+#: Number of maps of a run, at equal distances over its rounds.
 _MAPS = 6
 _COLUMNS = 3
-#: One per cluster; after these they come round again.
+#: Markers of the clusters, repeated from the first if there are more clusters.
 _MARKERS = "os^DvPX*<>"
 
 _FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
@@ -83,16 +83,16 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
         "clusters",
         sheet,
         "Clusters of clients over rounds",
-        "Against the clients' true types, their domains; dotted: how many types there are. "
-        "Clustering accuracy: share of the round's clients whose type is the commonest in their "
-        "cluster. Adjusted Rand index: 1 is the types themselves, 0 is chance."
+        "Compared with the clients' true types, their domains; dotted: the number of types. "
+        "Clustering accuracy: share of the round's clients that have their cluster's most common "
+        "type. Adjusted Rand index: 1 if clusters equal types, 0 at chance level."
         f"{' Band: ± sample standard deviation over seeds.' if several else ''}",
         f"At the last round: {'; '.join(said)}.",
     )
 
 
 def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: str) -> FigureDraft:
-    """A map per round: color is the type, the marker and what it hangs on the cluster."""
+    """Draw a map for each chosen round: the color is the type, the marker the cluster."""
     history = history._replace(map=aligned(history.map))
     mapped = np.flatnonzero(np.isfinite(history.map).any(axis=(1, 2)))
     chosen = mapped[np.unique(np.linspace(0, len(mapped) - 1, _MAPS).round().astype(int))]
@@ -121,19 +121,19 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
         f"clients-map{suffix}",
         sheet,
         f"{method.name}: clients by their representations",
-        "Each client on the first two principal axes of the round's representations, which differ "
-        "from round to round; each axis points where it agrees with the map before. Color: the "
-        "client's true type, its domain. Marker, and thin lines from the clients to their middle: "
-        f"its cluster. Seed {method.runs[0].seed}.",
+        "Clients on the first two principal axes of the round's representations. The axes differ "
+        "between rounds; their signs are chosen so that consecutive maps agree. Color: the "
+        "client's true type, its domain. Marker: the client's cluster; thin lines lead to the "
+        f"cluster's center. Seed {method.runs[0].seed}.",
         f"Clusters at round {history.rounds[end]}. {_said(history, int(end))}",
     )
 
 
 def aligned(maps: Vector) -> Vector:
-    """Maps [R, K, 2] with each axis turned to agree with the map before.
+    """Return maps [R, K, 2] with each axis flipped, where needed, to agree with the map before.
 
-    The sign of a principal axis is anybody's choice. Of both signs the one that leaves the
-    clients of both maps closer to their places, in squares.
+    The sign of a principal axis is arbitrary. The sign is chosen that gives the smaller sum of
+    squared distances between the clients' places on both maps.
     """
     turned = maps.copy()
     before = np.zeros_like(maps[0])
@@ -165,7 +165,7 @@ def _map(
             alpha=0.85,
             zorder=2,
         )
-    panel.set_aspect("equal", adjustable="datalim")  # distances count, in both directions alike
+    panel.set_aspect("equal", adjustable="datalim")  # distances have a meaning in all directions
     panel.margins(0.08)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     panel.yaxis.set_major_locator(MaxNLocator(5))
@@ -183,7 +183,7 @@ def _dot(color: str, marker: str, label: str) -> Line2D:
 
 
 def _said(history: ClusterHistory, r: int) -> str:
-    """``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
+    """Return the clusters in words: ``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
     parts = []
     for name in np.unique(history.ids[r][np.isfinite(history.ids[r])]):
         counts = Counter(history.types[history.ids[r] == name].tolist()).most_common()

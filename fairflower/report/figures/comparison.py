@@ -1,4 +1,4 @@
-"""The figures of a report, as PNG and SVG files and as SVG for the page."""
+"""All figures of a comparison; accuracy over rounds, per domain and per client are made here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fairflower.report.methods import Comparison, Curve, Method
 from fairflower.report.text import format_number
 from fairflower.report.tuning import Tuned
 
-_ZOOM = "Right: the second half of the rounds, on its own scale."
+_ZOOM = "Right: the second half of the rounds, enlarged."
 
-#: Tested rounds from which the second half is drawn again, on its own scale.
+#: Number of tested rounds from which a second panel enlarges the second half.
 _LONG = 8
 
 
@@ -34,7 +34,7 @@ def draw(
 
 
 def plot(comparison: Comparison, name: str) -> Figure:
-    """The figure of this name, of those that `draw` saves; ``ConfigError`` if there is none."""
+    """Return a figure by name; ``ConfigError`` if `draw` saves no figure of this name."""
     names = []
     with canvas.styled():
         for sketch in _sketches(comparison):
@@ -76,14 +76,14 @@ def _over_rounds(
     row: Summary,
     half: float | None,
 ) -> FigureDraft:
-    """A summary by round; beside it the rounds from ``half`` on, on their own scale."""
+    """Draw a summary over rounds; a second panel enlarges the rounds from ``half`` on."""
     zooms = 0 if half is None else 1
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     said = []
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * row(accuracy))
         if not curve.rounds.size:
-            continue  # of a summary, whose seeds ended in rounds far apart
+            continue  # the seeds, read from a summary, have no rounds in common
         canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
         late = curve.rounds >= (half or 0)
         if zooms and late.any():
@@ -116,9 +116,9 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy, %")
     legend(sheet, axes[0, 0])
-    gaps = comparison.gaps * ["Thin, dotted: rounds in which the domain was not tested."]
+    gaps = comparison.gaps * ["Thin dotted line: the domain was not tested in these rounds."]
     caption = " ".join([*_band_caption(comparison), *gaps])
-    alt = f"Accuracy over rounds in {count} panels, one per domain."
+    alt = f"Accuracy over rounds in {count} panels, a panel for each domain."
     return FigureDraft("domains", sheet, "Accuracy per domain over rounds", caption, alt)
 
 
@@ -188,14 +188,14 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",
-        f"One point per client on its own test data: {comparison.span()}"
+        f"A point for each client, on the client's test data: {comparison.span()}"
         f"{' and over seeds' if any(len(method.runs) > 1 for method in methods) else ''}.",
         "Accuracy of every client, grouped by domain and method.",
     )
 
 
 def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
-    """A panel with a place on the x axis for each domain."""
+    """Return a figure and its panel, which has the domains on the x axis."""
     sheet, axes = panels(1, 1, width, 3.4)
     axes[0, 0].set_xticks(range(len(domains)), domains)
     axes[0, 0].set_xlim(-0.5, len(domains) - 0.5)
@@ -205,5 +205,5 @@ def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
 
 
 def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:
-    """Positions of a method's marks beside those of the others, one per group."""
+    """Return a method's x positions, one in each group, beside the other methods'."""
     return np.arange(groups, dtype=np.float64) + 0.8 * ((place + 0.5) / len(methods) - 0.5)

@@ -1,4 +1,4 @@
-"""What was recorded each round, as figures: per client, per pair, per round, and consistency."""
+"""Figures of diagnostics: per client, per pair of clients, per round, and consistency."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNKNOWN = "unknown"
 
 
 class DiagnosticSeries(NamedTuple):
-    """A diagnostic: values [R, K] by round, of K clients ordered by domain, or [R].
+    """A diagnostic over R rounds: values [R], or [R, K] for K clients ordered by domain.
 
-    NaN in rounds without a client. Of pairs of clients, [K, K], there is one round.
+    NaN where a client did not take part. For pairs of clients: the last round's values, [K, K].
     """
 
     rounds: NDArray[np.int64]
@@ -37,7 +37,7 @@ class DiagnosticSeries(NamedTuple):
 
 
 def pairs(run: Run) -> dict[str, DiagnosticSeries]:
-    """Every diagnostic that is a K x K list, from its last round."""
+    """Return the last round of every diagnostic that has a K x K value."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     series = {}
@@ -50,7 +50,7 @@ def pairs(run: Run) -> dict[str, DiagnosticSeries]:
 
 
 def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
-    """Every diagnostic that is a number (``axes`` 0) or has one for each client (1)."""
+    """Return the diagnostics that are numbers (``axes`` 0), or have a number per client (1)."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     series: dict[str, list[tuple[int, Vector]]] = {}
@@ -68,7 +68,7 @@ def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
 
 
 def _order(run: Run) -> dict[int, str]:
-    """Client id -> domain for all clients in the diagnostics, domain by domain."""
+    """Return client id -> domain for all clients in the diagnostics, ordered by domain."""
     domain = {client.client_id: client.domain for client in run.clients}
     ids = {client_id for record in run.diagnostics for client_id in record.get("client_ids", [])}
     rank = {name: d for d, name in enumerate(run.domains)}
@@ -77,7 +77,7 @@ def _order(run: Run) -> dict[int, str]:
 
 
 def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]:
-    """Name, round, clients and numbers of every entry with so many axes, each of the clients."""
+    """Yield name, round, client ids and values of the diagnostics with ``axes`` client axes."""
     for record in run.diagnostics:
         ids = record.get("client_ids", [])
         for name, value in record.items():
@@ -93,7 +93,7 @@ _SEED = "Recorded by the strategy; first seed."
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """The figures of all diagnostics that any method recorded, but those of clusters."""
+    """Yield the figures of all recorded diagnostics, except those about clusters."""
     yield from _consistency(comparison)
     first = {method.name: method.runs[0] for method in comparison.methods}
     drawn = DRAWN if any(run.clusters for run in first.values()) else frozenset()
@@ -109,7 +109,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
 def _by_name(
     read: Callable[[Run], dict[str, DiagnosticSeries]], runs: Mapping[str, Run], drawn: Set[str]
 ) -> Iterator[tuple[str, dict[str, DiagnosticSeries]]]:
-    """A name, and {method: what was recorded under it}, the weights first."""
+    """Yield each diagnostic's name with {method: series}; ``weights`` come first."""
     recorded = {method: read(run) for method, run in runs.items()}
     names = dict.fromkeys(n for series in recorded.values() for n in series if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
@@ -119,7 +119,7 @@ def _by_name(
 def _draw_vectors(
     name: str, vectors: Mapping[str, DiagnosticSeries], domain_looks: LineStyles
 ) -> FigureDraft:
-    """A row per method: a line per client, and each domain's sum (of weights) or mean."""
+    """Draw a row per method: a line per client, and each domain's mean (of weights the sum)."""
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
     sheet, axes = panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
@@ -141,7 +141,7 @@ def _draw_vectors(
         f"client-{_slug(name)}",
         sheet,
         f"Client {name} over rounds",
-        "Left: one line per client in the color of its domain, from dark to light by number. "
+        "Left: a line for each client in the color of its domain, from dark to light by number. "
         f"Right: {total} per domain.{equal} "
         f"{_SEED}",
         f"{name}, {total} per domain at the last round. {'; '.join(said)}.",
@@ -151,7 +151,7 @@ def _draw_vectors(
 def _draw_domains(
     left: Axes, right: Axes, series: DiagnosticSeries, styles: LineStyles, total: str
 ) -> list[str]:
-    """Lines of the clients and of the domains; what these are in the last round."""
+    """Draw the lines of clients and domains; return the domains' last values in words."""
     owners = np.array(series.domains)
     said = []
     for domain in dict.fromkeys(series.domains):
@@ -164,14 +164,14 @@ def _draw_domains(
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
             line(left, series.rounds[there], client[there], style, **gaps, color=color)
-        frame = pd.DataFrame(clients)  # which passes over the clients that a round is without
+        frame = pd.DataFrame(clients)  # pandas skips clients that did not take part (NaN)
         values = frame.agg(total, axis=1).to_numpy()
         if total == "mean":
             spread = frame.std(axis=1, ddof=0).to_numpy()
             canvas.band(right, series.rounds, values, spread, style, alpha=0.15)
         line(right, series.rounds, values, style, label=domain)
         said.append(f"{domain} {values[-1]:.3g}")
-    if total == "sum":  # of weights: what it would be if they were equal
+    if total == "sum":  # weights: draw the values of equal weights
         sizes = {series.domains.count(domain) for domain in series.domains}
         for panel, clients_of in ((left, {1}), (right, sizes)):
             for k in clients_of:
@@ -180,7 +180,7 @@ def _draw_domains(
 
 
 def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> FigureDraft:
-    """A heat map per method, clients ordered by domain."""
+    """Draw a heat map for each method, with clients ordered by domain."""
     sheet, axes = canvas.panel_grid(len(matrices), 3, 4.2, float(len(matrices) == 1))
     for panel, (method, series) in zip(axes.flat, matrices.items(), strict=False):
         low, high = float(np.nanmin(series.values)), float(np.nanmax(series.values))
@@ -197,13 +197,13 @@ def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> Figur
         f"pairs-{_slug(name)}",
         sheet,
         f"{name} between clients",
-        f"One cell per pair of clients, ordered by domain, in the last round. {_SEED}",
+        f"A cell for each pair of clients, ordered by domain, in the last round. {_SEED}",
         f"Heat map of {name} between clients in the last round, for {', '.join(matrices)}.",
     )
 
 
 def _label_domains(panel: Axes, domains: Sequence[str]) -> None:
-    """Name each block of a domain's clients and draw lines between blocks."""
+    """Label the domains' blocks of clients and draw lines between them."""
     names = list(dict.fromkeys(domains))
     ends = np.cumsum([domains.count(name) for name in names])
     centers = [end - domains.count(name) / 2 - 0.5 for end, name in zip(ends, names, strict=True)]
@@ -239,7 +239,7 @@ def _draw_numbers(
 
 
 def _slug(name: str) -> str:
-    """A diagnostic's name as part of a file name and of an id.
+    """Return a diagnostic's name as part of a file name or an id.
 
     >>> _slug("QP residual")
     'qp-residual'
@@ -247,20 +247,20 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
 
 
-# --- how steadily parameters are pushed in one direction: FedHEAL's Fig. 2 ---------------
+# --- consistency of parameter updates: FedHEAL's Fig. 2 -----------------------------------
 
 _CONSISTENCY = "consistency_histogram"
 
 
 class ConsistencyWindow(NamedTuple):
-    """Domain -> mean over its clients of the share of parameters in each bin, [BINS]."""
+    """A window of rounds: domain -> share of parameters in each bin, [BINS], mean over clients."""
 
     last_round: int
     shares: dict[str, NDArray[np.float64]]
 
 
 def windows(run: Run) -> list[ConsistencyWindow]:
-    """The run's observed windows, in order."""
+    """Return a run's windows in the order of rounds."""
     domain = {client.client_id: client.domain for client in run.clients}
     length = int(run.config["observe.window"])
     observed_windows = []
@@ -277,7 +277,7 @@ def windows(run: Run) -> list[ConsistencyWindow]:
 
 
 def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
-    """The first and the last window of every method that was observed."""
+    """Draw the first and the last window of each method that recorded consistency."""
     observed = {
         method.name: (method.runs[0], observed_windows)
         for method in comparison.methods
@@ -306,9 +306,9 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
         "consistency",
         sheet,
         "Consistency of parameter updates",
-        "Share of parameters whose updates had the same sign in that share of a window's rounds; "
-        "mean over a domain's clients, first seed. Dotted: signs drawn at random.",
-        f"Parameters in the steadiest tenth, last window. {'; '.join(said)}.",
+        "Share of parameters (y) by share of a window's rounds in which their updates had the same "
+        "sign (x); mean over a domain's clients, first seed. Dotted: random signs.",
+        f"Share of parameters in the highest bin, last window. {'; '.join(said)}.",
     )
 
 

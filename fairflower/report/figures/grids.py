@@ -1,4 +1,4 @@
-"""Figures of methods in order: products of local training and aggregation, and sweeps."""
+"""Figures of grids (every client with every strategy) and of sweeps over an argument."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLANK = " Blank: not run, or not tested on every domain in all of these rounds.
 
 
 def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
-    """The product's heat maps, and each client's convergence; nothing where there is none."""
+    """Yield heat maps and convergence of the largest grid; nothing without a grid."""
     grid = largest_grid(comparison)
     if grid:
         strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
@@ -40,7 +40,7 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
 
 
 def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> FigureDraft:
-    """FedHEAL's Fig. 7: a local training with and without the strategies."""
+    """Draw a panel for each client, with a line for each strategy (FedHEAL's Fig. 7)."""
     styles = canvas.line_styles(strategies, canvas.METHOD_COLORS, "fedavg")
     sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
@@ -58,12 +58,12 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
         " ".join(
             ["Average accuracy over domains, mean over seeds.", *comparison.gaps * [canvas.DOTTED]]
         ),
-        f"Average accuracy over rounds in {len(grid)} panels, one per local training.",
+        f"Average accuracy over rounds in {len(grid)} panels, a panel for each local training.",
     )
 
 
 def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> FigureDraft:
-    """STD and worst domain: a row per client, a column per strategy."""
+    """Draw heat maps of STD and of the worst domain: a row per client, a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     said = []
     for panel, summary in zip(axes[0], (STD, MIN), strict=True):
@@ -103,7 +103,7 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
 
 
 def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """A figure for each sweep: average, worst domain and spread over the values."""
+    """Yield a figure for each sweep: average, worst domain and spread by the argument's value."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
         leaf = sweep.key.partition(".")[2]
         fair = fairness(comparison)

@@ -10,14 +10,14 @@ from fairflower.report.methods import Comparison, MeanStd, Method, differing
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Column, Table, metric_table
 
-#: Config keys in which runs of one row differ.
+#: Config keys in which the runs of a row differ.
 _OWN = ("data.held-out", "data.domains")
 
 _Runs = Mapping[str, Method]
 
 
 def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Return one table: a column per held-out domain, their mean and their minimum, in percent.
+    """Return a table: a column per held-out domain, their mean and their minimum, in percent.
 
     Rows are methods whose runs differ in the held-out domain alone. Without two held-out domains
     there is no table.

@@ -127,7 +127,7 @@ def machine_text(machine: Any) -> str:
 
 
 def machine_line(comparison: Comparison) -> str:
-    """Return the processors and versions of all runs on one line; empty if unknown."""
+    """Return the processors and versions of all runs as a line; empty if unknown."""
     processors, versions = _used(comparison)
     if list(processors) == [UNKNOWN] and not versions:
         return ""
