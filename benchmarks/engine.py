@@ -93,18 +93,21 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    data, train = prepare(config.data), config.train
-    model = build(config.model.name, data.num_classes, data.shape, config.seed)
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
+    data, train, device = prepare(config.data), config.train, torch.device(config.train.device)
+    weights = config.model.weights
+    model = build(config.model.name, data.num_classes, data.shape, config.seed, weights).to(device)
+    mean, std = (
+        torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (data.mean, data.std)
+    )
     _, height, width = data.shape
     pad = data.augment.crop_padding
     clients = []
     for client in data.clients:
-        x, y = map(torch.tensor, data.train(client.client_id))
+        x, y = (torch.tensor(a, device=device) for a in data.train(client.client_id))
         crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
         clients.append((crops, y))
     sizes = np.array([len(y) for _, y in clients], float)
-    weights = (sizes / sizes.sum()).astype(np.float32).tolist()
+    shares = (sizes / sizes.sum()).astype(np.float32).tolist()
     local = model.state_dict()
     server = {name: tensor.clone() for name, tensor in local.items()}
     model.train()
@@ -116,7 +119,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         ]
         begin = time.perf_counter()
         step = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
-        for (crops, y), weight, seed in zip(clients, weights, seeds, strict=True):
+        for (crops, y), weight, seed in zip(clients, shares, seeds, strict=True):
             for name, tensor in local.items():
                 tensor.copy_(server[name])
             optimizer = torch.optim.SGD(
@@ -131,7 +134,8 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
                 order = torch.randperm(len(y), generator=draws)
                 top, left = torch.randint(2 * pad + 1, (2, len(y)), generator=draws)
                 torch.rand(len(y), generator=draws)  # flips, which digits do without
-                batches = (torch.split(draw, train.batch_size) for draw in (order, top, left))
+                on_device = (draw.to(device) for draw in (order, top, left))
+                batches = (torch.split(draw, train.batch_size) for draw in on_device)
                 for index, i, j in zip(*batches, strict=True):
                     batch = crops[index, :, i, j].to(torch.float32).div_(255).sub_(mean).div_(std)
                     batch = batch.contiguous(memory_format=torch.channels_last)
@@ -146,6 +150,8 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
                 server[name] += step[name]
             else:  # BatchNorm's count of batches, the same at every client
                 server[name].copy_(tensor)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         with (folder / "rounds.txt").open("a", encoding="utf-8") as file:
             print(time.perf_counter() - begin, file=file)
     save_file(server, folder / "model.safetensors")
