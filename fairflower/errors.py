@@ -71,7 +71,7 @@ class StopRun(Exception):
 
 
 class Pruned(Exception):
-    """Raised by a callback to end a run that is clearly worse; the message says than what."""
+    """Raised by a callback to end a run that is clearly worse than the message's reference."""
 
 
 #: Extra of pyproject.toml -> its libraries, by import name.

@@ -1,4 +1,4 @@
-"""Reader of a prepared data set on disk; of third parties it imports numpy alone."""
+"""Reader of a prepared data set on disk. Its only third-party import is NumPy."""
 
 from __future__ import annotations
 

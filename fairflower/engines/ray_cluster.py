@@ -85,7 +85,7 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
             ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
         except ValueError as error:  # too little memory
             raise EngineError(
-                f"Ray cannot start ({error}). Or choose engine = 'inline'."
+                f"Ray cannot start ({error}). Free memory, or choose engine = 'inline'."
             ) from error
         except Exception as error:  # untyped: Ray's processes did not start in time
             ray.shutdown()

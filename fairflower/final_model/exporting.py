@@ -44,7 +44,7 @@ class Network(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raw examples to logits."""
+        """Map raw examples to logits."""
         if self.kind == "images":  # with the arithmetic of `fairflower.training.batches`
             x = x.to(torch.float32) / 255
         if self.kind != "tokens":
@@ -53,7 +53,7 @@ class Network(nn.Module):
         return logits
 
     def examples(self, count: int) -> Tensor:
-        """Random ones of the right kind, always the same."""
+        """Return random examples of the model's kind, the same in every call."""
         shape, random = self.federation.shape, torch.Generator().manual_seed(0)
         if self.kind == "images":
             return torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)
@@ -62,7 +62,7 @@ class Network(nn.Module):
         return torch.randn(count, *shape, generator=random) * self.std + self.mean
 
     def facts(self) -> dict[str, str]:
-        """What who uses it has to know, as JSON by name: kind, shape, mean, std and classes."""
+        """Return the facts that users of the model need, as JSON by name."""
         attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
         attributes |= {"kind": self.kind, "classes": self.federation.class_names}
         return {name: json.dumps(value) for name, value in attributes.items()}

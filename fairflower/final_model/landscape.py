@@ -139,7 +139,7 @@ def landscape(
 def load_run_model(
     run: Run, data_dir: str, device: str
 ) -> tuple[RunConfig, Federation, nn.Module, torch.device]:
-    """A run's config, data and final model, on a device; see `landscape` and `load_model`."""
+    """Return a run's config, data, final model and device; see `landscape` and `load_model`."""
     place = {"data.dir": data_dir} if data_dir else {}
     config = RunConfig.from_flat({**run.config, **place})
     chosen = choose_device(device, option="--device")
@@ -150,7 +150,7 @@ def load_run_model(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    A `RunFolderError` when there is none, or it is not the config's; a `ConfigError` when its
+    `RunFolderError` if the run has no model, or it does not fit the config; `ConfigError` if the
     clients had other images than they would get now.
     """
     check_same_data(run.path, run.info, run.config)
@@ -240,7 +240,7 @@ def _mean_loss(model: nn.Module, images: Examples, batch_size: int) -> float:
 def _images(
     federation: Federation, domain: str, split: str, number: int, seed: int, device: torch.device
 ) -> Examples:
-    """A domain's examples: of its clients' training data, or of its test set."""
+    """Return a domain's examples, from its clients' training data or from its test set."""
     if split == "test":
         x, y = federation.test(domain)
     else:

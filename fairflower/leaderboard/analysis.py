@@ -50,7 +50,7 @@ def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
 
 
 def primary(design: Design) -> Metric:
-    """The measure of which claims are made."""
+    """Return the primary metric, on which conclusions rest."""
     return Metric(
         "worst half",
         worst_half,
@@ -108,7 +108,7 @@ class Findings:
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
-        """The runs of the confirmation that are in no mean: diverged, or not fully tested."""
+        """Return the confirmation runs that means leave out: diverged or not fully tested."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
     def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
@@ -220,9 +220,9 @@ def _redrawn(difference: Difference, overlap: float) -> Difference:
 
 
 def examples_tested(figures: Accuracies) -> list[int]:
-    """The test examples of each domain, 0 where unknown: of so many all accuracies are multiples.
+    """Return each domain's number n of test examples, inferred from the accuracies; 0 if unknown.
 
-    A figure is the mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
+    An accuracy is a mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
     """
     rows = [
         accuracies for by_federation in figures.values() for accuracies in by_federation.values()

@@ -16,7 +16,7 @@ _BETTER = "#00a866"
 
 
 def text(findings: Findings) -> str:
-    """What a document has of the results, as Markdown."""
+    """Return the sentences and tables of the results, as Markdown."""
     lines = [*sentences(findings), left(findings)]
     return markdown_board([line for line in lines if line], tables(findings))
 
@@ -35,7 +35,7 @@ def write(findings: Findings) -> Path:
 
 
 def differences(findings: Findings) -> FigureDraft:
-    """Every method's difference with its simultaneous interval, and the margin as a band."""
+    """Draw every method's difference with its simultaneous interval, and the margin as a band."""
     by_benchmark = {
         difference.name: findings.judged(difference) for difference in findings.benchmarks
     }

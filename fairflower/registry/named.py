@@ -75,7 +75,7 @@ class Registry(UserDict[str, Any]):
         return [*self.data, *self.offers()]
 
     def offers(self) -> dict[str, EntryPoint]:
-        """Return other packages' entry points by name, or by place if a name is not unique."""
+        """Return other packages' entry points by name, or by ``module:Class`` for shared names."""
         offers = _entry_points(self.package)
         counts = Counter([*self.data, *(offer.name for offer in offers)])
         return {o.name if counts[o.name] == 1 else o.value: o for o in offers}

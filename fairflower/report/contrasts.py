@@ -77,7 +77,7 @@ class Contrast:
         ]
 
     def __getitem__(self, title: str) -> tuple[Difference, int]:
-        """The difference in the metric of this title, and its sign as in `by_metric`."""
+        """Return the difference in a metric by title, and its sign as in `by_metric`."""
         return next((d, sign) for metric, d, sign in self.by_metric if metric.title == title)
 
     @property
@@ -253,7 +253,7 @@ def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
 
 @_judged
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
-    """Every local training against plain local training, under the same strategy."""
+    """Yield comparisons of each local training with plain local training, by strategy."""
     for grid in client_strategy_grids(comparison):
         plain = next((client for client in grid if client in PLAIN_CLIENTS), "")
         under = grid.get(plain, {})
@@ -264,7 +264,7 @@ def against_plain(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_other_models(comparison: Comparison) -> Iterator[Compared]:
-    """Every method against plain FedAvg of another model, all other settings being equal."""
+    """Yield comparisons of methods with plain FedAvg of another model under equal settings."""
 
     def rest(method: Method) -> object:
         return method.setting - method.settings("model."), method.runs[0].reach
@@ -279,7 +279,7 @@ def against_other_models(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_first_values(comparison: Comparison) -> Iterator[Compared]:
-    """Every value of a swept argument, numbers and others, against the lowest number."""
+    """Yield comparisons of each value of a swept argument with the lowest number."""
     for sweep in sweeps(comparison):
         base, *methods = [*sweep.methods, *sweep.others.values()]
         yield sweep.key, base.name, {method.name: (method, base) for method in methods}

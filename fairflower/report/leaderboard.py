@@ -60,17 +60,17 @@ _FACTORS = ("aggregation", "local training", "learning rate", "local epochs")
 
 @dataclass(frozen=True)
 class Board:
-    """All that was measured: a row for each trial and test, of `COLUMNS`."""
+    """The leaderboard's file: a row for each trial and test, with `COLUMNS`."""
 
     rows: pd.DataFrame
 
     @cached_property
     def benchmarks(self) -> list[str]:
-        """The names of those with tests, in the order of the file."""
+        """Names of the benchmarks that have tests, in the order of the file."""
         return list(dict.fromkeys(self.rows["benchmark"][self.rows["kind"].isin(TESTS)]))
 
     def protocol(self, benchmark: str) -> str:
-        """What all its methods have in common, ``key=value``; empty where that is not told."""
+        """Return a benchmark's common settings as ``key=value``; empty if the file lacks them."""
         return " ".join(self._of(benchmark, [PROTOCOL])["settings"])
 
     def trials(self, benchmark: str) -> pd.DataFrame:
@@ -177,7 +177,7 @@ def is_board(path: Path) -> bool:
 
 
 def board_tables(board: Board) -> list[Table]:
-    """All methods on all benchmarks, then each benchmark, then where the variance is."""
+    """Return the tables: all methods on all benchmarks, each benchmark, the variance."""
     whole = [_overview(board, figure) for figure in _FIGURES]
     single = [_benchmark(board, name) for name in board.benchmarks]
     return [*whole, *single, _variance(board)]
@@ -298,7 +298,7 @@ def _variance(board: Board) -> Table:
 
 
 def conclusions(board: Board) -> list[str]:
-    """What the numbers say, in sentences that are computed from them."""
+    """Return the conclusions: sentences that are computed from the numbers."""
     return [*_better(board), *_moved(board), *_ranked(board), *_decided(board)]
 
 

@@ -219,7 +219,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def find_readable_runs(path: Path) -> list[Run]:
-    """The runs below a folder that can be reported on; none where there is no folder."""
+    """Return the readable runs below a folder; empty if the folder does not exist."""
     runs = []
     for info in path.rglob("run.json"):
         with suppress(RunFolderError):
@@ -245,9 +245,9 @@ _FIELDS = tuple(field.name for field in fields(ClientInfo))
 def _read_history(
     path: Path, user_metrics: Collection[str]
 ) -> tuple[dict[tuple[str, str], _History], set[int]]:
-    """By level and metric, values by round and name: accuracies, `SCORES` and the user's.
+    """Return the history, and the rounds that were written completely.
 
-    And the rounds that were written to their end, which is what is said of the whole run.
+    The history maps (level, metric) to round -> name -> value.
     """
     history: dict[tuple[str, str], _History] = {(HELD_OUT, "accuracy"): {}}
     metrics = ("accuracy", "personal_accuracy", *SCORES, *user_metrics)
@@ -273,7 +273,7 @@ def _read_history(
 def _matrix(
     history: _History, names: Sequence[str], rounds: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Values [len(rounds), len(names)], NaN where the history has none."""
+    """Return values [len(rounds), len(names)]; NaN where the history has no value."""
     values = [[history.get(r, {}).get(name, np.nan) for name in names] for r in rounds.tolist()]
     return np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
 

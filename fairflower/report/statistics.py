@@ -50,9 +50,9 @@ def detectable_text(by_name: Mapping[str, Difference]) -> str:
 
 
 class Ranks(NamedTuple):
-    """Mean ranks over benchmarks, 1 being best, and what is needed to tell two apart.
+    """Mean ranks over benchmarks (1 is best), and the difference of ranks that is significant.
 
-    ``p`` is Friedman's, that all methods are alike; ``critical`` is Nemenyi's critical difference
+    ``p`` is of Friedman's test that all methods are equal; ``critical`` is Nemenyi's difference
     at the 5 % level (Demsar 2006, Eq. after Table 5).
     """
 
@@ -67,17 +67,17 @@ class Ranks(NamedTuple):
 
     @property
     def best(self) -> list[str]:
-        """Who has it."""
+        """The methods with the best mean rank."""
         return [name for name, rank in self.mean.items() if rank == self.lowest]
 
 
 def ranks(figures: pd.DataFrame) -> Ranks:
-    """Rank methods, the rows, on benchmarks, the columns, of which more is better.
+    """Rank methods (rows) on benchmarks (columns); higher values are better.
 
     Raises
     ------
     ValueError
-        With fewer than three of either, of which nothing is concluded.
+        With fewer than three methods or benchmarks.
     """
     k, n = figures.shape
     if k < 3 or n < 3:
@@ -96,12 +96,11 @@ def ranks(figures: pd.DataFrame) -> Ranks:
 def eta_squared(
     figures: ArrayLike, factors: Mapping[str, pd.Series | pd.DataFrame]
 ) -> dict[str, float]:
-    """How much of a figure's variance over trials is each factor's: an analysis of variance.
+    """Return each factor's share of a metric's variance over trials (analysis of variance).
 
-    Sums of squares of type II (each factor after all others) of a linear model, as shares of the
-    total; what they leave, or have in common, is the ``rest``. None where all figures are alike.
-    ``figures`` [T] are the trials'; of the T rows of each factor names are categories, and
-    columns of numbers are as they are.
+    The shares are sums of squares of type II (each factor after all others) of a linear model,
+    divided by the total; the ``rest`` is what they do not explain. Empty if all values are equal.
+    ``figures`` [T] has a value per trial; each factor has T rows, of categories or of numbers.
     """
     values = np.asarray(figures, dtype=np.float64)
     if np.ptp(values) < 1e-9:

@@ -57,7 +57,7 @@ class CentralizedEvaluator:
         return [name for name in travelling(self.model) if name not in trained]
 
     def arrays(self) -> Arrays:
-        """The model's travelling arrays by name; before any ``__call__`` the initial ones."""
+        """Return the model's travelling arrays by name; the initial values before a test."""
         return copy_arrays(self.model)
 
     def __call__(

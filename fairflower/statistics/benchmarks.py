@@ -116,6 +116,6 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
 
 
 def _means(table: pd.DataFrame) -> pd.DataFrame:
-    """Means [benchmarks, methods] over the federations that all methods share."""
+    """Return means [benchmarks, methods] over the federations that all methods share."""
     wide = table.pivot_table(index=["benchmark", "federation"], columns="method", values="value")
     return wide.dropna().groupby(level="benchmark").mean()

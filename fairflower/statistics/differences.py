@@ -199,7 +199,7 @@ def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
 def moderated_variances(
     variances: Sequence[float], df: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Variances moderated towards what they have in common, with their degrees of freedom.
+    """Return variances moderated towards their common value, with their degrees of freedom.
 
     Empirical Bayes as in limma (Smyth 2004, Section 6): variances s_j^2 on d_j degrees of freedom
     are drawn about sigma_j^2, whose inverses are chi-squared about 1 / s_0^2 with d_0 degrees;

@@ -35,7 +35,7 @@ def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def critical(df: float, level: float = LEVEL) -> float:
-    """The absolute t value that a two-sided test at ``level`` needs."""
+    """Return the absolute t value at which a two-sided test at ``level`` rejects."""
     return float(-stdtrit(df, level / 2) if math.isfinite(df) else -ndtri(level / 2))
 
 
@@ -126,7 +126,7 @@ def needed_for_equivalence(
 
 
 def _fewest(enough: Callable[[int], bool]) -> int:
-    """The least number of replicates, 2 to `MOST`, that is enough; more are, too."""
+    """Return the smallest sufficient number of replicates, from 2 to `MOST`."""
     low, high = 1, 2
     while high < MOST and not enough(high):
         low, high = high, min(MOST, 2 * high)
