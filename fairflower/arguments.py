@@ -193,7 +193,7 @@ class Configurable:
 def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
     """Return the keyword-only arguments of a class or function, without its bases' common ones."""
     if not isinstance(factory, type):
-        return dict(_keyword_specs(factory))
+        return dict(_keyword_specs(getattr(factory, "func", factory)))  # func: of a partial
     if issubclass(factory, Configurable):
         return factory.argument_specs()
     return constructor_specs(factory)

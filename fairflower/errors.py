@@ -82,6 +82,8 @@ EXTRAS = {
         *("cvxpy", "scipy", "sklearn", "optuna", "statsmodels", "matplotlib", "jinja2"),
     ),
     "export": ("onnx", "onnxscript"),
+    "timm": ("timm", "peft"),
+    "hf": ("transformers", "peft"),
 }
 
 

@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('moon,ditto', '--client: expected a single method; `compare` takes several.'),
             ('scaffold:lr=1', "Unknown run config key 'client.lr'."),
             ('feddyn:alpha=-1', 'client.alpha = -1: expected a number from 1e-12.'),
-            ('fedgc', "model.name = 'cnn': FedGC trains prompt-vit-tiny or prompt-vit-b-16. Set one of these, or choose another client.name."),
+            ('fedgc', "model.name = 'cnn': FedGC trains prompt-vit-tiny or prompt-vit-b-16 or prompt-timm:NAME. Set one of these, or choose another client.name."),
             ('ditto:lambda=-1', 'client.lambda = -1: expected a number from 0.'),
             ('sam:rho=-1', 'client.rho is an argument of fedsam, not of sam. Remove it, or choose another client.name.'),
             ('harmofl:alpha=-1', 'client.alpha = -1: expected a number from 0.'),

@@ -15,6 +15,7 @@ fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'
 """
 
 from fairflower.config.methods import (
+    AdapterSpec,
     ClientConfig,
     DataSpec,
     ModelSpec,
@@ -49,6 +50,7 @@ from fairflower.config.text import (
 
 __all__ = [
     "METHOD_TABLES",
+    "AdapterSpec",
     "ClientConfig",
     "DataConfig",
     "DataSpec",

@@ -25,14 +25,22 @@ from fairflower.errors import (
     quoted,
 )
 from fairflower.registry import (
+    ADAPTERS,
     CLIENTS,
     DATA_SETS,
     MODEL_OF,
     MODELS,
     PARTICIPATION,
+    PRETRAINED,
     STRATEGIES,
 )
-from fairflower.registry.named import DescribedRegistry, MethodRegistry, Registry, add_cwd_to_path
+from fairflower.registry.named import (
+    DescribedRegistry,
+    FamilyRegistry,
+    MethodRegistry,
+    Registry,
+    add_cwd_to_path,
+)
 
 #: Value of an argument that restores the method's default.
 DEFAULT = "default"
@@ -140,21 +148,42 @@ class ModelSpec(ComponentSpec):
     """Network of ``model.name``."""
 
     TABLE: ClassVar[str] = "model"
-    REGISTRY: ClassVar[DescribedRegistry] = MODELS
+    REGISTRY: ClassVar[FamilyRegistry] = MODELS
+
+    @property
+    def family(self) -> str:
+        """Library of its network, such as ``timm``; empty for a single model."""
+        return self.REGISTRY.family(self.name)
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it has a setting ``model.weights``."""
+        return self.name in PRETRAINED or bool(self.family)
 
     def check_kind(self, kind: str) -> None:
         """Raise ``ConfigError``, with a suitable model, if the model does not accept a kind."""
         built_in = self.name in self.REGISTRY.data
-        if built_in and self.name not in MODEL_OF.values():
-            kinds: tuple[str, ...] = ("images",)  # nothing to import
+        if self.family:
+            kinds = self.REGISTRY.kinds[self.family]
+        elif built_in and self.name not in MODEL_OF.values():
+            kinds = ("images",)  # nothing to import
         else:
             kinds = getattr(self.factory, "kinds", ("images",))
         if kind not in kinds:
-            hint = "" if built_in else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
+            known = built_in or self.family
+            hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
             raise ConfigError(
                 f"model.name = {self.name!r}: it takes {' or '.join(kinds)}, and the data are "
                 f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
             )
+
+
+class AdapterSpec(ComponentSpec):
+    """Adapter of ``model.adapter``."""
+
+    TABLE: ClassVar[str] = "model"
+    KEY: ClassVar[str] = "adapter"
+    REGISTRY: ClassVar[DescribedRegistry] = ADAPTERS
 
 
 class ParticipationSpec(ComponentSpec):

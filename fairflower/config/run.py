@@ -13,6 +13,7 @@ from typing import Any
 
 from fairflower.config.methods import (
     DEFAULT,
+    AdapterSpec,
     ClientConfig,
     DataSpec,
     MethodSpec,
@@ -37,7 +38,14 @@ from fairflower.config.settings import (
 )
 from fairflower.config.text import Scalar, argument_to_key, shown, toml_value, unknown
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED, TRACKERS
+from fairflower.registry import (
+    ADAPTABLE,
+    MEASUREMENTS,
+    MODEL_OF,
+    PLAIN_CLIENTS,
+    PRETRAINED,
+    TRACKERS,
+)
 from fairflower.registry.user_metrics import load_metrics
 
 
@@ -325,11 +333,7 @@ def _check(config: RunConfig) -> None:
         ParticipationSpec.read(config.participation.policy),
     ):
         choice.check()
-    if config.model.weights and config.model.name not in PRETRAINED:
-        raise ConfigError(
-            f"model.weights = {quoted(config.model.weights)}: {config.model.name} takes no "
-            f"pretrained weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
-        )
+    _check_model(config.model)
     client = config.client.factory
     _check_kind(config, DataSpec.read(config.data.name).kind)
     with config.client.naming_failures():
@@ -362,6 +366,23 @@ def _check(config: RunConfig) -> None:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     _check_amounts(config)
+
+
+def _check_model(model: ModelConfig) -> None:
+    """Raise ``ConfigError`` for pretrained weights or an adapter that a model does not take."""
+    chosen = ModelSpec.read(model.name)
+    if model.weights and not chosen.pretrained:
+        raise ConfigError(
+            f"model.weights = {quoted(model.weights)}: {model.name} takes no pretrained weights. "
+            f"Remove it, or choose {', '.join(sorted(PRETRAINED))}."
+        )
+    if model.adapter:
+        if chosen.family not in ADAPTABLE:
+            raise ConfigError(
+                f"model.adapter = {quoted(model.adapter)}: {model.name} takes no adapter. Remove "
+                "it, or choose a pretrained network, timm:NAME or hf:NAME."
+            )
+        AdapterSpec.read(model.adapter).check()
 
 
 def _check_amounts(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import INIT_ONLY_WEIGHTS
+from fairflower.registry import ADAPTABLE, INIT_ONLY_WEIGHTS, RANDOM_WEIGHTS
 
 
 def setting(
@@ -138,18 +138,40 @@ class ModelConfig:
     weights: str = setting(
         "",
         "Pretrained weights of prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth file, "
-        "or imagenet. Empty means the model's default weights; for resnet18 they are random.",
+        "or imagenet. Empty means the model's default weights; for resnet18 they are random. For "
+        "timm:NAME and hf:NAME: empty means the pretrained weights of the cache or folder, and "
+        "random means none.",
     )
 
+    adapter: str = setting(
+        "",
+        "Adapter of a frozen timm:NAME or hf:NAME, such as lora:r=8:alpha=16:targets=query,value: "
+        "adapters and head alone are trained and sent. Empty: the whole network is.",
+    )
+
+    @property
+    def file(self) -> str:
+        """The file of pretrained weights; empty if they are not in a file."""
+        return "" if self.weights in ("imagenet", RANDOM_WEIGHTS) else self.weights
+
     def resolve(self) -> ModelConfig:
-        """Return the config with an absolute path, for processes in other working directories."""
-        if self.weights in ("", "imagenet"):
-            return self
-        return dataclasses.replace(self, weights=str(Path(self.weights).expanduser().absolute()))
+        """Return the config with absolute paths, for processes in other working directories."""
+        weights, name = self.weights, self.name
+        if self.file:
+            weights = str(Path(self.file).expanduser().absolute())
+        family, _, rest = name.partition(":")
+        folder, sign, arguments = rest.partition(":")
+        if family == "hf" and Path(folder).expanduser().is_dir():
+            name = f"hf:{Path(folder).expanduser().absolute()}{sign}{arguments}"
+        return dataclasses.replace(self, weights=weights, name=name)
 
     def to_receive(self) -> ModelConfig:
         """Return the config for a receiver of all weights: without pretrained weights to load."""
-        return dataclasses.replace(self, weights="") if self.name in INIT_ONLY_WEIGHTS else self
+        if self.name in INIT_ONLY_WEIGHTS:
+            return dataclasses.replace(self, weights="")
+        if self.name.partition(":")[0] in ADAPTABLE and not self.adapter:
+            return dataclasses.replace(self, weights=RANDOM_WEIGHTS)
+        return self
 
 
 @dataclass(frozen=True)

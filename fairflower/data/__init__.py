@@ -8,6 +8,7 @@ by another package.
 from fairflower.data.cache import prepare, with_absolute_dir
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
+from fairflower.data.texts import TextSet
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError, renamed
 
@@ -19,6 +20,7 @@ __all__ = [
     "FeatureSet",
     "Federation",
     "Split",
+    "TextSet",
     "TokenSet",
     "prepare",
     "with_absolute_dir",

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairflower.config import ModelSpec
+from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError, renamed
-from fairflower.registry import KINDS, PRETRAINED
+from fairflower.registry import KINDS
 
 __getattr__ = renamed(__name__, remember="cache_first_stage", recall="cached_first_stage")
 
@@ -118,7 +118,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Return copies of the arrays that server and clients exchange, by name.
+    """Return copies of the arrays that server and clients exchange, by name; bfloat16 as float32.
 
     Examples
     --------
@@ -128,9 +128,16 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     {'weight': (2, 3), 'bias': (2,)}
     """
     return {
-        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+        name: tensor.to(
+            "cpu", _sent_as(tensor), copy=True, memory_format=torch.contiguous_format
+        ).numpy()
         for name, tensor in travelling(model).items()
     }
+
+
+def _sent_as(tensor: Tensor) -> torch.dtype:
+    """Return the type in which a tensor travels: its own, or float32, as NumPy has no bfloat16."""
+    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str) -> None:
@@ -158,7 +165,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
         )
     for name, tensor in tensors.items():
         got = (arrays[name].dtype, arrays[name].shape)
-        expected = (torch.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape))
+        expected = (torch.empty(0, dtype=_sent_as(tensor)).numpy().dtype, tuple(tensor.shape))
         if got != expected:
             raise ValueError(
                 f"{owner}: array {name!r} should be {expected[0]} {expected[1]}, "
@@ -166,7 +173,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
                 "(Flower's FedAvg makes integer buffers float64, fairflower's does not)."
             )
     for name, tensor in tensors.items():
-        if tensor.device.type == "cpu":
+        if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
             np.copyto(tensor.numpy(), arrays[name])  # accepts read-only views
         else:
             tensor.copy_(torch.tensor(arrays[name]))
@@ -203,7 +210,12 @@ def _version(x: Tensor) -> int | None:
 
 
 def build(
-    name: str, num_classes: int, shape: tuple[int, ...], seed: int, weights: str = ""
+    name: str,
+    num_classes: int,
+    shape: tuple[int, ...],
+    seed: int,
+    weights: str = "",
+    adapter: str = "",
 ) -> Classifier:
     """Build a model by name, with initial weights that depend on the seed alone.
 
@@ -219,6 +231,9 @@ def build(
         Seed of the initial weights. Torch's global generator is not changed.
     weights
         For models that can be pretrained: a file, or ``imagenet``; empty for the model's default.
+        For models of libraries also ``random``.
+    adapter
+        For ``timm:NAME`` and ``hf:NAME``: an adapter of the frozen network; empty for none.
 
     Raises
     ------
@@ -235,16 +250,26 @@ def build(
     chosen = ModelSpec.read(name)
     chosen.check()
     chosen.check_kind(KINDS[len(shape)])
-    pretrained = {"weights": weights} if name in PRETRAINED else {}
+    pretrained = {"weights": weights} if chosen.pretrained else {}
     if not isinstance(chosen.factory, type):
         _check_call(name, chosen.factory, num_classes, shape, **pretrained, **chosen.args)
     # devices=[]: weights are drawn on the CPU, whatever device they go to later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = chosen.make(num_classes, shape, **pretrained)
+        if adapter:
+            _adapt(model, adapter)
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
     return model
+
+
+def _adapt(model: Any, adapter: str) -> None:
+    """Freeze the body of a `BodyClassifier` and add an adapter to it."""
+    chosen = AdapterSpec.read(adapter)
+    chosen.check()
+    chosen.make(model.body)
+    model.freeze()
 
 
 def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:

@@ -101,7 +101,11 @@ def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
 
 
 def copy_into(
-    network: nn.Module, arrays: Mapping[str, Tensor], head: str, kind: str, source: str
+    network: nn.Module,
+    arrays: Mapping[str, Tensor],
+    head: str | tuple[str, ...],
+    kind: str,
+    source: str,
 ) -> None:
     """Copy pretrained weights, without their head, into a network that has no head.
 
@@ -112,7 +116,7 @@ def copy_into(
     arrays
         Named tensors. BatchNorm's step counters, which older files lack, may be missing.
     head
-        Prefix of the arrays of the head.
+        Prefix of the arrays of the head, or several.
     kind, source
         Name of the network and of the file, for error messages.
 

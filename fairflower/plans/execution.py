@@ -154,7 +154,7 @@ def execute(
     first = plan.runs[0]
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
-    for weights in {c.model.weights for c in plan.runs if not c.resume} - {"", "imagenet"}:
+    for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
         check_file(weights)  # before the data, which may take minutes to prepare
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)

@@ -5,7 +5,12 @@ Their modules are imported on first use, so that ``fairflower --help`` does not 
 
 from __future__ import annotations
 
-from fairflower.registry.named import DescribedRegistry, FunctionRegistry, MethodRegistry
+from fairflower.registry.named import (
+    DescribedRegistry,
+    FamilyRegistry,
+    FunctionRegistry,
+    MethodRegistry,
+)
 
 STRATEGIES = MethodRegistry(
     "fairflower.strategies",
@@ -89,7 +94,7 @@ MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
 #: Names of plain local training, which a method's label omits.
 PLAIN_CLIENTS = ("sgd", "fedavg")
 
-MODELS = DescribedRegistry(
+MODELS = FamilyRegistry(
     "fairflower.models",
     {
         "cnn": ("cnn:CNN", "three convolutions with group norm, 26 k to 34 k parameters"),
@@ -128,10 +133,41 @@ MODELS = DescribedRegistry(
             "prompt-vit-b-16 without GC-Net, likewise: 10.8 k are trained",
         ),
     },
+    families={
+        "timm": (
+            "timm_networks:timm",
+            "any network of timm for images, whole or with an adapter",
+            ("images",),
+        ),
+        "hf": (
+            "hf_networks:hf",
+            "image or text classifier of transformers, a folder or a name at the Hugging Face Hub, "
+            "whole or with an adapter",
+            ("images", "tokens"),
+        ),
+        "prompt-timm": (
+            "timm_networks:prompt_timm",
+            "FedGCR's prompts for a frozen ViT of timm",
+            ("images",),
+        ),
+        "vpt-timm": ("timm_networks:vpt_timm", "the same without GC-Net", ("images",)),
+    },
     kind="model",
     base="fairflower.models:Classifier",
     makers=True,
 )
+
+#: Adapters of a frozen network; other packages' are functions that change a network.
+ADAPTERS = DescribedRegistry(
+    "fairflower.models",
+    {"lora": ("adapters:lora", "low-rank adapters beside layers (Hu et al. 2022), by PEFT")},
+    kind="adapter",
+    base="builtins:object",
+    makers=True,
+)
+
+#: Families of models that are trained whole or with ``model.adapter``.
+ADAPTABLE = frozenset({"timm", "hf"})
 
 #: Policies that choose the clients of a round.
 PARTICIPATION = DescribedRegistry(
@@ -156,6 +192,9 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 PRETRAINED = frozenset(
     {"prompt-vit-tiny", "prompt-vit-b-16", "vpt-vit-tiny", "vpt-vit-b-16", "resnet18"}
 )
+
+#: The ``model.weights`` of a network of a library without pretrained weights.
+RANDOM_WEIGHTS = "random"
 
 #: Models whose arrays are all communicated: only the server reads the pretrained weights.
 INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
@@ -215,6 +254,11 @@ DATA_SETS = DescribedRegistry(
             "own_folder:DomainNpzFolder",
             "your own: a folder with <domain>.npz for each domain (x_train, y_train, "
             "x_test, y_test)",
+        ),
+        "texts": (
+            "texts:DomainTextFolder",
+            "your own: a folder with one <domain>.csv per domain (text, label); "
+            "texts:length=64:tokenizer=FOLDER for a network of transformers",
         ),
     },
     kind="data set",

@@ -188,3 +188,44 @@ class DescribedRegistry(Registry):
     def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:
         super().__init__(package, {name: place for name, (place, _) in entries.items()}, **of)
         self.lines = {name: line for name, (_, line) in entries.items()}
+
+
+class FamilyRegistry(DescribedRegistry):
+    """Registry with families, too: ``FAMILY:NAME`` is any network NAME of a library.
+
+    A family is a place, a line of description and the kinds of examples that its networks take; its
+    function gets NAME as its first argument.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        entries: Mapping[str, tuple[str, str]],
+        families: Mapping[str, tuple[str, str, tuple[str, ...]]],
+        **of: Any,
+    ) -> None:
+        super().__init__(package, entries, **of)
+        self.families = {family: place for family, (place, _, _) in families.items()}
+        self.kinds = {family: kinds for family, (_, _, kinds) in families.items()}
+        self.lines |= {f"{family}:NAME": line for family, (_, line, _) in families.items()}
+
+    def family(self, name: str) -> str:
+        """Return the family of a name; empty if it is in none."""
+        family, _, member = name.partition(":")
+        return family if member and family in self.families else ""
+
+    def __contains__(self, name: object) -> bool:
+        return bool(self.family(str(name))) or super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        family = self.family(name)
+        if not family:
+            return super().__getitem__(name)
+        function = _attribute(f"{self.package}.{self.families[family]}")
+        member = functools.partial(function, name.partition(":")[2])
+        member.__dict__.update({"__module__": function.__module__, "__name__": name})
+        return member
+
+    def names(self) -> list[str]:
+        """Return all names, and each family's with NAME for the rest."""
+        return [*super().names(), *(f"{family}:NAME" for family in self.families)]

@@ -21,7 +21,12 @@ def build_model(
     See `fairflower.models.build` for ``seed`` and errors.
     """
     model = models.build(
-        config.name, federation.num_classes, federation.shape, seed, config.weights
+        config.name,
+        federation.num_classes,
+        federation.shape,
+        seed,
+        config.weights,
+        config.adapter,
     )
     client.factory.adapt(model, federation, **{**client.defaults(), **client.args})
     models.keep_local(model, client.factory.local_arrays(model))

@@ -1,14 +1,15 @@
 """Diagonal of the empirical Fisher information: the mean of squared per-sample gradients.
 
-There are two ways to per-sample gradients. `torch.func` works for any differentiable model, but is
-slow for convolutions on a CPU. For models of common layers, an ordinary backward pass over a batch
-gives every layer's input and the gradient of its output, whose product is the gradient of the
-layer's weight. Two samples are used to test whether the second way is right for a model.
+There are three ways to per-sample gradients. `torch.func` works for most differentiable models, but
+is slow for convolutions on a CPU. For models of common layers, an ordinary backward pass over a
+batch gives every layer's input and the gradient of its output, whose product is the gradient of the
+layer's weight. Two samples are used to test whether the second way is right for a model. What
+`torch.func` refuses, as most networks of transformers, takes a backward pass for each sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,6 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairflower.models import trainable
 from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
 from fairflower.training.modes import eval_mode
+
+#: Adds the squares of a batch's per-sample gradients: total, model, x, y.
+_AddSquares = Callable[[Mapping[str, Tensor], nn.Module, Tensor, Tensor], None]
 
 #: Elements of a layer's per-sample gradients at a time: 1 MB, which fits into a CPU's cache.
 _BLOCK = 2**18
@@ -71,7 +75,7 @@ def fisher_diagonal(
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, x, y)
-                add_squares = _add_by_layer if by_layer else _add_by_vmap
+                add_squares = _add_by_layer if by_layer else _without_layers(model, x[:1], y[:1])
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
@@ -118,7 +122,7 @@ def _attention_for_vmap() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-# --- two ways to add the squares of a batch's per-sample gradients ----------------------
+# --- three ways to add the squares of a batch's per-sample gradients ----------------------
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -131,6 +135,26 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     for name, gradients in per_sample(parameters, x, y).items():
         total[name] += gradients.square().sum(0)
+
+
+def _without_layers(model: nn.Module, x: Tensor, y: Tensor) -> _AddSquares:
+    """Return `_add_by_vmap`, or `_add_by_sample` if torch.func refuses the model."""
+    try:
+        _add_by_vmap(zeros_like(trainable(model)), model, x, y)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return _add_by_sample
+    return _add_by_vmap
+
+
+def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Add the squares for any model, by a backward pass for each sample."""
+    parameters = trainable(model)
+    for k in range(len(y)):
+        loss = F.cross_entropy(model(x[k : k + 1]), y[k : k + 1])
+        for name, gradient in gradients_of(loss, parameters).items():
+            total[name] += gradient.square()
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -154,11 +178,15 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
         for name, module in model.named_modules()
     ]
     try:
-        # A gradient by the images alone saves the ordinary gradients of the weights.
-        images = x.detach().requires_grad_()
-        # A clone, as models may change their input in place, which a leaf does not allow.
-        loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
-        torch.autograd.grad(loss, images, allow_unused=True)
+        if x.is_floating_point():
+            # A gradient by the images alone saves the ordinary gradients of the weights.
+            images = x.detach().requires_grad_()
+            # A clone, as models may change their input in place, which a leaf does not allow.
+            loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
+            torch.autograd.grad(loss, images, allow_unused=True)
+        else:
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            torch.autograd.grad(loss, list(trainable(model).values()), allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -170,8 +198,11 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     It is wrong if a parameter belongs to another kind of layer or to several layers, or is used
     without a call of its layer, or if the first dimension of a layer's input is not the samples.
     """
-    if not x.is_floating_point():
-        return False
+    if any(
+        isinstance(module, nn.Embedding) and module.weight.requires_grad
+        for module in model.modules()
+    ):
+        return False  # the vectors of tokens, which no other layer can replace
     # A single sample is repeated: two are needed to see whether samples are mixed.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)

@@ -76,7 +76,8 @@ class TrainerSpec(Configurable):
     @classmethod
     def check_model(cls, model: str) -> None:
         """Raise ``ConfigError`` if the method cannot train a model."""
-        if cls.models and model not in cls.models:
+        family = f"{model.partition(':')[0]}:NAME"
+        if cls.models and model not in cls.models and family not in cls.models:
             raise ConfigError(
                 f"model.name = {model!r}: {cls.__name__} trains {' or '.join(cls.models)}. "
                 "Set one of these, or choose another client.name."

@@ -1,0 +1,207 @@
+"""Data sets of texts, which a tokenizer turns into token ids."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from fairflower.arguments import Range
+from fairflower.config import DataConfig
+from fairflower.data.data_set import DataSetOfFiles
+from fairflower.data.federation import Ints
+from fairflower.data.files import checked_labels, data_folder, stamp
+from fairflower.data.opening import check_columns, explained, open_regular
+from fairflower.data.vectors import TokenSet
+from fairflower.errors import DataError, require
+
+#: Words and single signs.
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+#: Number of token ids of the built-in tokenizer.
+HASH_VOCABULARY = 4096
+
+
+class TextSet(TokenSet):
+    """A data set whose examples are texts; a subclass defines `texts`.
+
+    Parameters
+    ----------
+    tokenizer
+        ``hash`` (default): an id from 1 to 4095 for each word or sign, the remainder of the CRC-32
+        of its lower case, so that no vocabulary has to be collected from clients; rare words may
+        share an id. Or a folder, or name at the Hugging Face Hub, with a tokenizer of transformers:
+        that of the network ``hf:NAME``; nothing is downloaded.
+    length
+        Number of tokens of a text: longer ones are cut, shorter ones padded by zeros. Default 64.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        tokenizer: str = "hash",
+        length: Annotated[int, Range(1)] = 64,
+    ) -> None:
+        super().__init__(config)
+        self.tokenizer, self.length = tokenizer, length
+
+    @abstractmethod
+    def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
+        """Return the texts of these rows."""
+
+    def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
+        ids = np.zeros((len(rows), self.length), np.int64)
+        for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
+            found = self._encoder.encode(text)[: self.length]
+            row[: len(found)] = found
+        return ids
+
+    @property
+    def vocabulary(self) -> int:  # type: ignore[override]
+        """Number of token ids."""
+        return self._encoder.vocabulary
+
+    @cached_property
+    def _encoder(self) -> _Encoder:
+        if self.tokenizer == "hash":
+            return _Encoder(HASH_VOCABULARY, hash_tokens)
+        return _of_transformers(self.tokenizer, self.length)
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    vocabulary: int
+    encode: Callable[[str], Sequence[int]]
+
+
+def hash_tokens(text: str) -> list[int]:
+    """Return an id from 1 to 4095 for each word or sign of a text.
+
+    >>> hash_tokens("Good, good!") == hash_tokens("good , GOOD !")
+    True
+    """
+    words = _WORD.findall(text.lower())
+    return [1 + zlib.crc32(word.encode()) % (HASH_VOCABULARY - 1) for word in words]
+
+
+def _of_transformers(name: str, length: int) -> _Encoder:
+    """Return the tokenizer of a network of transformers, with its padding as 0."""
+    require("hf", f"The tokenizer {name!r}")
+    from transformers import AutoTokenizer
+
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else name
+    try:
+        made: Any = AutoTokenizer.from_pretrained(place, local_files_only=True)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise DataError(
+            f"The tokenizer {name!r} is not on this machine, or cannot be read ({reason}). Name a "
+            "folder with tokenizer.json and tokenizer_config.json, or download it: "
+            f"hf download {name}."
+        ) from error
+    pad = made.pad_token_id or 0
+
+    def encode(text: str) -> Sequence[int]:
+        ids = made(text, truncation=True, max_length=length)["input_ids"]
+        return [pad if k == 0 else 0 if k == pad else k for k in ids]
+
+    return _Encoder(len(made), encode)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Texts and labels of a domain, by split."""
+
+    texts: dict[str, list[str]]
+    labels: dict[str, list[str]]
+
+
+class DomainTextFolder(TextSet, DataSetOfFiles[_Table]):
+    """Every ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), by name.
+
+    A file, in UTF-8, has a header with the columns ``text`` and ``label`` and, if wanted, ``split``
+    with train or test. Without it every fifth text of a class, from the first, is a test text. The
+    classes are the labels of all domains, sorted. Each domain is divided equally among its clients
+    by default.
+    """
+
+    title = "A folder of texts"
+
+    def __init__(self, config: DataConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        self._opened = {}
+        held = {label for d in self.domains for ls in self._open(d).labels.values() for label in ls}
+        self.classes = tuple(sorted(held))
+
+    @cached_property
+    def folder(self) -> Path:
+        folder = data_folder(self.config)
+        if folder is None:
+            raise DataError(
+                f"The data set {self.config.name!r} needs a folder. Set data.dir (or "
+                "FAIRFLOWER_DATA) to a folder with a .csv file per domain (text, label)."
+            )
+        return folder
+
+    def all_domains(self) -> Sequence[str]:
+        """Return the names of the files, sorted."""
+        names = sorted(path.stem for path in self.folder.glob("*.csv"))
+        if not names:
+            raise DataError(
+                f"{self.folder} has no .csv file. Expected one per domain with the columns text "
+                "and label."
+            )
+        return names
+
+    def labels(self, domain: str, split: str) -> Ints:
+        numbers = {name: k for k, name in enumerate(self.classes)}
+        labels = self._open(domain).labels[split]
+        values = np.array([numbers[label] for label in labels], np.int64)
+        return checked_labels(self.source(domain), values, len(numbers))
+
+    def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
+        texts = self._open(domain).texts[split]
+        return [texts[row] for row in rows.tolist()]
+
+    def fingerprint(self) -> Any:
+        tokenizer = Path(self.tokenizer).expanduser()
+        kept = stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
+        return [*(stamp(self._path(domain)) for domain in self.domains), kept, self.length]
+
+    def source(self, domain: str) -> str:
+        return str(self._path(domain))
+
+    def _path(self, domain: str) -> Path:
+        return self.folder / f"{domain}.csv"
+
+    def _read(self, domain: str) -> _Table:
+        path = self._path(domain)
+        with explained(f"{path} cannot be read as UTF-8 text with commas"), open_regular(path) as f:
+            lines = io.TextIOWrapper(f, "utf-8-sig", newline="")
+            reader = csv.DictReader(lines, strict=True)
+            check_columns(str(path), ("text", "label"), reader.fieldnames or ())
+            rows = list(reader)
+        table = _Table({"train": [], "test": []}, {"train": [], "test": []})
+        seen: dict[str, int] = {}
+        for number, row in enumerate(rows, start=2):
+            label, text = row["label"], row["text"]
+            if not label or text is None:
+                raise DataError(f"{path}: row {number} has no label or no text. Fill it in.")
+            seen[label] = seen.get(label, -1) + 1
+            split = row.get("split") or ("train" if seen[label] % 5 else "test")
+            if split not in table.texts:
+                raise DataError(f"{path}: row {number}: split {split!r}; expected train or test.")
+            table.texts[split].append(text)
+            table.labels[split].append(label)
+        return table

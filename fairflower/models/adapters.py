@@ -1,0 +1,98 @@
+"""Adapters: few trained parameters in a frozen network (``model.adapter``)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Annotated
+
+from torch import nn
+
+from fairflower.arguments import Range
+from fairflower.errors import ConfigError, require
+
+
+def lora(
+    body: nn.Module,
+    *,
+    r: Annotated[int, Range(1)] = 8,
+    alpha: Annotated[float, Range(above=0)] = 16,
+    dropout: Annotated[float, Range(0, 1)] = 0.0,
+    targets: str = "all",
+) -> None:
+    """Freeze a network and put low-rank adapters beside some of its layers, by PEFT.
+
+    A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]; B is 0 at
+    first (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).
+
+    Parameters
+    ----------
+    r
+        Rank. Default 8 (PEFT).
+    alpha
+        Scale. Default 16, twice the rank (the paper's code).
+    dropout
+        Probability of dropout before A. Default 0.
+    targets
+        Last parts of the layers' names, separated by commas (``query,value``); ``all``: every
+        linear layer.
+
+    Raises
+    ------
+    ConfigError
+        If a target matches no layer; the message has the names that exist.
+    NotInstalled
+        If PEFT is missing.
+    """
+    require("hf", "model.adapter = 'lora'")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    chosen = _matching(body, targets)
+    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out")  # of GPT-2's layers, which PEFT sets
+        inject_adapter_in_model(config, body)
+    for parameter in body.parameters():
+        if parameter.requires_grad:  # also beside layers of 16 bits
+            parameter.data = parameter.data.float()
+
+
+def _matching(body: nn.Module, targets: str) -> list[str]:
+    """Return the full names of the layers that ``targets`` choose."""
+    layers = _layers(body)
+    linear = [name for name in layers if not isinstance(body.get_submodule(name), nn.Conv2d)]
+    if targets == "all" and linear:
+        return linear
+    chosen = []
+    for target in targets.split(","):
+        wanted = target.strip()
+        found = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
+        if not found:
+            raise ConfigError(
+                f"model.adapter: targets = {targets!r}: no layer is called {wanted!r}. Choose some "
+                f"of {_last_parts(layers)}, or all (the linear ones)."
+            )
+        chosen += found
+    return chosen
+
+
+def _layers(body: nn.Module) -> list[str]:
+    """Return the names of the layers that LoRA can adapt; Conv1D is GPT-2's linear layer."""
+    return [
+        name
+        for name, module in body.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d)) or type(module).__name__ == "Conv1D"
+    ]
+
+
+def _last_parts(names: Iterable[str]) -> str:
+    """Return the last parts of names, in which numbers are no part of their own.
+
+    >>> _last_parts(["a.0.query", "a.1.query", "a.conv.0"])
+    'query, conv.0'
+    """
+    parts: dict[str, None] = {}
+    for name in names:
+        *above, last = name.split(".")
+        parts[f"{above[-1]}.{last}" if last.isdigit() and above else last] = None
+    return ", ".join(parts) or "none: it has neither linear layers nor convolutions"

@@ -1,0 +1,97 @@
+"""Base of classifiers whose features a network of another library computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fairflower.errors import ConfigError
+from fairflower.models import Classifier
+
+
+class BodyClassifier(Classifier):
+    """Network ``body`` of another library under a linear head.
+
+    Without an adapter all arrays are trained and exchanged. After `freeze` these are the head, and
+    what an adapter has added to the body; all clients have the rest from the start.
+
+    Parameters
+    ----------
+    body
+        Network that maps an input to features [N, width].
+    width
+        Number of features.
+    num_classes
+        Outputs of the head.
+    """
+
+    def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(width, num_classes)
+        self.frozen = False
+
+    def freeze(self) -> None:
+        """Let only trained arrays travel; an adapter has frozen the others."""
+        self.frozen = True
+        for parameter in self.new_parameters():
+            parameter.requires_grad_(True)
+        self.train(self.training)
+
+    def new_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield parameters of the body that are new in this run, and trained with the head."""
+        yield from ()
+
+    def travelling(self) -> dict[str, Tensor]:
+        """Return all arrays; of a frozen body, the trained ones."""
+        state = self.state_dict()
+        if not self.frozen:
+            return state
+        trained = {name for name, p in self.named_parameters() if p.requires_grad}
+        return {name: array for name, array in state.items() if name in trained}
+
+    def train(self, mode: bool = True) -> BodyClassifier:
+        """Set the mode of all layers; batch norms of a frozen body stay in eval mode."""
+        super().train(mode)
+        if self.frozen:
+            for module in self.body.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def to_head(self, features: Tensor) -> Tensor:
+        """Return features in the type of the head."""
+        return features.to(self.head.weight.dtype)
+
+
+@contextmanager
+def same_for_every_seed() -> Iterator[None]:
+    """Draw random weights from a fixed seed: frozen ones must be the same at all clients."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def as_rgb(x: Tensor, name: str) -> Tensor:
+    """Return images [N, 1 or 3, H, W] with three channels; ``name`` is the model's, for errors."""
+    if x.shape[1] not in (1, 3):
+        raise ConfigError(
+            f"{name} needs images of 1 or 3 channels, got {x.shape[1]} channels. Choose another "
+            "model.name."
+        )
+    return x.expand(-1, 3, -1, -1)
+
+
+def resized(x: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """Return images [N, C, H, W] at this height and width; None: unchanged."""
+    if size is None or tuple(x.shape[2:]) == size:
+        return x
+    return F.interpolate(x, size, mode="bilinear", antialias=True)

@@ -1,0 +1,219 @@
+"""Classifiers of transformers for images and texts: ``model.name = "hf:NAME-or-folder"``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflower.errors import ConfigError, require
+from fairflower.models.bodies import BodyClassifier, as_rgb, resized, same_for_every_seed
+from fairflower.registry import RANDOM_WEIGHTS
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
+class HFClassifier(BodyClassifier):
+    """Image or text classifier of transformers, with its last linear layer as ``head``.
+
+    With an adapter, the layers between the pretrained part and the head are trained as well.
+    """
+
+    def __init__(self, body: nn.Module, num_classes: int, config: Any) -> None:
+        self._prefix = f"{body.base_model_prefix}."
+        super().__init__(body, _without_head(body, self._prefix, config.num_labels), num_classes)
+        self.pad = getattr(config, "pad_token_id", None) or 0
+        size = getattr(config, "image_size", None)
+        self.size = (size, size) if isinstance(size, int) else tuple(size) if size else None
+
+    def new_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters outside of the pretrained part."""
+        for name, parameter in self.body.named_parameters():
+            if not name.startswith(self._prefix):
+                yield parameter
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map images [N, C, H, W], or token ids [N, L] padded by zeros, to features [N, D]."""
+        if x.is_floating_point():
+            pixels = resized(as_rgb(x, "A network of transformers"), self.size)
+            kind = next(self.body.parameters()).dtype
+            return self.to_head(self.body(pixel_values=pixels.to(kind)).logits)
+        first = torch.arange(x.shape[1], device=x.device) == 0
+        mask = ((x != 0) | first).long()  # a text without a token would attend to nothing
+        output: Any = self.body(input_ids=swap_padding(x, self.pad), attention_mask=mask)
+        return self.to_head(output.logits)
+
+
+def hf(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, ...],
+    weights: str = "",
+    *,
+    dtype: Dtype = "float32",
+) -> HFClassifier:
+    """Build ``model.name = "hf:NAME-or-folder"``: a classifier of images or, for token ids, texts.
+
+    Parameters
+    ----------
+    name
+        Folder that ``save_pretrained`` wrote, or name at the Hugging Face Hub, which is looked up
+        in the cache; nothing is downloaded.
+    weights
+        Empty: the pretrained weights. ``random``: random weights by the folder's ``config.json``.
+    dtype
+        Type of the pretrained weights. bfloat16 travels as float32.
+
+    Raises
+    ------
+    ConfigError
+        If configuration or weights are not at hand, or the network does not suit the examples.
+    NotInstalled
+        If transformers or PEFT is missing.
+    """
+    require("hf", f"model.name = 'hf:{name}'")
+    import transformers as library
+
+    if weights not in ("", RANDOM_WEIGHTS):
+        raise ConfigError(
+            f"model.weights = {weights!r}: weights of 'hf:{name}' are in its folder. Leave it "
+            "empty, or set it to random."
+        )
+    texts = len(shape) == 2
+    auto: Any = library.AutoModelForImageClassification
+    if texts:
+        auto = library.AutoModelForSequenceClassification
+    place = str(Path(name).expanduser()) if is_folder(name) else name
+    with _explained(name), _quiet(library.utils.logging), same_for_every_seed():
+        config: Any = library.AutoConfig.from_pretrained(
+            place, local_files_only=True, num_labels=num_classes
+        )
+        _check_fit(name, config, auto, shape)
+        if texts and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0
+        kind = getattr(torch, dtype)
+        if weights == RANDOM_WEIGHTS:
+            body: nn.Module = auto.from_config(config, dtype=kind)
+        else:
+            options = {"local_files_only": True, "ignore_mismatched_sizes": True, "dtype": kind}
+            body, info = auto.from_pretrained(
+                place, config=config, output_loading_info=True, **options
+            )
+            _check_complete(name, body, info["missing_keys"])
+    return HFClassifier(body.train(), num_classes, config)
+
+
+def is_folder(name: str) -> bool:
+    """Return whether the name of a network is a folder on this machine."""
+    return Path(name).expanduser().is_dir()
+
+
+def swap_padding(ids: Any, pad: int) -> Any:
+    """Exchange the ids 0 and ``pad`` in an array or tensor; doing it twice changes nothing.
+
+    Token ids of a `TokenSet` are padded by 0, and those of a network by its own id.
+
+    >>> import numpy as np
+    >>> swap_padding(np.array([5, 1, 0]), pad=1)
+    array([5, 0, 1])
+    """
+    if pad == 0:
+        return ids
+    return ids + (ids == 0) * pad - (ids == pad) * pad
+
+
+def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
+    """Replace the classifier's last linear layer by nothing; return the number of its inputs."""
+    names = [
+        name
+        for name, module in body.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.out_features == labels
+        and not name.startswith(prefix)
+    ]
+    if not names:
+        raise ConfigError(
+            f"model.name: {type(body).__name__} of transformers does not end in a linear layer. "
+            "Choose another network."
+        )
+    above, _, last = names[-1].rpartition(".")
+    parent, head = body.get_submodule(above), body.get_submodule(names[-1])
+    setattr(parent, last, nn.Identity())
+    return int(head.in_features)  # type: ignore[arg-type]
+
+
+def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
+    """Raise ``ConfigError`` for another kind of examples, or more ids or tokens than it takes."""
+    if type(config) not in auto._model_mapping:
+        kind = "texts" if len(shape) == 2 else "images"
+        raise ConfigError(
+            f"model.name = 'hf:{name}': transformers has no classifier of {kind} with "
+            f"{config.model_type}. Choose another network, or other data."
+        )
+    if len(shape) == 2:
+        most = getattr(config, "max_position_embeddings", None)
+        if shape[0] > config.vocab_size:
+            raise ConfigError(
+                f"model.name = 'hf:{name}': it knows {config.vocab_size} token ids, and the data "
+                f"have {shape[0]}. Use the network's tokenizer (texts:tokenizer={name})."
+            )
+        if most and shape[1] > most:
+            raise ConfigError(
+                f"model.name = 'hf:{name}': it takes {most} tokens, and the texts have {shape[1]}. "
+                f"Shorten them (texts:length={most})."
+            )
+
+
+def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
+    """Raise ``ConfigError`` if weights of the pretrained part are missing, but for a pooler's."""
+    lost = [
+        key
+        for key in missing
+        if key.startswith(f"{body.base_model_prefix}.") and ".pooler." not in key
+    ]
+    if lost:
+        raise ConfigError(
+            f"model.name = 'hf:{name}': its weights lack {len(lost)} arrays ({sorted(lost)[0]}, "
+            "...). Its config.json is of another network than its weights."
+        )
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn an error of missing files of a network into a ``ConfigError``: what to download."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        if is_folder(name):
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"model.name = 'hf:{name}': the folder cannot be read as a network: {reason} It "
+                "needs config.json and model.safetensors, as save_pretrained writes them; without "
+                "the latter, set model.weights = 'random'."
+            ) from error
+        raise ConfigError(
+            f"model.name = 'hf:{name}': neither a folder nor in the cache of the Hugging Face Hub, "
+            "and a run downloads nothing. Download it on every machine that computes: hf download "
+            f"{name}. Or download its config.json, model.safetensors and tokenizer files to a "
+            "folder, and set model.name = 'hf:FOLDER'."
+        ) from error
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Suppress transformers' warnings of a new head, and its progress bars."""
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()

@@ -1,0 +1,186 @@
+"""Networks of timm for images: ``model.name = "timm:NAME"``, and its ViTs with prompts."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflower.arguments import Range
+from fairflower.errors import ConfigError, require
+from fairflower.models.bodies import BodyClassifier, as_rgb, resized, same_for_every_seed
+from fairflower.models.prompt_vit import PromptViT
+from fairflower.models.weights import copy_into, load_weights_file
+from fairflower.registry import RANDOM_WEIGHTS
+
+
+class TimmClassifier(BodyClassifier):
+    """Network of timm under a linear head.
+
+    Gray images get three channels. Images are resized to ``image_size`` or, if the network takes
+    one size alone, to that size. They are normalized as the data set declares, whatever the
+    network was pretrained with.
+    """
+
+    def __init__(self, body: nn.Module, num_classes: int, size: tuple[int, int] | None) -> None:
+        width = getattr(body, "head_hidden_size", None) or body.num_features
+        super().__init__(body, int(width), num_classes)  # type: ignore[arg-type]
+        self.size = size
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map normalized images [N, C, H, W] to the pooled features [N, D]."""
+        return self.to_head(self.body(resized(as_rgb(x, "A network of timm"), self.size)))
+
+
+class TimmPromptViT(PromptViT):
+    """FedGCR's prompts for a frozen ViT of timm; see `PromptViT`.
+
+    Prompts follow the tokens of the image, which alone are averaged in a ViT that averages tokens.
+    """
+
+    def __init__(
+        self, vit: Any, num_classes: int, shape: tuple[int, int, int], gc_net: bool = True
+    ) -> None:
+        vit.hidden_dim = vit.embed_dim
+        super().__init__(vit, num_classes, shape, gc_net)
+
+    def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
+        vit: Any = self.vit
+        x = resized(as_rgb(x, "A ViT"), tuple(vit.patch_embed.img_size))
+        tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
+        count = tokens.shape[1]
+        if prompts is not None:
+            tokens = torch.cat([tokens, prompts], 1)
+        for block in vit.blocks:
+            tokens = block(tokens)
+        z: Tensor = vit.forward_head(vit.norm(tokens)[:, :count], pre_logits=True)
+        return z
+
+
+def timm(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, ...],
+    weights: str = "",
+    *,
+    image_size: Annotated[int, Range(0)] = 0,
+) -> TimmClassifier:
+    """Build ``model.name = "timm:NAME"``.
+
+    Parameters
+    ----------
+    weights
+        Empty: timm's pretrained weights, from the cache of the Hugging Face Hub; nothing is
+        downloaded. A .safetensors or .pth file of the network. ``random``: random weights.
+    image_size
+        Side of the images that the network gets; 0: the network's own, or the data's.
+
+    Raises
+    ------
+    ConfigError
+        If timm has no such network, or its weights are not at hand or of another network.
+    NotInstalled
+        If timm is missing.
+    """
+    body = _body(name, weights, image_size)
+    return TimmClassifier(body, num_classes, _fixed_size(body, image_size))
+
+
+def prompt_timm(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    weights: str = "",
+    gc_net: bool = True,
+    *,
+    image_size: Annotated[int, Range(0)] = 0,
+) -> TimmPromptViT:
+    """Build ``model.name = "prompt-timm:NAME"``; ``weights`` and ``image_size`` as of `timm`.
+
+    ``ConfigError`` if NAME is no Vision Transformer of timm.
+    """
+    body = _body(name, weights, image_size)
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not isinstance(body, VisionTransformer):
+        raise ConfigError(
+            f"model.name = 'prompt-timm:{name}': prompts need a Vision Transformer (vit_*, "
+            f"deit_*), and this is a {type(body).__name__}. Choose one, or 'timm:{name}'."
+        )
+    return TimmPromptViT(body, num_classes, shape, gc_net)
+
+
+def vpt_timm(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    weights: str = "",
+    *,
+    image_size: Annotated[int, Range(0)] = 0,
+) -> TimmPromptViT:
+    """Build ``model.name = "vpt-timm:NAME"``: no GC-Net."""
+    return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
+
+
+def _body(name: str, weights: str, image_size: int) -> nn.Module:
+    """Build a network of timm without its head."""
+    require("timm", f"The network {name!r} of timm")
+    import timm as library
+
+    if not library.is_model(name):
+        near = difflib.get_close_matches(name, library.list_models(), n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() has all."
+        raise ConfigError(f"model.name: timm {library.__version__} has no network {name!r}. {hint}")
+    options: dict[str, Any] = {"img_size": image_size} if image_size else {}
+    with same_for_every_seed():
+        try:
+            body: nn.Module = library.create_model(name, num_classes=0, **options)
+        except TypeError:
+            if not options:
+                raise
+            body = library.create_model(name, num_classes=0)  # it takes images of any size
+    if weights != RANDOM_WEIGHTS:
+        _load(body, name, weights)
+    return body
+
+
+def _load(body: Any, name: str, weights: str) -> None:
+    """Copy pretrained weights into a network, as timm names and shapes them."""
+    config = body.pretrained_cfg
+    arrays = load_weights_file(weights or _cached(config.get("hf_hub_id"), name))
+    convert = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
+    if convert is not None:
+        arrays = convert(arrays, body)
+    head = config.get("classifier") or "head"
+    heads = tuple(f"{one}." for one in ([head] if isinstance(head, str) else head))
+    copy_into(body, arrays, heads, f"timm's {name}", weights)
+
+
+def _cached(repository: str | None, name: str) -> str:
+    """Return the file of a network's weights in the cache of the Hugging Face Hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if not repository:
+        raise ConfigError(
+            f"model.weights = '': timm has no pretrained weights of {name!r}. Set it to a file of "
+            "weights, or to random."
+        )
+    found = try_to_load_from_cache(repository, "model.safetensors")
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"The weights of {name!r} are not on this machine, and a run downloads nothing. "
+            f"Download them on every machine that computes: hf download {repository} "
+            "model.safetensors. Or set model.weights to a file with them, or to random."
+        )
+    return found
+
+
+def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:
+    """Return height and width of the images that a network gets; None: those of the data."""
+    size = getattr(getattr(body, "patch_embed", None), "img_size", None)
+    if body.pretrained_cfg.get("fixed_input_size") and size:
+        return int(size[0]), int(size[1])
+    return (image_size, image_size) if image_size else None

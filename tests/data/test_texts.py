@@ -1,0 +1,123 @@
+"""Texts of users, tokenized, and a run with a network of transformers and adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fairflower
+from fairflower.config import DataConfig
+from fairflower.data import DataError
+from fairflower.data.texts import DomainTextFolder, hash_tokens
+from fairflower.testing import check_data
+
+WORDS = {"books": "page novel", "shoes": "sole lace", "tools": "saw nail"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "texts"
+    place.mkdir()
+    for domain, words in WORDS.items():
+        rows = [
+            f'"{words}, {("bad", "good")[k % 2]} {k}",{("no", "yes")[k % 2]}' for k in range(40)
+        ]
+        (place / f"{domain}.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    return place
+
+
+def opened(folder: Path, **options: Any) -> DomainTextFolder:
+    return DomainTextFolder(DataConfig(name="texts", dir=str(folder)), **options)
+
+
+def test_a_folder_of_texts_is_a_data_set(folder: Path) -> None:
+    check_data(DomainTextFolder, DataConfig(name="texts", dir=str(folder)))
+    data = opened(folder, length=4)
+    assert (data.domains, data.classes) == (("books", "shoes", "tools"), ("no", "yes"))
+    assert [len(data.labels("shoes", split)) for split in ("train", "test")] == [32, 8]
+    ids = data.tokens("books", "test", np.array([0, 1]))
+    assert data.texts("books", "test", np.array([0, 1])) == [
+        "page novel, bad 0",
+        "page novel, good 1",
+    ]
+    np.testing.assert_array_equal(ids[0], hash_tokens("page novel, bad"))
+    assert (
+        opened(folder, length=9).tokens("books", "test", np.array([0]))[0, 5:].tolist() == [0] * 4
+    )
+
+
+def test_a_column_may_say_the_split(folder: Path) -> None:
+    table = "label,split,text\na,train,one\nb,train,two\nb,test,three\n"
+    (folder / "books.csv").write_text(table)
+    data = opened(folder)
+    assert data.texts("books", "train", np.array([0, 1])) == ["one", "two"]
+    assert data.texts("books", "test", np.array([0])) == ["three"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,class\na,b\n", "label missing"),
+        (b"text,label\nhello,\n", "row 2 has no label"),
+        (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
+        (b"text,label\n\xff\xfe,a\n", "cannot be read as UTF-8"),
+    ],
+)
+def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: str) -> None:
+    (folder / "books.csv").write_bytes(content)
+    with pytest.raises(DataError, match=rf"books\.csv.*{message}"):
+        opened(folder)
+
+
+def test_a_tokenizer_that_is_missing_is_named(folder: Path) -> None:
+    pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    data = opened(folder, tokenizer="no-one/nothing")
+    with pytest.raises(DataError, match=r"not on this machine.*hf download no-one/nothing"):
+        data.tokens("books", "test", np.array([0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedheal", "fedequilibria"])
+def test_a_run_trains_and_sends_adapters_and_head_alone(
+    folder: Path, tmp_path: Path, strategy: str
+) -> None:
+    """With a padding of the tokenizer that is not 0."""
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted({w for text in WORDS.values() for w in text.split()} | {"bad", "good"})
+    ids = {word: k for k, word in enumerate(["[UNK]", "[PAD]", *words])}
+    made = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    network = tmp_path / "network"
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(network)
+    transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=len(ids), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=32, max_position_embeddings=8, pad_token_id=1,
+        )
+    ).save_pretrained(network)  # fmt: skip
+    data = opened(folder, tokenizer=str(network), length=8)
+    assert data.tokens("tools", "test", np.array([1]))[0].tolist() == [
+        ids["saw"], ids["nail"], 1, ids["good"], 1, 0, 0, 0,
+    ]  # fmt: skip
+    result = fairflower.run(
+        {"data.name": f"texts:length=8:tokenizer={network}", "data.dir": str(folder),
+         "num-server-rounds": 12, "engine": "inline", "model.name": f"hf:{network}",
+         "model.adapter": "lora:r=2:targets=query,value", "data.clients-per-domain": 2,
+         "train.optimizer": "adam", "train.lr": 0.02, "train.local-epochs": 4,
+         "train.batch-size": 8},
+        strategy=strategy, output_dir=str(tmp_path / "runs"), progress=False,
+    )  # fmt: skip
+    assert min(result.accuracy.values()) > 0.9
+    arrays = load_file(next((tmp_path / "runs").glob("*/model.safetensors")))
+    assert {"head.weight", "head.bias"} < set(arrays)
+    assert all("lora_" in key for key in arrays if not key.startswith("head."))
