@@ -9,7 +9,7 @@ layer's weight. Two samples are used to test whether the second way is right for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,9 +24,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairflower.models import trainable
 from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
 from fairflower.training.modes import eval_mode
-
-#: Adds the squares of a batch's per-sample gradients: total, model, x, y.
-_AddSquares = Callable[[Mapping[str, Tensor], nn.Module, Tensor, Tensor], None]
 
 #: Elements of a layer's per-sample gradients at a time: 1 MB, which fits into a CPU's cache.
 _BLOCK = 2**18
@@ -75,7 +72,7 @@ def fisher_diagonal(
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, x, y)
-                add_squares = _add_by_layer if by_layer else _without_layers(model, x[:1], y[:1])
+                add_squares = _add_by_layer if by_layer else _add_by_vmap_or_sample
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
@@ -122,7 +119,7 @@ def _attention_for_vmap() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-# --- three ways to add the squares of a batch's per-sample gradients ----------------------
+# --- three ways to add the squares of a batch's per-sample gradients --------------------
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -137,15 +134,16 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
         total[name] += gradients.square().sum(0)
 
 
-def _without_layers(model: nn.Module, x: Tensor, y: Tensor) -> _AddSquares:
-    """Return `_add_by_vmap`, or `_add_by_sample` if torch.func refuses the model."""
+def _add_by_vmap_or_sample(
+    total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor
+) -> None:
+    """Add the squares by torch.func or, if it refuses the model, by samples."""
     try:
-        _add_by_vmap(zeros_like(trainable(model)), model, x, y)
+        _add_by_vmap(total, model, x, y)  # which adds nothing before it fails
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
-        return _add_by_sample
-    return _add_by_vmap
+        _add_by_sample(total, model, x, y)
 
 
 def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
