@@ -145,7 +145,7 @@ class ModelConfig:
 
     adapter: str = setting(
         "",
-        "Adapter of a frozen timm:NAME or hf:NAME, such as lora:r=8:alpha=16:targets=query,key: "
+        "Adapter of a frozen timm:NAME or hf:NAME, such as lora:r=8:alpha=16:targets=qkv,proj: "
         "adapters and head alone are trained and sent. Empty: the whole network is.",
     )
 
