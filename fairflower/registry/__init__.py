@@ -245,6 +245,11 @@ DATA_SETS = DescribedRegistry(
             "embedded, features: visits to doctors in the RAND Health Insurance Experiment, by "
             "self-rated health (excellent, good, fair, poor)",
         ),
+        "heart-disease": (
+            "heart_disease:HeartDisease",
+            "embedded, features: heart disease at four hospitals (Cleveland, Hungary, Switzerland, "
+            "Long Beach), 740 patients",
+        ),
         "images": (
             "own_folder:DomainImageFolder",
             "your own: a folder with <domain>/<class>/<image>; images:bits=12 where grey files of "
