@@ -43,9 +43,11 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         data = data.to_validate()
     elif config.get("split") == "train":
         data = dataclasses.replace(data, test=data.train)
+    keeps = issubclass(run.client.factory, LocalArraysTrainer)
     trainer = build_trainer(
         run.client,
-        _model(_network(run), run.client, federation, 0),
+        # The server sends all arrays but those that stay with the client.
+        _model(_network(run, keeps), run.client, federation, run.seed if keeps else 0),
         data,
         run.train,
         client_id=client_id,
@@ -103,9 +105,8 @@ def _place(
     return client_id, federation, _data(federation, client_id, site)
 
 
-def _network(run: RunConfig) -> ModelConfig:
+def _network(run: RunConfig, keeps: bool) -> ModelConfig:
     """Return the network's config: without pretrained weights, if the server sends all arrays."""
-    keeps = issubclass(run.client.factory, LocalArraysTrainer)
     return run.model if keeps else run.model.to_receive()
 
 

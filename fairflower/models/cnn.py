@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,9 +21,20 @@ class CNN(Classifier):
     the norm a quarter of the pixels: a training step takes up to 30 % less time. The head sees all
     positions of the feature maps; a head on their mean is far worse on digits after 15 rounds.
     Images have at least 8x8 pixels.
+
+    Parameters
+    ----------
+    norm : {"group", "batch"}
+        Kind of normalization. ``"batch"`` is for methods that are about BatchNorm, such as FedBN.
     """
 
-    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        shape: tuple[int, int, int],
+        *,
+        norm: Literal["group", "batch"] = "group",
+    ) -> None:
         super().__init__()
         channels, height, width = shape
         if min(height, width) < _SMALLEST:
@@ -30,11 +43,11 @@ class CNN(Classifier):
                 f"got {height}x{width}. Increase data.image-size."
             )
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(4, 16)
+        self.norm1 = _norm(norm, 16)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(4, 32)
+        self.norm2 = _norm(norm, 32)
         self.conv3 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
-        self.norm3 = nn.GroupNorm(4, 64)
+        self.norm3 = _norm(norm, 64)
         self.head = nn.Linear(64 * (height // 8) * (width // 8), num_classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -43,3 +56,7 @@ class CNN(Classifier):
         x = F.relu(self.norm2(F.max_pool2d(self.conv2(x), 2)))
         x = F.relu(self.norm3(F.max_pool2d(self.conv3(x), 2)))
         return x.flatten(1)
+
+
+def _norm(kind: str, channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(4, channels)

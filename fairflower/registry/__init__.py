@@ -68,6 +68,9 @@ CLIENTS = MethodRegistry(
         "ditto": "ditto:Ditto",
         "fedbn": "fedbn:FedBN",
         "silobn": "silobn:SiloBN",
+        "fedper": "fedper:FedPer",
+        "fedrep": "fedrep:FedRep",
+        "lg-fedavg": "lgfedavg:LGFedAvg",
         "propfair": "propfair:PropFair",
     },
     kind="client",
@@ -97,7 +100,11 @@ PLAIN_CLIENTS = ("sgd", "fedavg")
 MODELS = FamilyRegistry(
     "fairflower.models",
     {
-        "cnn": ("cnn:CNN", "three convolutions with group norm, 26 k to 34 k parameters"),
+        "cnn": (
+            "cnn:CNN",
+            "three convolutions with group norm, or BatchNorm (cnn:norm=batch), 26 k to 34 k "
+            "parameters",
+        ),
         "mlp": (
             "perceptron:MLP",
             "two hidden layers of 64 (mlp:hidden=64), for features; also for images, of any size",

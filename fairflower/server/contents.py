@@ -90,6 +90,7 @@ class Info(Part, total=False):
     test_sizes: list[Count]
     held_out: str
     local_arrays: list[str]
+    local_part: str
     held_out_size: Count
     images: str
     digest: str

@@ -82,6 +82,7 @@ class RunSetup:
         }
         if local := initial_local_arrays(self.evaluator.model):
             facts["local_arrays"] = list(local)
+            facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if places := self.config.evaluate.metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,12 +18,15 @@ class LocalArraysTrainer(Trainer):
 
     A subclass says by ``local_arrays`` which arrays these are. They are in no message; server and
     strategy see a model without them. The client keeps its values from round to round and begins
-    with the network's initial values, which must be the same for every seed.
+    with the network's initial values, which are the same for all clients of a run.
 
     ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
     their initial values, as at the server, and ``personal_accuracy`` of the client's own model: the
     shared arrays with its own local arrays.
     """
+
+    #: Part of the network that stays with the clients, as warnings and reports call it.
+    local_part: ClassVar[str] = "normalization"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -72,7 +75,7 @@ class LocalArraysTrainer(Trainer):
             )
         if by == "server":
             return (
-                f"{cls.__name__}: the server tests the global model, whose normalization has its "
-                'initial values. Set evaluate.by = "both" to test the clients\' own models.'
+                f"{cls.__name__}: the server tests the global model, in which {cls.local_part} has "
+                'its initial values. Set evaluate.by = "both" to test the clients\' own models.'
             )
         return ""

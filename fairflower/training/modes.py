@@ -40,6 +40,20 @@ def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> I
             setattr(module, attribute, was)
 
 
+@contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Exclude parameters from training; those that were excluded before stay so afterwards."""
+    chosen = [p for p in parameters if p.requires_grad]
+    try:
+        for p in chosen:
+            p.requires_grad_(False)
+            p.grad = None
+        yield
+    finally:
+        for p in chosen:
+            p.requires_grad_(True)
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """Convert 16-bit results of autocast to float32; return other tensors unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

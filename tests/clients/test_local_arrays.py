@@ -1,6 +1,8 @@
-"""FedBN and SiloBN: what stays with the clients, against a loop in which each has a whole model."""
+"""Arrays that stay with the clients, against a loop in which each client has a whole model."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +16,13 @@ from fairflower.arrays import arrays_of
 from fairflower.clients import SGD
 from fairflower.clients.ditto import Ditto
 from fairflower.clients.fedbn import FedBN
+from fairflower.clients.fedper import FedPer
+from fairflower.clients.fedrep import FedRep
+from fairflower.clients.lgfedavg import LGFedAvg
 from fairflower.clients.silobn import SiloBN
+from fairflower.errors import ConfigError
 from fairflower.models import build, copy_arrays, keep_local, set_arrays
+from fairflower.models.heads import body_arrays, head_arrays
 from fairflower.models.norms import norm_arrays
 from fairflower.report import analyze, read_run
 from fairflower.strategies import FedEquilibria, Uniform
@@ -23,32 +30,46 @@ from fairflower.testing.trainers import TrainerCase
 from fairflower.training.app import test_metrics as measure_metrics
 
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-LOCAL = {FedBN: STATISTICS | {"norm.weight", "norm.bias"}, SiloBN: STATISTICS}
-both = pytest.mark.parametrize("kind", [FedBN, SiloBN])
+HEAD = {"head.weight", "head.bias"}
+NORM = STATISTICS | {"norm.weight", "norm.bias"}
+BODY = NORM | {"layer.weight", "layer.bias"}
+LOCAL = {FedBN: NORM, SiloBN: STATISTICS, FedPer: HEAD, FedRep: HEAD, LGFedAvg: BODY}
+every = pytest.mark.parametrize("kind", LOCAL)
 
 
-def loop(local: set[str], clients: int, rounds: int):
+def train(network, number: int, k: int, only=lambda name: True, epochs: int = 1):
+    """Train the chosen parameters of a client's network by SGD, and no others."""
+    for name, p in network.named_parameters():
+        p.requires_grad_(only(name))
+    settings = replace(SETTINGS, local_epochs=epochs)
+    SGD(network, data(k), settings, client_id=k, seed=0).train(number)
+
+
+def loop(kind, clients: int, rounds: int):
     """Every client has a whole model; of all but the local arrays it gets the mean each round."""
     own = [copy_arrays(tiny_model()) for _ in range(clients)]
     for number in range(1, rounds + 1):
         for k in range(clients):
             network = tiny_model()
             set_arrays(network, own[k], "a client")
-            client = SGD(network, data(k), SETTINGS, client_id=k, seed=0)
-            client.train(number)
-            own[k] = client.send()
-        for name in own[0].keys() - local:
+            if kind is FedRep:
+                train(network, number, k, lambda name: name in HEAD, 10)
+                train(network, number, k, lambda name: name not in HEAD)
+            else:
+                train(network, number, k)
+            own[k] = copy_arrays(network)
+        for name in own[0].keys() - LOCAL[kind]:
             mean = sum(arrays[name].astype(np.float64) for arrays in own) / clients
             for arrays in own:
                 arrays[name] = mean.astype(arrays[name].dtype)
     return own
 
 
-@both
+@every
 def test_it_is_the_loop_in_which_local_arrays_are_never_averaged(kind):
     make = TrainerCase(kind).trainer
     model, grid = run_toy_rounds(Uniform(), make, 3, 3)
-    expected = loop(LOCAL[kind], 3, 3)
+    expected = loop(kind, 3, 3)
     assert model.keys() == expected[0].keys() - LOCAL[kind]
     for name, array in model.items():
         np.testing.assert_allclose(array, expected[0][name], atol=2e-6)
@@ -60,7 +81,7 @@ def test_it_is_the_loop_in_which_local_arrays_are_never_averaged(kind):
             np.testing.assert_allclose(array, own[name], atol=2e-6)
 
 
-@both
+@every
 def test_no_measurement_of_a_local_array_is_sent(kind):
     strategy = FedEquilibria()
     model, _ = run_toy_rounds(strategy, TrainerCase(kind).trainer, 3, 2)
@@ -89,6 +110,32 @@ def test_a_network_without_normalization_trains_as_sgd():
         for kind in (FedBN, SGD)
     ]
     assert models_equal(*models)
+
+
+def test_head_and_body_are_all_that_travels():
+    network = build("cnn", 10, (3, 16, 16), 0)
+    assert head_arrays(network) == ["head.weight", "head.bias"]
+    assert set(head_arrays(network) + body_arrays(network)) == copy_arrays(network).keys()
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg])
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_network_without_the_part_is_refused_with_its_arrays(kind, part):
+    def lacking():
+        network = nn.Module()
+        setattr(network, "last" if part == "head" else "head", nn.Linear(2, 2))
+        return network
+
+    with pytest.raises(ConfigError, match=f"Module has no {part} .*(last|head).weight"):
+        kind(lacking(), data(), SETTINGS, client_id=0, seed=0)
+
+
+def test_the_head_of_every_client_begins_with_the_runs_seed(tmp_path):
+    """A client that has not trained tests the server's model."""
+    made = {"client.name": "fedper", "evaluate.by": "both", "train.lr": 0.0, "seed": 3}
+    read = read_run(resuming.session(resuming.config(tmp_path, **made)).run())
+    assert len(set(read.accuracy.ravel())) > 1
+    np.testing.assert_array_equal(read.personal.accuracy[-1], read.accuracy[-1])
 
 
 def test_the_test_tells_the_personal_from_the_global_model():
@@ -130,14 +177,19 @@ FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "unifor
 
 
 @pytest.mark.slow
-def test_a_run_reports_personal_models_and_resumes_to_the_bit(tmp_path):
-    whole = resuming.session(resuming.config(tmp_path / "whole", **FEDBN)).run()
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("fedbn", "normalization"), ("fedrep", "the head"), ("lg-fedavg", "the body")],
+)
+def test_a_run_reports_personal_models_and_resumes_to_the_bit(name, part, tmp_path):
+    chosen = {"client.name": name, "evaluate.by": "both", "strategy.name": "uniform"}
+    whole = resuming.session(resuming.config(tmp_path / "whole", **chosen)).run()
     read = read_run(whole)
     assert read.personal.rounds.tolist() == [1, 2, 3]
     (chapter,) = analyze([read]).chapters
-    assert any("normalization stays with the clients" in note for note in chapter.notes)
-    assert not any("norm" in name for name in load_file(whole / "model.safetensors"))
-    folder = resuming.stopped(resuming.config(tmp_path / "stopped", **FEDBN), 3)
+    assert any(f"{part} stays with the clients" in note for note in chapter.notes)
+    assert not set(read.info["local_arrays"]) & load_file(whole / "model.safetensors").keys()
+    folder = resuming.stopped(resuming.config(tmp_path / "stopped", **chosen), 3)
     resuming.resume(folder)
     model = "model.safetensors"
     assert (folder / model).read_bytes() == (whole / model).read_bytes()

@@ -38,6 +38,7 @@ def num_parameters(model: nn.Module) -> int:
         ("resnet18", COLOUR, 11_181_642),
         ("cnn", COLOUR, 33_946),
         ("cnn", (3, 16, 16), 26_266),
+        ("cnn:norm=batch", (3, 16, 16), 26_266),
         ("prompt-vit-tiny", COLOUR, 133_514),
         ("vpt-vit-tiny", COLOUR, 1_802),
         ("mlp", (13,), 64 * (13 + 1 + 64 + 1) + 650),

@@ -27,7 +27,18 @@ KILLS = 3
 RULES = ["fedavg", "fedequilibria", *(name for name, rule in STRATEGIES.items() if rule.STATE)]
 ARGUMENTS = {"fedfv": {"strategy.tau": 3}}
 #: Trainers that keep something at the clients.
-KEEPERS = ["scaffold", "moon", "feddyn", "fedgc", "ditto", "fedbn", "silobn"]
+KEEPERS = [
+    "scaffold",
+    "moon",
+    "feddyn",
+    "fedgc",
+    "ditto",
+    "fedbn",
+    "silobn",
+    "fedper",
+    "fedrep",
+    "lg-fedavg",
+]
 #: One for each exchange whose state is the server's alone.
 SHARERS = ["fedproto", "fedlsa"]
 # A rule's state and an exchange's are the server's, a trainer's is the client's: what is lost of

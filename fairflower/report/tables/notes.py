@@ -21,9 +21,9 @@ from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
-#: Note of methods in which arrays of the network stay with the clients.
+#: Note of methods in which a part of the network stays with the clients.
 LOCAL = (
-    "normalization stays with the clients. The global model is tested with its initial values; "
+    "{part} stays with the clients. The global model is tested with its initial values; "
     "the clients' own models are in the table of personal models, if clients tested."
 )
 
@@ -253,7 +253,7 @@ def run_notes(run: Run) -> list[str]:
     if loss := run.info.get("diverged"):
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     if run.info.get("local_arrays"):
-        lines.append(LOCAL)
+        lines.append(LOCAL.format(part=run.info.get("local_part") or "normalization"))
     for where, reason in run.info.get("skipped_metrics", {}).items():
         lines.append(f"the metric {where} was left out ({reason}).")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]

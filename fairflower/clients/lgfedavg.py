@@ -1,0 +1,50 @@
+"""LG-FedAvg (Liang et al., 2020)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from fairflower.models.heads import body_arrays
+from fairflower.training.local_arrays import LocalArraysTrainer
+
+
+class LGFedAvg(LocalArraysTrainer):
+    """Plain local training, with a body that stays with the client under a global head.
+
+    Client k trains body and head together in every round. It sends the head, the layer
+    ``model.head``, which the strategy merges, and keeps everything else, which begins with the
+    network's initial values. Messages are as small as the head.
+
+    The server's tests have the initial body, so the global model is no better than chance. ``test``
+    also reports ``personal_accuracy``, with the client's own body on its test examples. It runs
+    with ``evaluate.by = "clients"`` or ``"both"``. ``ConfigError`` for a network without a layer
+    ``head``, or without anything else.
+
+    See Also
+    --------
+    FedPer : The reverse, a local head on a global body.
+
+    Notes
+    -----
+    The authors' experiments begin with a model that FedAvg has trained; here all clients begin
+    with the initial network. Auxiliary losses of the paper's local representations are left out.
+
+    Examples
+    --------
+    >>> from fairflower.clients.lgfedavg import LGFedAvg
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> client = LGFedAvg(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
+    >>> _ = client.train(server_round=1)
+    >>> sorted(client.send())
+    ['head.bias', 'head.weight']
+    """
+
+    paper = "Liang et al., 2020"
+    local_part: ClassVar[str] = "the body"
+
+    @classmethod
+    def local_arrays(cls, model: nn.Module) -> list[str]:
+        """Return the names of all arrays but the head's."""
+        return body_arrays(model)
