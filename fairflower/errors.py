@@ -126,6 +126,9 @@ def installed(library: str) -> bool:
 #: Errors that users can fix. OSError: an unwritable folder or a full disk; it has the path.
 USER_ERRORS = (UserError, OSError)
 
+#: Exceptions that end a process, or a generator, and no failure of a user's code.
+STOPS = (KeyboardInterrupt, GeneratorExit)
+
 
 _PATH = "Check this path."
 _RIGHTS = "Change permissions, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
@@ -167,9 +170,9 @@ def failure_text(error: BaseException, module: str = "") -> str:
 
 
 def exits_by_signal(error: BaseException) -> bool:
-    """Return whether Flower raised ``SystemExit``, as its handler of a signal does."""
+    """Return whether Flower raised ``SystemExit`` or the like, as its handler of a signal does."""
     flower = getattr(sys.modules.get("flwr"), "__file__", None)
-    if not isinstance(error, SystemExit) or flower is None:
+    if isinstance(error, Exception) or flower is None:
         return False
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Path(flower).parent in Path(last.filename).parents

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from fairflower.aggregation.hooks import StrategyHooks
@@ -36,11 +35,11 @@ class EnrolledClients:
         server_round: int,
         seed: int,
         size: tuple[float, int],
-        availability: Callable[[int, Collection[int]], list[int]] | None,
+        availability: Callable[[int, Collection[int]], list[int]] | None = None,
     ) -> Draw:
         """Return the draw of a round; ``RoundFailed`` if no client is available.
 
-        ``size`` is the share of all clients that train, and their smallest number.
+        ``size`` is the share of all clients that are asked, and their smallest number.
         """
         clients = sorted(self.nodes or ())
         fraction, at_least = size
@@ -50,14 +49,6 @@ class EnrolledClients:
                 f"Round {server_round}: no client is available (participation.availability)."
             )
         return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, self.sizes)
-
-    def sample(self, seed: Sequence[int], fraction: float, at_least: int) -> list[int]:
-        """Return the nodes of a random share of the clients, drawn by client id from ``seed``."""
-        assert self.nodes is not None
-        nodes = list(self.nodes.values())
-        size = min(len(nodes), max(int(len(nodes) * fraction + 1e-9), at_least))
-        chosen = np.random.default_rng(seed).choice(len(nodes), size, replace=False)
-        return [nodes[i] for i in sorted(chosen)]
 
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:

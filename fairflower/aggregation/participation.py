@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
-from fairflower.errors import ConfigError
+from fairflower.errors import (
+    STOPS,
+    USER_ERRORS,
+    ConfigError,
+    StrategyError,
+    exits_by_signal,
+    failure_text,
+)
 
 
 @dataclass(frozen=True)
@@ -97,18 +105,60 @@ class Uniform(Participation):
         return [draw.clients[i] for i in sorted(chosen)]
 
 
-def checked_choice(policy: Participation, draw: Draw, chosen: Sequence[int]) -> list[int]:
-    """Return a policy's choice in ascending order; ``ConfigError`` if it is not valid."""
+def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
+    """Return a policy's candidates; ``ConfigError`` if they are not valid or the policy fails."""
+    with _naming(policy, draw.server_round):
+        candidates = list(policy.candidates(draw))
+    _check_available(policy, draw, candidates)
+    return candidates
+
+
+def note_merged(
+    policy: Participation, server_round: int, train_losses: Mapping[int, float]
+) -> None:
+    """Call a policy's ``merged``; ``StrategyError`` with its name if it fails."""
+    with _naming(policy, server_round):
+        policy.merged(server_round, train_losses)
+
+
+def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+    """Return a policy's choice in ascending order; ``ConfigError`` if it is not valid.
+
+    ``StrategyError`` with the policy's name if it fails.
+    """
     name, round_ = type(policy).__name__, f"in round {draw.server_round}"
-    for client in chosen:
-        if client not in draw.clients:
-            raise ConfigError(
-                f"The participation policy {name} chose client {client!r} {round_}, which does "
-                "not exist or is not available. Choose from draw.clients."
-            )
+    with _naming(policy, draw.server_round):
+        chosen = list(policy.choose(draw, losses))
+    _check_available(policy, draw, chosen)
     if len(set(chosen)) != draw.size:
         raise ConfigError(
             f"The participation policy {name} chose {len(set(chosen))} clients {round_}, expected "
             f"{draw.size}. Return draw.size different clients."
         )
     return sorted(set(chosen))
+
+
+def _check_available(policy: Participation, draw: Draw, chosen: Sequence[int]) -> None:
+    for client in chosen:
+        if client not in draw.clients:
+            raise ConfigError(
+                f"The participation policy {type(policy).__name__} chose client {client!r} in "
+                f"round {draw.server_round}, which does not exist or is not available. Choose "
+                "from draw.clients."
+            )
+
+
+@contextmanager
+def _naming(policy: Participation, server_round: int) -> Iterator[None]:
+    """Raise ``StrategyError`` with the policy's name for an exception in its code."""
+    try:
+        yield
+    except (*USER_ERRORS, *STOPS):
+        raise
+    except BaseException as error:
+        if exits_by_signal(error):
+            raise
+        raise StrategyError(
+            f"Round {server_round}: the participation policy {type(policy).__name__} failed with "
+            f"{failure_text(error, type(policy).__module__)}. Correct its code."
+        ) from error

@@ -17,7 +17,14 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import Diagnostic, StrategyHooks
 from fairflower.aggregation.messages import EnrolledClients, add_client_config, check_dp_compatible
-from fairflower.aggregation.participation import Draw, Participation, Uniform, checked_choice
+from fairflower.aggregation.participation import (
+    Draw,
+    Participation,
+    Uniform,
+    checked_candidates,
+    checked_choice,
+    note_merged,
+)
 from fairflower.aggregation.records import check_finite, decode_record, is_finite
 from fairflower.aggregation.replies import (
     ReplyFilter,
@@ -195,10 +202,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             draw = self._draw(server_round)
-            chosen = self.participation.choose(draw, self._candidate_losses)
-            nodes = [
-                self._enrolled.nodes[k] for k in checked_choice(self.participation, draw, chosen)
-            ]
+            chosen = checked_choice(self.participation, draw, self._candidate_losses)
+            nodes = [self._enrolled.nodes[client] for client in chosen]
             messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
             self._population = len(self._enrolled.nodes)
         for exchange in self.exchanges:
@@ -223,7 +228,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         answers go to `note_candidates`. Empty if the policy asks nobody.
         """
         self._candidate_losses = {}
-        candidates = list(self.participation.candidates(self._draw(server_round)))
+        candidates = checked_candidates(self.participation, self._draw(server_round))
         if not candidates or self._enrolled.nodes is None:
             return []
         config["server-round"], config["split"] = server_round, "train"
@@ -252,8 +257,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            seed = [self.seed, server_round]
-            nodes = self._enrolled.sample(seed, self.fraction_evaluate, self.min_evaluate_nodes)
+            size = (self.fraction_evaluate, self.min_evaluate_nodes)
+            draw = self._enrolled.draw(server_round, self.seed, size)
+            nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
             last = self._last_merged(self._enrolled.client_of(message))
@@ -300,7 +306,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         losses = self.client_metrics.get("train_loss", np.empty(0)).tolist()
-        self.participation.merged(server_round, dict(zip(cohort.client_ids, losses, strict=False)))
+        by_client = dict(zip(cohort.client_ids, losses, strict=False))
+        note_merged(self.participation, server_round, by_client)
         contents = [members[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)

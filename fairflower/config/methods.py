@@ -16,6 +16,7 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import (
+    STOPS,
     USER_ERRORS,
     ConfigError,
     UserError,
@@ -99,9 +100,9 @@ class ComponentSpec:
         """Raise ``UserError`` for an exception in a user's class or function."""
         try:
             yield
-        except USER_ERRORS:
+        except (*USER_ERRORS, *STOPS):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if self.name in self.REGISTRY.data or exits_by_signal(error):
                 raise
             failure = failure_text(error, self.factory.__module__)

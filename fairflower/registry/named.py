@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fairflower.arguments import argument_specs
-from fairflower.errors import ConfigError
+from fairflower.errors import STOPS, ConfigError
 
 
 class Registry(UserDict[str, Any]):
@@ -89,7 +89,9 @@ class Registry(UserDict[str, Any]):
         remedy = f"Repair or reinstall {offer.dist.name}" if offer.dist else f"Repair {module}"
         try:
             imported: Any = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
                 f"{error.name}."
             )

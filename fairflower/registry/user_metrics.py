@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import ConfigError, failure_text
+from fairflower.errors import STOPS, ConfigError, failure_text
 from fairflower.registry import METRICS
 from fairflower.registry.named import add_cwd_to_path
 
@@ -83,7 +83,9 @@ def compute_metrics(
             values[name] = _number(name, returned)
         except (ConfigError, _WrongValue) as error:
             wrong[name] = str(error)
-        except (Exception, SystemExit) as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             wrong[name] = f"it raised {failure_text(error)}"
     return values, wrong
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import (
+    STOPS,
     USER_ERRORS,
     ConfigError,
     MetricError,
@@ -163,7 +164,9 @@ class RoundLoop:
             settings = self.settings()
             train, num_rounds = self.config.train, self.config.num_server_rounds
             settings["train.lr"] = train.lr_in(server_round, num_rounds)
-            if asked := strategy.configure_candidates(server_round, arrays, self.settings()):
+            with self._named(server_round):
+                asked = strategy.configure_candidates(server_round, arrays, self.settings())
+            if asked:
                 strategy.note_candidates(server_round, self._exchange(asked))
             with self._named(server_round):  # its clients are enrolled: it does not ask the grid
                 messages = strategy.configure_train(server_round, arrays, settings, self.grid)
@@ -191,9 +194,9 @@ class RoundLoop:
         except ConfigError as error:  # for example, weights that are not on the simplex
             where = f"Round {server_round}, {self.config.strategy.name}"
             raise ConfigError(f"{where}: {error}") from error
-        except USER_ERRORS:
+        except (*USER_ERRORS, *STOPS):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if exits_by_signal(error):
                 raise
             failure = failure_text(error, type(self.strategy).__module__)

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import UserError, failure_text
+from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.models import initial_local_arrays, local_tensors
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
@@ -145,9 +145,9 @@ def _naming_failures(
     def call(message: Message, context: Context) -> Message:
         try:
             return app(message, context)
-        except (UserError, ValueError, FloatingPointError, OSError):
+        except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
             raise  # these say what is wrong
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise RuntimeError(failure_text(error)) from error
 
     return call

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,6 +51,14 @@ class ClientData:
         """Kind of the examples: ``"images"``, ``"features"`` or ``"tokens"``."""
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype == np.float32 else "tokens"
+
+    @property
+    def log_class_frequencies(self) -> NDArray[np.float64]:
+        """Log of the classes' shares of the training examples [classes]; -inf for no example."""
+        counts = np.bincount(self.train.y, minlength=self.num_classes)
+        with np.errstate(divide="ignore"):
+            logs: NDArray[np.float64] = np.log(counts / counts.sum())
+        return logs
 
     def to_validate(self) -> ClientData:
         """Return the same data with the validation examples as test examples."""

@@ -302,9 +302,7 @@ class Trainer(TrainerSpec, Configurable):
         (Menon et al., ICLR 2021, with tau = 1). No label is of an absent class, so its logit has no
         gradient and causes no NaN.
         """
-        counts = np.bincount(self.data.train.y, minlength=self.data.num_classes)
-        with np.errstate(divide="ignore"):
-            prior = np.log(counts / counts.sum())
+        prior = self.data.log_class_frequencies
         return torch.tensor(prior, dtype=torch.float32, device=self.device)
 
     # --- a round -----------------------------------------------------------------------

@@ -12,9 +12,10 @@ from resuming import config, outcome, resume, session, stopped
 from runs import history
 
 from fairflower.aggregation.participation import checked_choice
-from fairflower.errors import ConfigError, RoundFailed
+from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
 from fairflower.participation.availability import read_availability
+from fairflower.server.contents import read_facts
 
 
 class TooFew(Participation):
@@ -121,7 +122,53 @@ def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.Monk
 def test_wrong_choices_name_the_policy(policy: Participation, said: str) -> None:
     draw = Draw(1, (0, 1, 2, 3), 2)
     with pytest.raises(ConfigError, match=said):
-        checked_choice(policy, draw, policy.choose(draw, {}))
+        checked_choice(policy, draw, {})
+
+
+class Fails(Participation):
+    def candidates(self, draw: Draw) -> list[int]:
+        raise ValueError("no idea")
+
+    def choose(self, draw: Draw, losses: Any) -> list[int]:
+        return list(draw.clients[: draw.size])
+
+
+class Quits(BaseException):
+    """Bare, as in nobody's code but a user's."""
+
+
+class FailsToChoose(Participation):
+    def choose(self, draw: Draw, losses: Any) -> list[int]:
+        raise Quits("tired")
+
+
+class FailsToNote(Uniform):
+    def merged(self, server_round: int, train_losses: Any) -> None:
+        raise KeyError(server_round)
+
+
+class AsksAStranger(Uniform):
+    def candidates(self, draw: Draw) -> list[int]:
+        return [99]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "said"),
+    [
+        (Fails, StrategyError, r"Fails failed with ValueError: no idea \(test_pol.*in candidates"),
+        (FailsToChoose, StrategyError, r"FailsToChoose failed with Quits: tired .*in choose"),
+        (FailsToNote, StrategyError, r"FailsToNote failed with KeyError: 1 .*in merged"),
+        (AsksAStranger, ConfigError, r"AsksAStranger chose client 99 in round 1, which does not"),
+    ],
+)
+def test_a_policy_that_fails_is_named(
+    tmp_path: Path, policy: type[Participation], error: type[Exception], said: str
+) -> None:
+    chosen = {"participation.policy": f"{__name__}:{policy.__name__}"}
+    with pytest.raises(error, match=said):
+        session(config(tmp_path, **chosen)).run()
+    (folder,) = tmp_path.iterdir()
+    assert read_facts(folder)["status"] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,33 @@ import flwr
 import pytest
 from runs import config, run
 
-from fairflower.errors import StrategyError
+from fairflower.clients import SGD
+from fairflower.errors import RoundFailed, StrategyError, UserError
 from fairflower.strategies import FedAvg
 
 
 class Exits(FedAvg):
     def weigh(self, cohort):
         sys.exit(0)
+
+
+class Quits(BaseException):
+    """Bare, as in nobody's code but a user's."""
+
+
+class RaisesABareOne(FedAvg):
+    def weigh(self, cohort):
+        raise Quits("tired")
+
+
+class RaisesABareOneAtOnce(FedAvg):
+    def __init__(self, **options):
+        raise Quits("tired")
+
+
+class RaisesABareOneAtAClient(SGD):
+    def loss(self, x, y):
+        raise Quits("tired")
 
 
 class TellsAnObject(FedAvg):
@@ -50,6 +70,10 @@ class NoText(Exception):
     ("strategy", "words"),
     [
         (Exits, r"Exits failed with SystemExit: 0 \(test_user_strategies.py, line \d+, in weigh\)"),
+        (
+            RaisesABareOne,
+            r"RaisesABareOne failed with Quits: tired \(test_user_strategies.py, line",
+        ),
         (TellsAnObject, "TellsAnObject failed with TypeError: Not all values are of valid type"),
         (KeepsAFunction, "KeepsAFunction failed with TypeError: .*: cannot keep <built-in"),
         (ReportsAnObject, "ReportsAnObject failed with TypeError: .* is not JSON serializable"),
@@ -62,6 +86,25 @@ def test_whatever_a_rule_does_wrong_fails_the_run_by_the_rules_name(strategy, wo
         run(made)
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_bare_exception_of_a_users_class_is_named_before_and_at_clients(tmp_path):
+    with pytest.raises(UserError, match=r"RaisesABareOneAtOnce': it failed with Quits: tired"):
+        config(tmp_path, **{"strategy.name": f"{__name__}:RaisesABareOneAtOnce"})
+    made = config(tmp_path, **{"client.name": f"{__name__}:RaisesABareOneAtAClient"})
+    with pytest.raises(RoundFailed, match=r"Quits: tired \(test_user_strategies.py, line"):
+        run(made)
+
+
+def test_ctrl_c_in_a_users_code_is_no_failure_of_it(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Exits, "weigh", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(config(tmp_path, **{"strategy.name": f"{__name__}:Exits"}))
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
 
 
 def test_flowers_own_exit_during_a_merge_stops_the_run(tmp_path, monkeypatch):
