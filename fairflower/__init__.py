@@ -32,7 +32,7 @@ except metadata.PackageNotFoundError:  # in a Flower app bundle, not installed
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("sim", f"fairflower.{name}")
+    require("train", f"fairflower.{name}")
     return getattr(importlib.import_module("fairflower.api"), name)
 
 

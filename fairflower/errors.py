@@ -74,13 +74,17 @@ class Pruned(Exception):
     """Raised by a callback to end a run that is clearly worse than the message's reference."""
 
 
+_SOLVERS = ("cvxpy", "scipy", "sklearn")
+_TRAIN = (
+    *("torch", "torchvision", "PIL", "pandas", *_SOLVERS),
+    *("statsmodels", "matplotlib", "jinja2"),
+)
+
 #: Extra of pyproject.toml -> its libraries, by import name.
 EXTRAS = {
-    "solvers": ("cvxpy", "scipy", "sklearn"),
-    "sim": (
-        *("torch", "torchvision", "ray", "flwr_datasets", "datasets", "PIL", "pandas"),
-        *("cvxpy", "scipy", "sklearn", "optuna", "statsmodels", "matplotlib", "jinja2"),
-    ),
+    "solvers": _SOLVERS,
+    "train": _TRAIN,
+    "sim": (*_TRAIN, "ray", "flwr_datasets", "datasets", "optuna"),
     "export": ("onnx", "onnxscript"),
     "timm": ("timm", "peft"),
     "hf": ("transformers", "peft"),
@@ -108,9 +112,12 @@ def is_text(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
-def require(extra: str, what: str) -> None:
-    """Raise ``NotInstalled`` if a library of the extra is missing, which ``what`` needs."""
-    missing = [library for library in EXTRAS[extra] if not installed(library)]
+def require(extra: str, what: str, *libraries: str) -> None:
+    """Raise ``NotInstalled`` if ``what`` needs a library of the extra that is missing.
+
+    ``libraries`` are those that ``what`` needs. Default: all of the extra.
+    """
+    missing = [library for library in libraries or EXTRAS[extra] if not installed(library)]
     if missing:
         names = ", ".join(missing[:3]) + (" and more" if missing[3:] else "")
         raise NotInstalled(f'{what} needs {names}. Run: pip install "fairflower[{extra}]"')

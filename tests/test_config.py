@@ -117,7 +117,7 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
         ({"seed": True}, "expected a whole number, got bool"),
         ({"seed": 1.5}, "expected a whole number, got float"),
         ({"data.augment": "False"}, "expected true or false"),
-        ({"engine": "spark"}, "expected one of ray, flower, inline"),
+        ({"engine": "spark"}, "expected one of auto, ray, flower, inline"),
         ({"strategy.name": "fedhael"}, "Unknown strategy 'fedhael'. Did you mean 'fedheal'"),
         ({"client.name": "sdg"}, "Unknown client 'sdg'. Did you mean 'sgd'"),
         ({"data.name": "digts"}, "Unknown data set 'digts'. Did you mean 'digits'"),

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 from command import call
+from processes import environment
 
 import fairflower as ff
 from fairflower import errors
+from fairflower.config import RunConfig
+from fairflower.engines import choice
 from fairflower.errors import EXTRAS, NotInstalled, installed
 from fairflower.exchanges import ClusterCenters
+from fairflower.plans import plan
 from fairflower.strategies import STRATEGIES, min_norm_weights
 
 
@@ -43,13 +47,93 @@ def test_so_does_what_others_compute_with() -> None:
 
 
 @pytest.mark.usefixtures("lacking")
-def test_runs_need_all_of_it() -> None:
+def test_runs_and_reports_need_the_libraries_of_training() -> None:
     for name in ("run", "compare", "read"):
-        with pytest.raises(ImportError, match=rf"fairflower.{name} needs torch.*fairflower\[sim\]"):
+        with pytest.raises(
+            ImportError, match=rf"fairflower.{name} needs torch.*fairflower\[train\]"
+        ):
             getattr(ff, name)
     for command in (["run"], ["tune"], ["report", "."], ["list", "settings"]):
-        assert 'pip install "fairflower[sim]"' in call(*command, expect=1)
+        assert 'pip install "fairflower[train]"' in call(*command, expect=1)
     assert "fedheal" in call("list", "strategies")
+
+
+#: What `fairflower[sim]` has and `fairflower[train]` lacks.
+BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets", "optuna")
+
+
+def test_without_ray_a_run_is_inline_and_says_so(tmp_path: Path) -> None:
+    """A run, a comparison and a report in a process that can import none of `BEYOND_TRAINING`."""
+    code = f"""
+import sys
+for library in {BEYOND_TRAINING}:
+    sys.modules[library] = None  # cannot be imported
+from fairflower.cli import app
+small = ["data.clients-per-domain=1", "data.examples-per-client=20", "train.local-epochs=1"]
+runs = ["--rounds=2", "--output-dir=runs", *(f"--set={{key}}" for key in small)]
+compared = ["--strategies=fedavg", "--federations=0", "--jobs=1"]
+for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
+    app(call, standalone_mode=False)
+"""
+    command = [sys.executable, "-c", code]
+    home = {"env": environment(tmp_path), "cwd": tmp_path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("engine    inline, one client at a time, as Ray is not installed") == 2
+    assert 'More at a time: pip install "fairflower[sim]"' in done.stdout
+    assert len(list(tmp_path.glob("runs/**/model.safetensors"))) == 3
+    assert (tmp_path / "runs" / "report" / "index.html").exists()
+
+
+@pytest.fixture
+def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries of `fairflower[train]` are there, and no others."""
+    for module in (errors, choice):
+        monkeypatch.setattr(module, "installed", lambda library: library not in BEYOND_TRAINING)
+
+
+@pytest.mark.usefixtures("training_alone")
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        (["run", "--engine=ray"], "engine = 'ray' needs ray."),
+        (["compare", "--engine=flower"], "engine = 'flower' needs ray."),
+        (["run", "--ray-address=auto"], "ray-address = 'auto' needs ray."),
+        (["tune"], "`fairflower tune` needs optuna."),
+        (["run", "--data=cifar10"], "uoft-cs/cifar10 of the Hugging Face Hub needs flwr_datasets"),
+        (["run", "--data=femnist"], "needs flwr_datasets, datasets."),
+    ],
+)
+def test_a_library_is_asked_for_by_the_feature_that_uses_it(
+    command: list[str], needs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
+    output = call(*command, expect=1)
+    assert needs in output
+    assert 'Run: pip install "fairflower[sim]"' in output
+
+
+@pytest.mark.usefixtures("training_alone")
+def test_auto_is_the_inline_engine_without_ray_and_ray_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = RunConfig(workers=2)
+    assert choice.chosen_engine(config) == "inline"
+    assert choice.engine_line(config).endswith("; workers = 2 has no effect")
+    assert choice.engine_line(RunConfig(engine="inline")) == ""
+    monkeypatch.setattr(choice, "installed", lambda library: True)
+    assert choice.chosen_engine(config) == "ray"
+    assert choice.chosen_engine(RunConfig(engine="inline")) == "inline"
+    assert choice.engine_line(config) == ""
+
+
+@pytest.mark.usefixtures("training_alone")
+def test_a_few_runs_are_parallel_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "cpus", lambda: 4)
+    monkeypatch.setattr(plan, "installed", lambda library: False)
+    assert [plan.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 3, 4]
+    monkeypatch.setattr(plan, "installed", lambda library: True)
+    assert [plan.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 1, 4]
 
 
 @pytest.mark.slow
@@ -82,7 +166,8 @@ def test_the_extras_are_those_of_the_project() -> None:
     }
     assert set(EXTRAS["solvers"]) == wanted["solvers"]
     assert set(EXTRAS["export"]) == wanted["export"]
-    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | wanted["solvers"]
+    assert set(EXTRAS["train"]) == wanted["train"] | wanted["solvers"]
+    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | set(EXTRAS["train"])
 
 
 def test_a_folder_of_a_librarys_name_is_no_library(

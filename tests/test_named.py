@@ -386,7 +386,7 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
             "shallow:hidden=0",
             "model.name = 'shallow': hidden = 0: expected a number from 1",
         ),
-        ("model.name", "cnn:hidden=3", "hidden: cnn has no arguments"),
+        ("model.name", "cnn:hidden=3", "Unknown argument of cnn 'hidden'. Valid: norm."),
         ("data.name", "stripes:noise=3", "noise: stripes has no arguments"),
         ("client.name", "smoothe", "Did you mean 'smooth'"),
     ],

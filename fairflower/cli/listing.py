@@ -39,7 +39,7 @@ def list_(
     if what not in {"all", *tables}:
         raise ConfigError(run_config.unknown("list", what, {"all", *tables}))
     if what not in ("strategies", "data", "models"):
-        require("sim", f"`fairflower list {what}`")
+        require("train", f"`fairflower list {what}`")
     for name, made in tables.items():
         if what == name or (what == "all" and name != "settings"):
             console.print(made())

@@ -21,7 +21,7 @@ NO_HOME = "Could not determine home directory."
 
 
 @contextmanager
-def friendly_errors(extra: str = "sim") -> Iterator[None]:
+def friendly_errors(extra: str = "train") -> Iterator[None]:
     """Print a user error as a line, without a traceback, and exit with status 1 or 2.
 
     ``extra`` names the pip extra that the command needs; empty for none.

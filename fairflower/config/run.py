@@ -77,10 +77,10 @@ class RunConfig:
         "", "Run folder to resume, with its settings. Empty starts a new run.", execution=True
     )
     engine: str = setting(
-        "ray",
+        "auto",
         "Engine of `fairflower run`. ray: fairflower's on Ray; flower: Flower's on Ray; inline: "
-        "this process.",
-        choices=("ray", "flower", "inline"),
+        "this process; auto: ray, or inline if Ray is not installed.",
+        choices=("auto", "ray", "flower", "inline"),
         execution=True,
     )
     ray_address: str = setting(
@@ -320,7 +320,7 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
 
 def _check(config: RunConfig) -> None:
     """Raise ``ConfigError`` for unregistered names and settings that exclude each other."""
-    if config.ray_address and config.engine != "ray":
+    if config.ray_address and config.engine not in ("auto", "ray"):
         raise ConfigError(
             f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs on this "
             "machine alone. Choose engine = 'ray', or leave ray-address out."

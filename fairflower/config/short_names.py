@@ -12,7 +12,7 @@ SHORT_NAMES: dict[str, tuple[str, type, str]] = {
     "epochs": ("train.local-epochs", int, "Local epochs"),
     "lr": ("train.lr", float, "Learning rate"),
     "seed": ("seed", int, "Seed of everything but the partition"),
-    "engine": ("engine", str, "Engine: ray (fairflower's), flower (Flower's on Ray) or inline"),
+    "engine": ("engine", str, "Engine: auto, ray, flower (Flower's on Ray) or inline"),
     "ray_address": ("ray-address", str, "Ray cluster: auto, host:port or ray://host:port"),
     "workers": ("workers", int, "Parallel clients on Ray"),
     "output_dir": ("output-dir", str, "Parent of run folders"),

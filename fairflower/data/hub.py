@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fairflower.data.federation import Augment, Ints, Pixels
 from fairflower.data.hugging_face import HuggingFaceSplits
 from fairflower.data.split_files import SplitFiles
-from fairflower.errors import DataError
+from fairflower.errors import DataError, require
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class CIFAR10(SplitFiles):
     """CIFAR-10 (A. Krizhevsky 2009): ten kinds of objects, 32x32 pixels, a single domain.
 
-    Clients get equal shares, or with ``data.dirichlet-alpha`` the shares of flwr-datasets'
-    ``DirichletPartitioner``. A subclass may return another ``partitioner``
+    Clients get equal shares, or with ``data.dirichlet-alpha`` the shares of a Dirichlet partition.
+    A subclass may return another ``partitioner``
     (`docs/your-own-parts.md`). Random crops with a padding of 4, and flips.
     """
 
@@ -77,6 +77,7 @@ class FEMNIST(SplitFiles):
         return super().images(domain, split, rows)[..., 0]  # three equal channels
 
     def partitioner(self) -> Any:
+        require("sim", f"data.name = {self.config.name!r}", "flwr_datasets", "datasets")
         from flwr_datasets.partitioner import NaturalIdPartitioner
 
         return NaturalIdPartitioner(partition_by="writer_id")

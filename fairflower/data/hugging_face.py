@@ -16,7 +16,7 @@ from fairflower.data.federation import Ints, Pixels
 from fairflower.data.files import checked_labels
 from fairflower.data.images import eight_bit, picture_in, resize
 from fairflower.data.opening import check_columns, check_regular, explained, open_regular
-from fairflower.errors import DataError
+from fairflower.errors import DataError, require
 
 if TYPE_CHECKING:  # not in every installation
     from datasets import Dataset, DatasetDict
@@ -109,6 +109,7 @@ class HuggingFaceSplits:
 
 def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
     """Return a data set of the Hugging Face Hub, downloaded through flwr-datasets."""
+    require("sim", f"{name} of the Hugging Face Hub", "flwr_datasets", "datasets")
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset
 
@@ -119,6 +120,7 @@ def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) 
 
 def load_saved(folder: Path) -> Dataset | DatasetDict:
     """Return the data set that ``save_to_disk`` wrote to a folder."""
+    require("sim", f"{folder}, a Hugging Face data set,", "datasets")
     from datasets import load_from_disk
 
     for path in folder.rglob("*"):

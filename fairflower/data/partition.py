@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,14 @@ import numpy.typing as npt
 from fairflower.data.data_set import DataSet, too_few
 from fairflower.data.federation import Ints
 from fairflower.data.opening import explained
-from fairflower.errors import DataError
+from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
+
+#: Fewest rows of a client in a Dirichlet partition: batch norm cannot train on a single image.
+_LEAST = 2
+
+#: Most draws of a Dirichlet partition: the first that gives each client `_LEAST` rows is taken.
+_DRAWS = 11
 
 
 def divide(
@@ -44,8 +49,8 @@ def divide(
     every_class
         Whether each client gets every class, by `cover_every_class`.
     alpha
-        Concentration of flwr-datasets' ``DirichletPartitioner``, which then divides ``sum(sizes)``
-        rows by label, with at least two rows per client. 0: no Dirichlet partition.
+        Concentration of a Dirichlet partition of ``sum(sizes)`` rows by label, with at least two
+        rows per client (`dirichlet_shares`). 0: no Dirichlet partition.
     client_count_key
         Key of the setting that decides the number of clients, for errors.
 
@@ -68,27 +73,52 @@ def divide(
     if not alpha:
         return _drawn(domain, labels, sizes, seed, every_class, client_count_key)
     (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, client_count_key)
-    from datasets import Dataset  # seconds to import, hence only here
-    from flwr_datasets.partitioner import DirichletPartitioner
+    rng = np.random.default_rng(derive_seed(seed, domain, "dirichlet"))
+    shares = dirichlet_shares(labels[pool], len(sizes), alpha, rng)
+    if shares is None:
+        raise DataError(
+            f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
+            f"{len(sizes)} clients two of the {len(pool)} training examples of domain "
+            f"{domain!r}. Raise it, or lower {client_count_key}."
+        )
+    return [pool[share] for share in shares]
 
-    partitioner = DirichletPartitioner(
-        len(sizes),
-        "label",
-        alpha,
-        min_partition_size=2,  # batch norm cannot train on a single image
-        seed=derive_seed(seed, domain, "dirichlet"),
-    )
-    partitioner.dataset = Dataset.from_dict({"label": labels[pool], "row": pool})
-    with warnings.catch_warnings(action="ignore"):  # for every rejected draw
-        try:
-            shares = [partitioner.load_partition(share) for share in range(len(sizes))]
-        except ValueError as error:
-            raise DataError(
-                f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
-                f"{len(sizes)} clients two of the {len(pool)} training examples of domain "
-                f"{domain!r}. Raise it, or lower {client_count_key}."
-            ) from error
-    return [np.asarray(share["row"][:], np.int64) for share in shares]
+
+def dirichlet_shares(
+    labels: Ints, clients: int, alpha: float, rng: np.random.Generator
+) -> list[Ints] | None:
+    """Divide rows by label in random proportions, drawn anew for each class.
+
+    The draws are those of flwr-datasets' ``DirichletPartitioner``, so that both divide alike.
+
+    Parameters
+    ----------
+    labels : array of shape (N,)
+        Labels of the rows, int64.
+    clients
+        Number of clients.
+    alpha
+        Concentration of the proportions' symmetric Dirichlet distribution, above 0.
+    rng
+        Source of the draws.
+
+    Returns
+    -------
+    list of array or None
+        Rows of each client, int64 [n], disjoint, n at least 2. None if no draw was such.
+    """
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for _ in range(_DRAWS):
+        parts: list[list[Ints]] = []
+        for rows in members:
+            upper = np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(rows)
+            parts.append(np.split(rows, upper[:-1].astype(np.int64)))
+        shares = [np.concatenate(share) for share in zip(*parts, strict=True)]
+        if min(map(len, shares)) >= _LEAST:
+            for share in shares:
+                rng.shuffle(share)
+            return shares
+    return None
 
 
 def _drawn(
@@ -129,6 +159,7 @@ def apply_partitioner(data_set: DataSet, domain: str, split: str, labels: Ints) 
 
     ``DataError`` if the partitioner fails.
     """
+    require("sim", f"The partitioner of data.name = {data_set.config.name!r}", "datasets")
     from datasets import Dataset  # seconds to import, hence only here
 
     partitioner = data_set.partitioner()

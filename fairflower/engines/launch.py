@@ -21,6 +21,7 @@ from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
 from fairflower.data import with_absolute_dir
+from fairflower.engines.choice import chosen_engine
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import prepare_ray
@@ -51,7 +52,7 @@ def launch(
         server_app,
         client_app,
         num_clients,
-        engine=config.engine,
+        engine=chosen_engine(config),
         ray_address=config.ray_address,
         prepare=functools.partial(_prepare, data),
         workers=config.workers,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fairflower
-from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger
+from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger, require
 from fairflower.machine import HANGUP, machine, versions
 
 #: Seconds to wait for an answer at a cluster's address.
@@ -40,6 +40,7 @@ def prepare_ray() -> Any:
     processor time of a message. Ray is imported here so that no other thread sees a partial
     import.
     """
+    require("sim", "The engine on Ray", "ray")
     os.environ.setdefault("RAY_max_direct_call_object_size", str(_INLINE))
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

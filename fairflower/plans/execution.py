@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
+from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
 from fairflower.plans.protocol import STUDY
@@ -152,6 +154,8 @@ def execute(
         from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
+    if study is None and jobs in (None, 1):
+        chosen_engine(first)  # before the data: an error if it lacks Ray
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
@@ -164,7 +168,10 @@ def execute(
     if parallel:
         placed = Placement(first, line=parallel_line(plan.runs, jobs))
     else:
-        placed = place_clients(plan.runs, len(federation.clients))
+        if line := engine_line(first):
+            console.print(f"  engine    {escape(line)}", soft_wrap=True, highlight=False)
+        first = replace(first, engine=chosen_engine(first))
+        placed = place_clients([first, *plan.runs[1:]], len(federation.clients))
     if placed.line:
         console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)
     handler = RichHandler(

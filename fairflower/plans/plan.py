@@ -20,7 +20,7 @@ from fairflower.config import (
     key_to_argument,
     method_key,
 )
-from fairflower.errors import USER_ERRORS, ConfigError, error_text
+from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
 from fairflower.numerics.threads import cpus
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_same_data
@@ -373,12 +373,12 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
             f"--jobs {jobs}: parallel runs need this machine alone, and ray-address = "
             f"{flat['ray-address']!r} is given. Leave --jobs or --ray-address out."
         )
-    if jobs not in (None, 1) and flat.get("engine", "inline") != "inline":
+    if jobs not in (None, 1) and flat.get("engine", "auto") not in ("auto", "inline"):
         raise ConfigError(
             f"--jobs {jobs}: parallel runs are each on the inline engine, and engine = "
             f"{flat['engine']!r} is given. Leave either out."
         )
-    chosen = {"engine", "ray-address", "workers"} & flat.keys()
+    chosen = "ray-address" in flat or "workers" in flat or flat.get("engine", "auto") != "auto"
     return 1 if jobs is None and chosen else jobs
 
 
@@ -386,8 +386,9 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """Return the number of parallel runs that suits this machine.
 
     As many as the cores allow, if there are at least as many runs; otherwise 1, since the clients
-    of a single run use several cores, too. On a GPU, as many as its memory holds as well; 1 if
-    ``client-gpus`` is a number, which speaks of the clients of one run.
+    of a single run use several cores, too, or without Ray the number of runs. On a GPU, as many as
+    its memory holds as well; 1 if ``client-gpus`` is a number, which speaks of the clients of one
+    run.
 
     Parameters
     ----------
@@ -401,4 +402,7 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     capacity = cpus() // max(config.client_cpus for config in plan.runs)
     if capacity > 1 and (fitting := runs_that_fit(plan.runs)):
         capacity = min(capacity, fitting)
-    return max(1, capacity) if (runs or len(plan.runs)) >= capacity else 1
+    count = runs or len(plan.runs)
+    if count >= capacity:
+        return max(1, capacity)
+    return 1 if installed("ray") else count

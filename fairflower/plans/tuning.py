@@ -14,17 +14,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 
-from fairflower.arguments import Search
-from fairflower.config import RunConfig, argument_to_key, execution, keys
+from fairflower.config import RunConfig, execution, keys
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.paths import file_name
@@ -38,6 +36,7 @@ from fairflower.plans.protocol import (
     effective_sample_size,
     selection_score,
 )
+from fairflower.plans.search_space import search_space
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
@@ -49,45 +48,6 @@ _STATES: dict[Outcome, TrialState] = {
     "pruned": TrialState.PRUNED,
     "lost": TrialState.FAIL,
 }
-
-
-class TunableArgument(NamedTuple):
-    """An argument to tune: its range, the paper's value, and whether it is an integer."""
-
-    search: Search
-    default: float
-    whole: bool
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """The range as an Optuna distribution."""
-        low, high, log = self.search.low, self.search.high, self.search.log
-        if self.whole:
-            return IntDistribution(int(low), int(high))
-        return FloatDistribution(low, high, log=log)
-
-
-def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
-    """Return the arguments to tune of a config's methods, by run config key.
-
-    These are the arguments with a numeric default and a search range that the config does not set.
-    With ``training`` also the learning rate, from a fifth to five times the config's, and the local
-    epochs, from 1 to twice the config's.
-    """
-    arguments = {
-        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
-            spec.search, spec.default, spec.whole
-        )
-        for choice in (config.strategy, config.client)
-        for name, spec in choice.factory.argument_specs().items()
-        if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
-    }
-    lr, epochs = config.train.lr, config.train.local_epochs
-    if training and lr > 0:
-        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
-    if training and epochs > 0:
-        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
-    return arguments
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import DirichletPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +19,7 @@ from fairflower.data import Federation, prepare
 from fairflower.data.client_groups import client_groups, series_ratio
 from fairflower.data.corruptions import corrupt
 from fairflower.data.own_folder import DomainNpzFolder
-from fairflower.data.partition import divide
+from fairflower.data.partition import dirichlet_shares, divide
 from fairflower.errors import DataError
 
 CLASSES = 4
@@ -231,6 +234,30 @@ def shares(alpha: float, seed: int, domain: str = "a") -> np.ndarray:
     parts = divide(domain, labels, [len(labels) // clients] * clients, seed, alpha=alpha)
     assert sorted(row for part in parts for row in part) == list(range(len(labels)))
     return np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts], axis=1)
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=80),
+    st.integers(1, 6),
+    st.sampled_from([0.05, 0.3, 1.0, 50.0]),
+    st.integers(0, 2**32),
+)
+def test_the_draws_are_those_of_flower_s_partitioner(
+    labels: list[int], clients: int, alpha: float, seed: int
+) -> None:
+    values = np.array(labels, np.int64)
+    mine = dirichlet_shares(values, clients, alpha, np.random.default_rng(seed))
+    partitioner = DirichletPartitioner(clients, "label", alpha, min_partition_size=2, seed=seed)
+    rows = np.arange(len(values))
+    partitioner.dataset = Dataset.from_dict({"label": values, "row": rows})
+    with warnings.catch_warnings(action="ignore"):  # for every rejected draw
+        try:
+            theirs = [partitioner.load_partition(k)["row"][:] for k in range(clients)]
+        except ValueError:
+            assert mine is None
+            return
+    assert mine is not None
+    assert [share.tolist() for share in mine] == theirs
 
 
 @pytest.mark.slow

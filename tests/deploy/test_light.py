@@ -77,7 +77,9 @@ def test_the_command_says_in_one_line_what_to_install(light: Path, tmp_path: Pat
 
     for arguments in (["run"], ["compare", "--seeds=0"], ["report", "."], ["list"]):
         (line,) = fairflower(*arguments, expect=1).splitlines()
-        assert 'needs torch, torchvision, ray and more. Run: pip install "fairflower[sim]"' in line
+        assert (
+            'needs torch, torchvision, PIL and more. Run: pip install "fairflower[train]"' in line
+        )
     assert "--strategy" in fairflower("run", "--help")
     assert "fedheal" in fairflower("list", "strategies")
     fairflower("deploy", "key", "site.key")
@@ -94,7 +96,7 @@ except ImportError as error:
 """
     _, line = python(light, code, tmp_path).splitlines()
     assert line.startswith("fairflower.run needs torch")
-    assert line.endswith('pip install "fairflower[sim]"')
+    assert line.endswith('pip install "fairflower[train]"')
 
 
 @pytest.mark.nightly

@@ -29,7 +29,8 @@ from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed
 from fairflower.plans.protocol import BaselinePruner, TuningProtocol, effective_sample_size
-from fairflower.plans.tuning import TuningStudies, search_space
+from fairflower.plans.search_space import search_space
+from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.tuning import CRITERIA, Trial, chosen

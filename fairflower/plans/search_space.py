@@ -1,0 +1,52 @@
+"""Which arguments of a method are tuned, and in which ranges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fairflower.arguments import Search
+from fairflower.config import RunConfig, argument_to_key
+
+if TYPE_CHECKING:  # not in every installation
+    from optuna.distributions import BaseDistribution
+
+
+class TunableArgument(NamedTuple):
+    """An argument to tune: its range, the paper's value, and whether it is an integer."""
+
+    search: Search
+    default: float
+    whole: bool
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """The range as an Optuna distribution."""
+        from optuna.distributions import FloatDistribution, IntDistribution  # late: it is slow
+
+        low, high, log = self.search.low, self.search.high, self.search.log
+        if self.whole:
+            return IntDistribution(int(low), int(high))
+        return FloatDistribution(low, high, log=log)
+
+
+def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
+    """Return the arguments to tune of a config's methods, by run config key.
+
+    These are the arguments with a numeric default and a search range that the config does not set.
+    With ``training`` also the learning rate, from a fifth to five times the config's, and the local
+    epochs, from 1 to twice the config's.
+    """
+    arguments = {
+        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
+            spec.search, spec.default, spec.whole
+        )
+        for choice in (config.strategy, config.client)
+        for name, spec in choice.factory.argument_specs().items()
+        if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
+    }
+    lr, epochs = config.train.lr, config.train.local_epochs
+    if training and lr > 0:
+        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+    if training and epochs > 0:
+        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+    return arguments
