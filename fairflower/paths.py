@@ -88,7 +88,12 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raise ``ConfigError`` for a file that a run folder keeps, which no output may replace."""
+    """Raise ``ConfigError`` for a place that no output may replace.
+
+    These are files that a run folder keeps, and what is no regular file, such as a pipe.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is not a regular file. Choose another name.")
     if (path.parent / "run.json").exists() and path.name in RUN_FILES:
         raise ConfigError(f"{path} is the run's own file. Choose another name.")
 

@@ -280,11 +280,11 @@ SPOILED = {
     ),
     "another name": (
         lambda m, v: v.update(received_representation={"z": np.ones(6, np.float32)}),
-        "'received_representation': expected one array 'h', got.*z",
+        "'received_representation': expected a single array 'h', got.*z",
     ),
     "two arrays": (
         lambda m, v: v.update(received_representation={"h": TYPES[0], "z": TYPES[0]}),
-        "expected one array 'h'",
+        "expected a single array 'h'",
     ),
     "a matrix": (
         lambda m, v: v.update(received_representation={"h": np.ones((2, 3), np.float32)}),
