@@ -88,6 +88,8 @@ def test_every_trainer_that_keeps_something_is_killed():
 @pytest.mark.parametrize(("rule", "client"), thinned(dict.fromkeys(PAIRS + ALONE), PAIRS))
 def test_killed_runs_end_in_the_same_bits(rule, client, tmp_path):
     settings = {"strategy.name": rule, "client.name": client, **ARGUMENTS.get(rule, {})}
+    if client == "silobn":  # it keeps running statistics
+        settings["model.name"] = "cnn:norm=batch"
     settings["num-server-rounds"] = 2 * SETTINGS["num-server-rounds"]
     home = os.environ["FAIRFLOWER_HOME"]
     begin = time.monotonic()
