@@ -93,7 +93,7 @@ def check_output(path: Path) -> None:
     These are files that a run folder keeps, and what is no regular file, such as a pipe.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"{path} is not a regular file. Choose another name.")
+        raise ConfigError(f"{path}: This is not a regular file. Choose another name.")
     if (path.parent / "run.json").exists() and path.name in RUN_FILES:
         raise ConfigError(f"{path} is the run's own file. Choose another name.")
 
