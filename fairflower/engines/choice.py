@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairflower.config import RunConfig
-from fairflower.errors import NotInstalled, installed
+from fairflower.errors import NotInstalled, installed, require
 
 _REMEDY = 'pip install "fairflower[sim]"'
 
@@ -17,8 +17,7 @@ def chosen_engine(config: RunConfig) -> str:
     if installed("ray"):
         return "ray" if config.engine == "auto" else config.engine
     if config.ray_address:
-        key = f"ray-address = {config.ray_address!r}"
-        raise NotInstalled(f"{key} needs ray. Run: {_REMEDY}")
+        require("sim", f"ray-address = {config.ray_address!r}", "ray")
     if config.engine in ("auto", "inline"):
         return "inline"
     raise NotInstalled(

@@ -44,7 +44,7 @@ def lora(
     NotInstalled
         If PEFT is missing.
     """
-    require("hf", "model.adapter = 'lora'")
+    require("hf", "model.adapter = 'lora'", "peft")
     from peft import LoraConfig, inject_adapter_in_model
 
     chosen = _matching(body, targets)
