@@ -33,6 +33,7 @@ SOURCES = (
     "experiments/*.md",
     "experiments/*.toml",
     "experiments/*.csv",
+    "experiments/*.py",
     "experiments/figures/*.png",
 )
 
