@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairflower.cli.options import DataDir, Device, RunFolders
+from fairflower.cli.options import NUMBER, DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.errors import ConfigError
 from fairflower.paths import run_folders
@@ -24,7 +24,9 @@ def landscape(
     grid: Annotated[int, typer.Option(help="Points along a side of the grid; an odd number.")] = 21,
     span: Annotated[
         float,
-        typer.Option(help="Largest step along a direction; 1 moves a filter by the filter's norm."),
+        typer.Option(
+            help="Largest step along a direction; 1 moves a filter by the filter's norm.", **NUMBER
+        ),
     ] = 1.0,
     images: Annotated[
         int, typer.Option(help="Images of each domain for training and for test loss. 0 uses all.")

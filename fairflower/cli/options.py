@@ -35,6 +35,8 @@ Jobs = Annotated[
         "otherwise 1.",
     ),
 ]
+#: What makes an option a number that is not rounded to 0, in ``typer.Option(**NUMBER)``.
+NUMBER: dict[str, Any] = {"parser": parse_float, "metavar": "FLOAT"}
 _Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")
 ]
@@ -102,7 +104,7 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
                 continue
             for name in names:
                 key, kind, meaning = SHORT_NAMES[name]
-                number: Any = {"parser": parse_float, "metavar": "FLOAT"} if kind is float else {}
+                number: dict[str, Any] = NUMBER if kind is float else {}
                 option: Any = Annotated[
                     kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
                 ]

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairflower.cli.options import DataDir, Device, RunFolders
+from fairflower.cli.options import NUMBER, DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.paths import check_output, run_folders
 
@@ -23,7 +23,7 @@ def sharpness(
     runs: RunFolders,
     rho: Annotated[
         float | None,
-        typer.Option(min=0, help="Radius of the perturbation. Default: each run's measure.rho."),
+        typer.Option(help="Radius of the perturbation. Default: each run's measure.rho.", **NUMBER),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="CSV file of every client's sharpness.")
