@@ -84,7 +84,7 @@ _TRAIN = (
 EXTRAS = {
     "solvers": _SOLVERS,
     "train": _TRAIN,
-    "sim": (*_TRAIN, "ray", "flwr_datasets", "datasets", "optuna"),
+    "sim": (*_TRAIN, "ray", "flwr_datasets", "datasets"),
     "export": ("onnx", "onnxscript"),
     "timm": ("timm", "peft"),
     "hf": ("transformers", "peft"),

@@ -59,7 +59,7 @@ def test_runs_and_reports_need_the_libraries_of_training() -> None:
 
 
 #: What `fairflower[sim]` has and `fairflower[train]` lacks.
-BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets", "optuna")
+BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 
 def test_without_ray_a_run_is_inline_and_says_so(tmp_path: Path) -> None:
@@ -99,7 +99,6 @@ def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "--engine=ray"], "engine = 'ray' needs ray."),
         (["compare", "--engine=flower"], "engine = 'flower' needs ray."),
         (["run", "--ray-address=auto"], "ray-address = 'auto' needs ray."),
-        (["tune"], "`fairflower tune` needs optuna."),
         (["run", "--data=cifar10"], "uoft-cs/cifar10 of the Hugging Face Hub needs flwr_datasets"),
         (["run", "--data=femnist"], "needs flwr_datasets, datasets."),
     ],

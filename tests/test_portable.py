@@ -39,7 +39,7 @@ sys.platform = "win32"
 
 LIBRARIES = """
 import cvxpy, datasets, filelock, flwr_datasets, jinja2, matplotlib.pyplot, multiprocessing.spawn
-import multiprocessing.popen_spawn_posix, optuna.storages, pandas, PIL.Image, ray, rich.live
+import multiprocessing.popen_spawn_posix, pandas, PIL.Image, ray, rich.live
 import scipy.stats, sklearn.cluster, statsmodels.api, subprocess, torch._dynamo, torch.func
 import torchvision, typer.testing
 import flwr.server, flwr.client, flwr.simulation, flwr.serverapp, flwr.clientapp

@@ -230,7 +230,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('report {run} --summary x.txt', '--summary x.txt: expected a name that ends in .csv.'),
             ('report {run} --into x.md', '--into takes its numbers from a summary: add --summary FILE.csv.'),
             ('report {bad.csv}', "Left out: bad.csv is no summary of runs: it has no column 'bytes'. `fairflower report RUNS --summary FILE` writes a summary."),
-            ('tune --seeds 1 --output-dir {no-study}', 'no-study/study.db is damaged: it is no database. Start a new study.'),
+            ('tune --seeds 1 --output-dir {no-study}', 'no-study/study.json is damaged (Expecting value: line 1 column 1 (char 0)). Delete it and repeat the command: trials are read again from their run folders.'),
             ('tune --set seed=3', 'This command does not take --set seed: give --seed.'),
             ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests need others. Name others, or change the seed of the trials by --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: 0 is the seed of the trials'),

@@ -48,7 +48,7 @@ def leaderboard(
     data. Run folders are removed when their row is written. --report writes sentences, tables and a
     figure from these rows, as a Markdown file beside them.
     """
-    # Late: Optuna and scipy take a while to import.
+    # Late: scipy takes a while to import.
     from fairflower.leaderboard.design import Design
     from fairflower.leaderboard.ledger import Ledger
     from fairflower.leaderboard.runs import LeaderboardRuns

@@ -16,7 +16,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, run_folders
-from fairflower.plans.protocol import STUDY
+from fairflower.plans.study_file import is_study
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -77,7 +77,7 @@ def report(
     # A pattern as runs/* also matches the page of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
     for given in runs:
-        if (given / STUDY).exists():
+        if is_study(given):
             raise ConfigError(
                 f"{given} is a study. Repeat its `fairflower tune` with its --output-dir for the "
                 "report with trials; completed runs are kept. For a report of its tests alone: "

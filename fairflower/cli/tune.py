@@ -13,7 +13,7 @@ from fairflower.cli.compare import parse_jobs, plan_of
 from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
-from fairflower.errors import ConfigError, require
+from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
 from fairflower.plans.plan import replicates
@@ -102,14 +102,13 @@ def tune(
 
     An --output-dir that is used again resumes its study.
     """
-    require("sim", "`fairflower tune`", "optuna")
     folder = new_folder("studies", output_dir)
     overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
     numbers, federated = replicates(federations, seeds or (None if federations else SEEDS))
     plan = plan_of(
         overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
     )
-    from fairflower.plans.tuning import TuningStudies  # late: Optuna takes a while to import
+    from fairflower.plans.tuning import TuningStudies  # late: it is slow to import
 
     with locked_folder(folder, study=True):
         protocol = TuningProtocol(

@@ -18,7 +18,7 @@ from rich.status import Status
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
-from fairflower.plans.protocol import STUDY
+from fairflower.plans.study_file import is_study
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.trackers import check_tracker
@@ -47,10 +47,11 @@ def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
     ``ConfigError`` if another process has locked it, or if it belongs to a study instead of a
     comparison or the reverse.
     """
-    is_study = (folder / STUDY).exists()
-    if is_study != study and (is_study or (folder / "runs").exists()):
+    # A study whose file was deleted still has its trials.
+    has_study = is_study(folder) or (study and (folder / "trials").exists())
+    if has_study != study and (has_study or (folder / "runs").exists()):
         raise ConfigError(
-            f"{folder} is the folder of a {'study' if is_study else 'comparison'}. Choose another "
+            f"{folder} is the folder of a {'study' if has_study else 'comparison'}. Choose another "
             "folder."
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,22 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import ConfigError, Pruned, RunFolderError
+from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics.metrics import AVG, MIN
-from fairflower.paths import open_regular
 
 #: Trials are pruned whose accuracy is lower by this fraction than that of the paper's values.
 _BEHIND = 0.1
-
-#: Name of the SQLite file in a study's folder.
-STUDY = "study.db"
-#: How every SQLite file begins.
-SQLITE = b"SQLite format 3\0"
 
 #: Key of the share of validation images, and its default in a study.
 VALIDATION, SHARE = "data.validation-fraction", 0.2
@@ -140,13 +133,3 @@ def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
         return len(labels)
     counts = np.unique(labels, return_counts=True)[1]
     return float(len(counts) ** 2 / np.sum(1 / counts))
-
-
-def check_database(path: Path) -> None:
-    """Raise ``RunFolderError`` if a study's file is there and is no SQLite database."""
-    if not path.exists():
-        return
-    with open_regular(path) as file:
-        begins = file.read(len(SQLITE))
-    if begins not in (b"", SQLITE):
-        raise RunFolderError(f"{path} is damaged: it is no database. Start a new study.")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fairflower.arguments import Search
 from fairflower.config import RunConfig, argument_to_key
-
-if TYPE_CHECKING:  # not in every installation
-    from optuna.distributions import BaseDistribution
 
 
 class TunableArgument(NamedTuple):
@@ -17,16 +14,6 @@ class TunableArgument(NamedTuple):
     search: Search
     default: float
     whole: bool
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """The range as an Optuna distribution."""
-        from optuna.distributions import FloatDistribution, IntDistribution  # late: it is slow
-
-        low, high, log = self.search.low, self.search.high, self.search.log
-        if self.whole:
-            return IntDistribution(int(low), int(high))
-        return FloatDistribution(low, high, log=log)
 
 
 def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:

@@ -3,24 +3,21 @@
 Every method has the same number of trials. The first trial has the paper's values. The others are
 drawn at random from the ranges declared with the arguments (`fairflower.arguments.Search`), before
 the first run and independently of the number of parallel runs. Trials never use test images. Only
-the chosen values are tested, in runs with other seeds. An Optuna study for each method, in one
-SQLite file, stores the outcomes of the trials.
+the chosen values are tested, in runs with other seeds. The outcomes of the trials are stored in a
+JSON file (`fairflower.plans.study_file`).
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 from numpy.typing import NDArray
-from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import TrialState, create_trial
 
 from fairflower.config import RunConfig, execution, keys
 from fairflower.data import prepare
@@ -28,26 +25,19 @@ from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.protocol import (
-    STUDY,
     BaselinePruner,
     TuningProtocol,
-    check_database,
     check_disjoint_seeds,
     effective_sample_size,
     selection_score,
 )
 from fairflower.plans.search_space import search_space
+from fairflower.plans.study_file import STUDY, StudyFile
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import resumable_configs, resumed_config
 from fairflower.server.contents import read_config, read_facts
-
-_STATES: dict[Outcome, TrialState] = {
-    "completed": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "lost": TrialState.FAIL,
-}
 
 
 @dataclass
@@ -57,19 +47,13 @@ class MethodStudy:
     config: RunConfig  # of the trials, without the drawn values
     protocol: TuningProtocol
     folder: Path
-    storage: BaseStorage
+    file: StudyFile
     submitted: set[str] = field(default_factory=set)  # names of the runs that were started
 
     def __post_init__(self) -> None:
         self.name = self.config.label
         self.search_space = search_space(self.config, self.protocol.training)
         self.budget = self.protocol.budget if self.search_space else 1
-        self.study = optuna.create_study(
-            storage=self.storage,
-            study_name=self.name,
-            direction="maximize",
-            load_if_exists=True,
-        )
         self._check()
 
     def _check(self) -> None:
@@ -84,15 +68,15 @@ class MethodStudy:
             "metric": self.protocol.metric,
             "prune": self.protocol.prune,
         }
-        earlier = self.study.user_attrs.get("facts")
+        earlier = self.file.facts(self.name)
         if earlier is None:
-            self.study.set_user_attr("facts", facts)
+            self.file.add_method(self.name, facts)
             return
         for name, now in facts.items():
-            # A study from before a setting existed used what is now its default.
-            before = {"metric": "accuracy", **earlier}[name]
-            before = {**keys(), **before} if name == "settings" else before
-            now = {**keys(), **now} if name == "settings" else now
+            before = earlier.get(name)
+            if name == "settings":
+                # A study from before a setting existed used what is now its default.
+                before, now = {**keys(), **(before or {})}, {**keys(), **now}
             if now != before:
                 raise ConfigError(
                     f"{self.folder} has a study of {self.name} with other {name}: "
@@ -119,31 +103,29 @@ class MethodStudy:
 
     def tuned(self) -> Tuned:
         """Return the trials as the report shows them."""
-        recorded = {
-            trial.user_attrs["number"]: trial for trial in self.study.get_trials(deepcopy=False)
-        }
-        outcomes = {state: outcome for outcome, state in _STATES.items()}
+        finished = self.file.trials(self.name)
         trials = [
-            Trial(
-                number,
-                self.values(number),
-                outcomes[recorded[number].state],
-                tuple(recorded[number].user_attrs["accuracies"]),
-                recorded[number].user_attrs["reason"],
-            )
-            if number in recorded
-            else Trial(number, self.values(number), "unfinished")
+            finished.get(number) or Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
         ranges = {key: argument.search for key, argument in self.search_space.items()}
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
 
     def record_outcomes(self) -> None:
-        """Record the outcomes of trials that have finished."""
+        """Record the outcomes of trials that have finished.
+
+        ``ConfigError`` if a run folder of a trial has other settings than the trial, which can
+        happen if the study's file was deleted.
+        """
         for trial in self.tuned().trials:
             path = self.path(trial.number)
             if trial.outcome != "unfinished" or not (path / "run.json").exists():
                 continue
+            if run_key(read_config(path)) != run_key(self._trial_config(trial).to_flat()):
+                raise ConfigError(
+                    f"{path} has other settings than the trial of {self.name}. Give the study's "
+                    "settings, or another --output-dir."
+                )
             facts = read_facts(path)
             outcome, reason = _outcome(facts)
             if outcome is None:
@@ -156,27 +138,8 @@ class MethodStudy:
                 accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
                 if not run.fully_tested():
                     outcome, reason = "lost", "not every domain was tested throughout"
-            value = (
-                selection_score(self.protocol.select, accuracies)
-                if outcome == "completed"
-                else None
-            )
-            self.study.add_trial(
-                create_trial(
-                    state=_STATES[outcome],
-                    value=value,
-                    params=dict(trial.values),
-                    distributions={
-                        k: argument.distribution for k, argument in self.search_space.items()
-                    },
-                    user_attrs={
-                        "number": trial.number,
-                        "accuracies": accuracies,
-                        "reason": reason,
-                    },
-                    intermediate_values=self._curve(run),
-                )
-            )
+            ended = replace(trial, outcome=outcome, accuracies=tuple(accuracies), reason=reason)
+            self.file.add_trial(self.name, ended)
 
     def _curve(self, run: Run | None) -> dict[int, float]:
         """Return the criterion's score by round."""
@@ -213,7 +176,11 @@ class MethodStudy:
                 return resumed_config(path, {})
             except (ConfigError, RunFolderError):  # it has no run.json yet, or no checkpoint
                 shutil.rmtree(path)
-        values: dict[str, Any] = {**trial.values, "run-name": path.name}
+        return self._trial_config(trial)
+
+    def _trial_config(self, trial: Trial) -> RunConfig:
+        """Return a trial's run from the first round."""
+        values: dict[str, Any] = {**trial.values, "run-name": self.path(trial.number).name}
         return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
@@ -304,7 +271,7 @@ class TuningStudies:
     Parameters
     ----------
     folder : Path
-        Folder of ``study.db``, ``trials/`` and ``runs/``. Completed runs are kept.
+        Folder of ``study.json``, ``trials/`` and ``runs/``. Completed runs are kept.
     configs : sequence of RunConfig
         Methods, with the seed of their trials.
     protocol : TuningProtocol
@@ -315,6 +282,8 @@ class TuningStudies:
     ConfigError
         If a test would have the trials' seed or federation, or if the folder has a study with other
         ranges, settings or data.
+    RunFolderError
+        If the study's file is damaged.
     """
 
     def __init__(
@@ -328,12 +297,10 @@ class TuningStudies:
                 f"--federations: {configs[0].data.seed} is the federation of the trials, and tests "
                 "need others. Name others, or change it by --set data.seed=N."
             )
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
-        check_database(folder / STUDY)
-        storage = RDBStorage(f"sqlite:///{folder / STUDY}")
+        file = StudyFile(folder / STUDY)
         self.methods = [
-            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, storage)
+            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, file)
             for config in configs
         ]
         self.folder = folder

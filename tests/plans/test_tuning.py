@@ -27,9 +27,11 @@ from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed
+from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed, RunFolderError
+from fairflower.plans.execution import locked_folder
 from fairflower.plans.protocol import BaselinePruner, TuningProtocol, effective_sample_size
 from fairflower.plans.search_space import search_space
+from fairflower.plans.study_file import OPTUNA_STUDY, STUDY
 from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
@@ -445,6 +447,41 @@ def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
     assert again.tuned() == whole.tuned()
     assert {c.run_name for c in first + rest} == {c.run_name for c in expected}
     assert not make(tuning(tmp_path / "twice")), "nothing is left"
+
+
+@pytest.mark.slow
+def test_a_study_without_its_file_is_read_from_its_run_folders(tmp_path: Path) -> None:
+    """As a study of an earlier version, whose study.db was Optuna's."""
+    first = tuning(tmp_path)
+    make(first, far_behind)
+    assert of(first, "fedheal").count("pruned")
+    (tmp_path / STUDY).rename(tmp_path / OPTUNA_STUDY)
+    with locked_folder(tmp_path, study=True):
+        again = tuning(tmp_path)
+    assert again.total == 0
+    assert again.tuned() == first.tuned()
+    assert (tmp_path / STUDY).exists()
+    for name in (STUDY, OPTUNA_STUDY):
+        (tmp_path / name).unlink()
+    with locked_folder(tmp_path, study=True), pytest.raises(ConfigError) as error:
+        tuning(tmp_path, settings={"train.lr": 0.1})
+    assert "fedheal-trial0 has other settings than the trial of fedheal" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "Expecting value"),
+        ("[]", r"\[\]: expected an object"),
+        ("{}", "it has no 'methods'"),
+        ('{"methods": {"fedheal": {"facts": {}}}}', "methods.fedheal has no 'trials'"),
+    ],
+)
+def test_a_damaged_study_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / STUDY).write_text(text)
+    with pytest.raises(RunFolderError, match=rf"study.json is damaged \({says}.*Delete it"):
+        tuning(tmp_path)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import RunFolderError
+from fairflower.plans.study_file import OPTUNA_STUDY, STUDY
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import (
@@ -686,8 +687,10 @@ def test_the_page_is_in_the_folder_given_and_no_run_of_the_next_report(tmp_path:
 
 def test_a_study_keeps_its_report(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", rising(0.5))
-    (tmp_path / "study.db").touch()
-    assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
+    for name in (OPTUNA_STUDY, STUDY):
+        (tmp_path / name).touch()
+        assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
+        (tmp_path / name).unlink()
     assert not (tmp_path / "report").exists()
 
 

@@ -1,0 +1,110 @@
+"""The file of a study: the settings and the finished trials of each method, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fairflower import paths
+from fairflower.errors import RunFolderError
+from fairflower.files import replacing
+from fairflower.report.tuning import Outcome, Trial
+from fairflower.server.contents import Count, conform
+
+#: Name of the file in a study's folder, and of the SQLite file that Optuna wrote in its place.
+STUDY, OPTUNA_STUDY = "study.json", "study.db"
+
+
+class TrialEntry(TypedDict):
+    """A finished trial in the file."""
+
+    number: Count
+    values: dict[str, float]
+    outcome: Outcome
+    accuracies: list[float | None]  # None: the domain was not tested
+    reason: str
+
+
+class MethodEntry(TypedDict):
+    """A method in the file; its facts are what further trials must have in common with earlier."""
+
+    facts: dict[str, Any]
+    trials: list[TrialEntry]
+
+
+class Content(TypedDict):
+    """The file."""
+
+    methods: dict[str, MethodEntry]
+
+
+class StudyFile:
+    """The settings and the finished trials of a study's methods, kept in a file.
+
+    The file is replaced atomically after each trial, so a killed study loses nothing.
+
+    Raises
+    ------
+    RunFolderError
+        If the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._methods = _read(path) if path.exists() else {}
+
+    def facts(self, method: str) -> dict[str, Any] | None:
+        """Return a method's facts, or None if the study does not have the method yet."""
+        return self._methods[method]["facts"] if method in self._methods else None
+
+    def trials(self, method: str) -> dict[int, Trial]:
+        """Return the finished trials of a method, by number."""
+        return {entry["number"]: _trial(entry) for entry in self._methods[method]["trials"]}
+
+    def add_method(self, method: str, facts: dict[str, Any]) -> None:
+        """Add a method, as yet without trials."""
+        self._methods[method] = {"facts": facts, "trials": []}
+        self._write()
+
+    def add_trial(self, method: str, trial: Trial) -> None:
+        """Add a finished trial of a method."""
+        accuracies = [value if math.isfinite(value) else None for value in trial.accuracies]
+        self._methods[method]["trials"].append(
+            {
+                "number": trial.number,
+                "values": dict(trial.values),
+                "outcome": trial.outcome,
+                "accuracies": accuracies,
+                "reason": trial.reason,
+            }
+        )
+        self._write()
+
+    def _write(self) -> None:
+        with replacing(self._path) as temporary:
+            text = json.dumps({"methods": self._methods}, indent=1, allow_nan=False)
+            temporary.write_text(text, encoding="utf-8")
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder has the file of a study."""
+    return (folder / STUDY).exists() or (folder / OPTUNA_STUDY).exists()
+
+
+def _trial(entry: TrialEntry) -> Trial:
+    accuracies = tuple(math.nan if value is None else value for value in entry["accuracies"])
+    return Trial(entry["number"], entry["values"], entry["outcome"], accuracies, entry["reason"])
+
+
+def _read(path: Path) -> dict[str, MethodEntry]:
+    try:
+        content = json.loads(paths.read_text(path))
+        conform(content, Content)
+        return content["methods"]  # type: ignore[no-any-return]
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(
+            f"{path} is damaged ({error}). Delete it and repeat the command: trials are read again "
+            "from their run folders."
+        ) from error
