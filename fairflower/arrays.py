@@ -112,3 +112,16 @@ def _header(data: bytes) -> _Header:
         raise ValueError("it holds Python objects")
     count = int(np.prod(shape, dtype=np.int64))
     return _Header(shape, "F" if fortran_order else "C", dtype, count, stream.tell())
+
+
+def swap_padding(ids: Any, pad: int) -> Any:
+    """Exchange the ids 0 and ``pad`` in an array or tensor; a second exchange restores them.
+
+    A `fairflower.data.TokenSet` pads token ids by 0, and a tokenizer and its network by ``pad``.
+
+    >>> swap_padding(np.array([5, 1, 0]), pad=1)
+    array([5, 0, 1])
+    """
+    if pad == 0:
+        return ids
+    return ids + (ids == 0) * pad - (ids == pad) * pad

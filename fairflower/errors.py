@@ -5,7 +5,8 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,25 @@ def failure_text(error: BaseException, module: str = "") -> str:
         f"{type(error).__name__}: {text} ({Path(last.filename).name}, line {last.lineno}, in "
         f"{last.name})"
     )
+
+
+@contextmanager
+def naming_failures(
+    raised: type[UserError], subject: str, module: str, remedy: str = "Correct its code."
+) -> Iterator[None]:
+    """Raise ``raised`` for an exception in a user's code, which is in ``module``.
+
+    The message is ``<subject> failed with <type, text and place>. <remedy>``. Errors that already
+    say what to do pass unchanged.
+    """
+    try:
+        yield
+    except (*USER_ERRORS, *STOPS):
+        raise
+    except BaseException as error:
+        if exits_by_signal(error):
+            raise
+        raise raised(f"{subject} failed with {failure_text(error, module)}. {remedy}") from error
 
 
 def exits_by_signal(error: BaseException) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
 from fairflower.errors import (
-    STOPS,
-    USER_ERRORS,
     ConfigError,
     StrategyError,
-    exits_by_signal,
-    failure_text,
+    naming_failures,
 )
 
 
@@ -148,17 +145,8 @@ def _check_available(policy: Participation, draw: Draw, chosen: Sequence[int]) -
             )
 
 
-@contextmanager
-def _naming(policy: Participation, server_round: int) -> Iterator[None]:
+def _naming(policy: Participation, server_round: int) -> AbstractContextManager[None]:
     """Raise ``StrategyError`` with the policy's name for an exception in its code."""
-    try:
-        yield
-    except (*USER_ERRORS, *STOPS):
-        raise
-    except BaseException as error:
-        if exits_by_signal(error):
-            raise
-        raise StrategyError(
-            f"Round {server_round}: the participation policy {type(policy).__name__} failed with "
-            f"{failure_text(error, type(policy).__module__)}. Correct its code."
-        ) from error
+    kind = type(policy)
+    subject = f"Round {server_round}: the participation policy {kind.__name__}"
+    return naming_failures(StrategyError, subject, kind.__module__)

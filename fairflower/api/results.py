@@ -35,7 +35,7 @@ _STYLE = """<style>
 
 
 class Results(Sequence["Result"]):
-    """Several runs; the seeds of a method form a row of the tables and a line of the figures.
+    """Several runs; the runs of a method form a row of the tables and a line of the figures.
 
     A sequence of `Result`. A notebook shows the table of accuracies with the verdicts; ``print``
     shows all tables.
@@ -79,7 +79,7 @@ class Results(Sequence["Result"]):
     def table(self) -> pd.DataFrame:
         """Accuracy per domain, AVG, STD, MIN and GAP of each method, in percent.
 
-        Mean and standard deviation over seeds, of the last five tested rounds:
+        Mean and standard deviation over runs, of the last five tested rounds:
         `fairflower.report.frames.table_frame`.
         """
         from fairflower.report.frames import table_frame

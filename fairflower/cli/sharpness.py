@@ -65,7 +65,7 @@ def by_method(measured: list[ClientSharpness]) -> Table:
     table = Table(
         title="Sharpness of the final model over clients",
         caption="Mean over the clients of each group; mean and standard deviation (ddof 0) over "
-        "all clients. Averaged over seeds.",
+        "all clients. Means over a method's runs.",
         title_justify="left",
         caption_justify="left",
     )
@@ -76,14 +76,14 @@ def by_method(measured: list[ClientSharpness]) -> Table:
     table.add_column("method", overflow="fold")
     for column in (*domains, "all", "std"):
         table.add_column(escape(column), justify="right")
-    for (label, groups), seeds in methods.items():
+    for (label, groups), runs in methods.items():
         shown = [
-            f"{np.mean([sharpness.values[d].mean() for sharpness in seeds]):.4f}"
+            f"{np.mean([sharpness.values[d].mean() for sharpness in runs]):.4f}"
             if d in groups
             else ""
             for d in domains
         ]
-        overall = np.mean([sharpness.over_clients for sharpness in seeds], axis=0)
-        count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
+        overall = np.mean([sharpness.over_clients for sharpness in runs], axis=0)
+        count = f" ({len(runs)} runs)" if len(runs) > 1 else ""
         table.add_row(escape(label) + count, *shown, *(f"{value:.4f}" for value in overall))
     return table

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -16,13 +16,10 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import (
-    STOPS,
-    USER_ERRORS,
     ConfigError,
     UserError,
-    exits_by_signal,
-    failure_text,
     is_text,
+    naming_failures,
     quoted,
 )
 from fairflower.registry import (
@@ -95,21 +92,13 @@ class ComponentSpec:
         with self.naming_failures():
             return factory(*given, **options, **self.args)
 
-    @contextmanager
-    def naming_failures(self) -> Iterator[None]:
+    def naming_failures(self) -> AbstractContextManager[None]:
         """Raise ``UserError`` for an exception in a user's class or function."""
-        try:
-            yield
-        except (*USER_ERRORS, *STOPS):
-            raise
-        except BaseException as error:
-            if self.name in self.REGISTRY.data or exits_by_signal(error):
-                raise
-            failure = failure_text(error, self.factory.__module__)
-            raise UserError(
-                f"{self.TABLE}.{self.KEY} = {self.name!r}: it failed with {failure}. Correct its "
-                "arguments or its code."
-            ) from error
+        if self.name in self.REGISTRY.data:
+            return nullcontext()
+        subject = f"{self.TABLE}.{self.KEY} = {self.name!r}: it"
+        module, remedy = self.factory.__module__, "Correct its arguments or its code."
+        return naming_failures(UserError, subject, module, remedy)
 
     def check(self) -> None:
         """Raise ``ConfigError`` for an unknown argument, or a value that is not allowed."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fairflower.arguments import Range
+from fairflower.arrays import swap_padding
 from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
@@ -81,7 +82,7 @@ class TextSet(TokenSet):
 @dataclass(frozen=True)
 class _Encoder:
     vocabulary: int
-    encode: Callable[[str], Sequence[int]]
+    encode: Callable[[str], Sequence[int] | Ints]
 
 
 def hash_tokens(text: str) -> list[int]:
@@ -112,9 +113,9 @@ def _of_transformers(name: str, length: int) -> _Encoder:
         ) from error
     pad = made.pad_token_id or 0
 
-    def encode(text: str) -> Sequence[int]:
+    def encode(text: str) -> Ints:
         ids = made(text, truncation=True, max_length=length)["input_ids"]
-        return [pad if k == 0 else 0 if k == pad else k for k in ids]
+        return swap_padding(np.array(ids, np.int64), pad)  # type: ignore[no-any-return]
 
     return _Encoder(len(made), encode)
 

@@ -21,7 +21,6 @@ from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
 from fairflower.data import with_absolute_dir
-from fairflower.engines.choice import chosen_engine
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import prepare_ray
@@ -37,6 +36,7 @@ def launch(
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes of fairflower's ClientApp.
 
+    ``engine = "auto"`` is Ray here: `fairflower.engines.choice.chosen_engine` is asked before.
     ``client-gpus = "auto"`` grants no GPU here: `fairflower.plans.devices` replaces it by a number.
     ``num_gpus`` is as in `simulate`. Raises the exceptions of ``server_main`` and of `simulate`.
     """
@@ -52,7 +52,7 @@ def launch(
         server_app,
         client_app,
         num_clients,
-        engine=chosen_engine(config),
+        engine=config.engine,
         ray_address=config.ray_address,
         prepare=functools.partial(_prepare, data),
         workers=config.workers,

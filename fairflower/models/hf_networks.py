@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fairflower.arrays import swap_padding
 from fairflower.errors import ConfigError, require
 from fairflower.models.bodies import BodyClassifier, as_rgb, resized, same_for_every_seed
 from fairflower.registry import RANDOM_WEIGHTS
@@ -110,20 +111,6 @@ def hf(
 def is_folder(name: str) -> bool:
     """Return whether the name of a network is a folder on this machine."""
     return Path(name).expanduser().is_dir()
-
-
-def swap_padding(ids: Any, pad: int) -> Any:
-    """Exchange the ids 0 and ``pad`` in an array or tensor; doing it twice changes nothing.
-
-    Token ids of a `TokenSet` are padded by 0, and those of a network by its own id.
-
-    >>> import numpy as np
-    >>> swap_padding(np.array([5, 1, 0]), pad=1)
-    array([5, 0, 1])
-    """
-    if pad == 0:
-        return ids
-    return ids + (ids == 0) * pad - (ids == pad) * pad
 
 
 def _without_head(body: nn.Module, prefix: str, labels: int) -> int:

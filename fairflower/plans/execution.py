@@ -155,8 +155,8 @@ def execute(
         from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
-    if study is None and jobs in (None, 1):
-        chosen_engine(first)  # before the data: an error if it lacks Ray
+    if study is None:  # before the data: an error if Ray is wanted and not installed
+        first = replace(first, engine=chosen_engine(first))
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
@@ -169,9 +169,8 @@ def execute(
     if parallel:
         placed = Placement(first, line=parallel_line(plan.runs, jobs))
     else:
-        if line := engine_line(first):
+        if line := engine_line(plan.runs[0]):
             console.print(f"  engine    {escape(line)}", soft_wrap=True, highlight=False)
-        first = replace(first, engine=chosen_engine(first))
         placed = place_clients([first, *plan.runs[1:]], len(federation.clients))
     if placed.line:
         console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)

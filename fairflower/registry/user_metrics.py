@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,12 +53,17 @@ def load_metrics(places: str) -> dict[str, Any]:
         try:
             if place not in METRICS:
                 raise ConfigError(f"The metric {place!r} is unknown: expected module:function.")
-            add_cwd_to_path()
-            loaded[name] = METRICS[place]
+            loaded[name] = _function(place)
             directions({name: loaded[name]})
         except ConfigError as error:
             raise ConfigError(f"evaluate.metrics: {error}") from error
     return loaded
+
+
+@functools.cache
+def _function(place: str) -> Any:
+    add_cwd_to_path()
+    return METRICS[place]
 
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:

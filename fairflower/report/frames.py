@@ -48,7 +48,7 @@ def _history(run: Run) -> pd.DataFrame:
 def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """Return the table of methods, in percent: means of the last five tested rounds.
 
-    The columns are pairs: ``(name, "mean")`` and ``(name, "std")`` over seeds (ddof 1), where a
+    The columns are pairs: ``(name, "mean")`` and ``(name, "std")`` over runs (ddof 1), where a
     name is a domain, AVG, STD (with ddof 1 and 0), MIN, GAP or a held-out domain, which AVG and the
     like do not include; and ``("seeds", "n")``. The index is the method; for several sets of
     domains, the data set and the method.

@@ -1,7 +1,7 @@
 """LaTeX tables for papers, with the package booktabs.
 
 In each column, the best value among comparable methods is bold and the second best underlined.
-Small print is the standard deviation over seeds.
+Small print is the standard deviation over federations or seeds.
 """
 
 from __future__ import annotations

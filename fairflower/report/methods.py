@@ -33,7 +33,7 @@ BASELINES = ("fedavg", "uniform")
 
 
 class Curve(NamedTuple):
-    """A metric over rounds [R]: mean and std over seeds, and whether all domains were tested."""
+    """A metric over rounds [R]: mean and std over runs, and whether all domains were tested."""
 
     rounds: NDArray[np.int64]
     mean: Vector
@@ -42,14 +42,14 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, rounds: NDArray[np.int64], values: Vector) -> Curve:
-        """Return the curve of values [seeds, R] over all domains; a single seed has spread 0."""
+        """Return the curve of values [runs, R] over all domains; a single run has spread 0."""
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
         return cls(rounds, values.mean(axis=0), spread, np.ones(len(rounds), np.bool_))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method under fixed settings: its runs, one for each seed."""
+    """A method under fixed settings: its runs, one for each seed or federation."""
 
     #: The runs' label; if methods share it, with the settings in which they differ.
     name: str
@@ -166,6 +166,11 @@ class Comparison:
         ]
 
     @property
+    def replicates(self) -> str:
+        """What a method's runs are means over, in words: ``federations`` or ``seeds``."""
+        return "federations" if any(method.federations for method in self.methods) else "seeds"
+
+    @property
     def held_out(self) -> list[str]:
         """The domains that runs held out: tested, but without a client."""
         runs = (run for method in self.methods for run in method.runs)
@@ -273,7 +278,7 @@ def _methods(runs: Iterable[Run]) -> list[Method]:
 
 
 def _in_common(values: Vector) -> Vector:
-    """Return values [seeds, ..., D] with NaN for all seeds where a seed has NaN."""
+    """Return values [runs, ..., D] with NaN for all runs where a run has NaN."""
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
 
 

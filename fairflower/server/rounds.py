@@ -15,15 +15,12 @@ from flwr.serverapp import Grid
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import (
-    STOPS,
-    USER_ERRORS,
     ConfigError,
     MetricError,
     StopRun,
     StrategyError,
-    exits_by_signal,
-    failure_text,
     logger,
+    naming_failures,
 )
 from fairflower.machine import release_memory
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
@@ -189,21 +186,13 @@ class RoundLoop:
     @contextmanager
     def _named(self, server_round: int) -> Iterator[None]:
         """Raise ``StrategyError`` for an exception in the strategy's code, or by what it left."""
+        name, module = self.config.strategy.name, type(self.strategy).__module__
+        remedy = f"The traceback is in {self.folder.path / LOG}."
         try:
-            yield
+            with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
+                yield
         except ConfigError as error:  # for example, weights that are not on the simplex
-            where = f"Round {server_round}, {self.config.strategy.name}"
-            raise ConfigError(f"{where}: {error}") from error
-        except (*USER_ERRORS, *STOPS):
-            raise
-        except BaseException as error:
-            if exits_by_signal(error):
-                raise
-            failure = failure_text(error, type(self.strategy).__module__)
-            raise StrategyError(
-                f"Round {server_round}: {self.config.strategy.name} failed with {failure}. The "
-                f"traceback is in {self.folder.path / LOG}."
-            ) from error
+            raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:
         """Warn of clients that lost the state of the round in which they were last ``merged``."""

@@ -46,7 +46,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     methods = methods_with_clusters(comparison.methods)
     if not methods:
         return
-    yield _over_rounds(methods, styles)
+    yield _over_rounds(methods, styles, comparison.replicates)
     domains = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
     for number, method in enumerate(methods, start=1):
         history = method.runs[0].clusters
@@ -54,7 +54,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
             yield _maps(method, history, domains, f"-{number}" if len(methods) > 1 else "")
 
 
-def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
+def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> FigureDraft:
     sheet, axes = panels(1, len(_FIGURES), canvas.FULL, 3.4)
     said, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
@@ -79,14 +79,14 @@ def _over_rounds(methods: list[Method], styles: LineStyles) -> FigureDraft:
     axes[0, 2].set_ylim(lowest, 1.04)
     legend(sheet, axes[0, 0])
     several = any(len(method.runs) > 1 for method in methods)
+    band = f" Band: ± sample standard deviation over {replicates}." * several
     return FigureDraft(
         "clusters",
         sheet,
         "Clusters of clients over rounds",
         "Compared with the clients' true types, their domains; dotted: the number of types. "
         "Clustering accuracy: share of the round's clients that have their cluster's most common "
-        "type. Adjusted Rand index: 1 if clusters equal types, 0 at chance level."
-        f"{' Band: ± sample standard deviation over seeds.' if several else ''}",
+        f"type. Adjusted Rand index: 1 if clusters equal types, 0 at chance level.{band}",
         f"At the last round: {'; '.join(said)}.",
     )
 

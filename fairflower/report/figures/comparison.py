@@ -83,7 +83,7 @@ def _over_rounds(
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * row(accuracy))
         if not curve.rounds.size:
-            continue  # the seeds, read from a summary, have no rounds in common
+            continue  # runs that were read from a summary have no rounds in common
         canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
         late = curve.rounds >= (half or 0)
         if zooms and late.any():
@@ -102,7 +102,8 @@ def _over_rounds(
 
 def _band_caption(comparison: Comparison) -> list[str]:
     several = any(len(method.runs) > 1 for method in comparison.methods)
-    return ["Line: mean over seeds; band: ± their sample standard deviation."] if several else []
+    line = f"Line: mean over {comparison.replicates}; band: ± their sample standard deviation."
+    return [line] if several else []
 
 
 def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
@@ -152,15 +153,16 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
             f"{', '.join(f'{name} {format_number(mean, 1)}' for name, mean in values)}"
         )
     panel.set_ylim(0, 100)
-    over_seeds = ""
+    over_runs = ""
     if any(len(method.runs) > 1 for method in methods):
-        over_seeds = " and over seeds; error bars: ± sample standard deviation over seeds"
+        over = f"over {comparison.replicates}"
+        over_runs = f" and {over}; error bars: ± sample standard deviation {over}"
     legend(sheet, panel)
     return FigureDraft(
         "bars",
         sheet,
         f"Accuracy per domain, {comparison.span()}",
-        f"{comparison.span().capitalize()}{over_seeds}.",
+        f"{comparison.span().capitalize()}{over_runs}.",
         f"Accuracy in percent, {comparison.span()}. {'; '.join(said)}.",
     )
 
@@ -184,12 +186,13 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
             label=method.name,
         )
     legend(sheet, panel)
+    several = any(len(method.runs) > 1 for method in methods)
+    over_runs = f" and over {comparison.replicates}" if several else ""
     return FigureDraft(
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",
-        f"A point for each client, on the client's test data: {comparison.span()}"
-        f"{' and over seeds' if any(len(method.runs) > 1 for method in methods) else ''}.",
+        f"A point for each client, on the client's test data: {comparison.span()}{over_runs}.",
         "Accuracy of every client, grouped by domain and method.",
     )
 

@@ -55,9 +55,8 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
         "convergence",
         sheet,
         "Convergence of every local training, by strategy",
-        " ".join(
-            ["Average accuracy over domains, mean over seeds.", *comparison.gaps * [canvas.DOTTED]]
-        ),
+        f"Average accuracy over domains, mean over {comparison.replicates}."
+        f"{comparison.gaps * f' {canvas.DOTTED}'}",
         f"Average accuracy over rounds in {len(grid)} panels, a panel for each local training.",
     )
 
@@ -97,7 +96,8 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
         "product",
         sheet,
         "Local training times aggregation",
-        f"{comparison.span().capitalize()}, mean over seeds.{comparison.gaps * _BLANK}",
+        f"{comparison.span().capitalize()}, mean over {comparison.replicates}."
+        f"{comparison.gaps * _BLANK}",
         f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",
     )
 
@@ -141,15 +141,15 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
             panel.set_xlabel(leaf)
             panel.set_ylabel(label)
         legend(sheet, axes[0, 0])
-        seeds = any(len(method.runs) > 1 for method in sweep.methods)
+        several = any(len(method.runs) > 1 for method in sweep.methods)
+        bars = f"; bars: ± sample standard deviation over {comparison.replicates}" * several
         name = sweep.methods[0].strategy
         best = max(sweep.methods, key=lambda method: method.over_seeds(fair[MIN.title].value).mean)
         yield FigureDraft(
             f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
             sheet,
             f"{name}: {sweep.key} from {sweep.values[0]:g} to {sweep.values[-1]:g}",
-            f"{comparison.span().capitalize()}"
-            f"{'; bars: ± sample standard deviation over seeds' if seeds else ''}.",
+            f"{comparison.span().capitalize()}{bars}.",
             f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
             f"{sweep.key}; the worst domain is best for {best.name}.",
         )

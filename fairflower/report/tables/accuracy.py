@@ -73,7 +73,7 @@ def quality_table(comparison: Comparison) -> Table:
         f"Class-balanced accuracy{' and AUC' if auc else ''}, "
         f"{comparison.span().removeprefix('mean of ')}",
         f"In %. ACC: class-balanced accuracy.{' AUC: one-vs-one.' if auc else ''} ±: standard "
-        f"deviation over rounds and seeds (ddof 0). {bold(comparison)}",
+        f"deviation over rounds and {comparison.replicates} (ddof 0). {bold(comparison)}",
         [
             Column(f"{name} {title}", of(score, d), 1)
             for name, d in places.items()

@@ -18,7 +18,7 @@ MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: ("
 
 @dataclass(frozen=True)
 class Cell:
-    """A number: its mean over seeds, the spread under it, and its highlighting."""
+    """A number: its mean over runs, the spread under it, and its highlighting."""
 
     text: str
     spread: str = ""
@@ -143,8 +143,8 @@ def remark(method: Method) -> str:
 
 def how_to_read(comparison: Comparison) -> str:
     """Explain the small print and bold type of a table; empty if it has neither."""
-    units = {m.unit.split(" ")[0] for m in comparison.methods if len(m.runs) > 1}
-    small = f"±: standard deviation over {units.pop()}s (ddof 1). " if units else ""
+    several = any(len(method.runs) > 1 for method in comparison.methods)
+    small = f"±: standard deviation over {comparison.replicates} (ddof 1). " if several else ""
     return f"{small}{bold(comparison)}".strip()
 
 
