@@ -53,7 +53,7 @@ def load_metrics(places: str) -> dict[str, Any]:
         try:
             if place not in METRICS:
                 raise ConfigError(f"The metric {place!r} is unknown: expected module:function.")
-            loaded[name] = _function(place)
+            loaded[name] = load_function(place)
             directions({name: loaded[name]})
         except ConfigError as error:
             raise ConfigError(f"evaluate.metrics: {error}") from error
@@ -61,7 +61,8 @@ def load_metrics(places: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _function(place: str) -> Any:
+def load_function(place: str) -> Any:
+    """Return a metric's function, imported once per process."""
     add_cwd_to_path()
     return METRICS[place]
 
