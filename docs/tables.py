@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fairflower import config as run_config
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.secure import SINGLE_UPDATES
 from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -56,6 +57,21 @@ def strategies() -> str:
         server = ", ".join(told)
         rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", server))
     return _table(("strategy", "class", "a client also sends", "the server also needs"), rows)
+
+
+def secure() -> str:
+    """Return which strategies run under secure aggregation, and why others do not."""
+    rows = []
+    for name, strategy in STRATEGIES.items():
+        rule = strategy(alpha=0) if name == "fedeba+" else strategy()
+        if rule.sums_suffice:
+            numbers = ", ".join(f"`{need}`" for need in rule.needs) or "nothing more"
+            works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
+            rows.append((f"`{name}`", works, numbers))
+        else:
+            reason, nearest = SINGLE_UPDATES[name]
+            rows.append((f"`{name}`", f"no: it {reason}", f"use `{nearest}`"))
+    return _table(("strategy", "works", "numbers in the clear, or the nearest that works"), rows)
 
 
 def measurements() -> str:
@@ -125,7 +141,7 @@ def settings() -> str:
 TABLES = {
     table.__name__: table
     for table in (
-        *(all_strategies, all_clients, strategies, measurements, cohort),
+        *(all_strategies, all_clients, strategies, secure, measurements, cohort),
         *(clients, ranges, settings),
     )
 }

@@ -23,6 +23,7 @@ from fairflower.config import DataConfig, ModelConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, open_site
 from fairflower.errors import DataError, UserError
+from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -62,7 +63,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     return trainer
 
 
-app = make_client_app(trainer_of)
+app = make_client_app(trainer_of, mods=[secure_mod])
 
 
 @app.query()

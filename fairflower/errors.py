@@ -188,7 +188,7 @@ def naming_failures(
     """
     try:
         yield
-    except (*USER_ERRORS, *STOPS):
+    except (*USER_ERRORS, *STOPS, RunInterrupted):
         raise
     except BaseException as error:
         if exits_by_signal(error):

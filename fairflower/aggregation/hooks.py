@@ -39,6 +39,12 @@ class StrategyHooks:
     #: Metrics that the strategy uses and that clients always report.
     reads: tuple[str, ...] = ()
 
+    #: Whether numbers of the clients and one weighted sum of their updates suffice; the strategy
+    #: then runs under secure aggregation: `weigh` sees no update, `combine` only the sum.
+    sums_suffice: bool = False
+    #: Measurements of the trained model that `weigh` uses from the next round on.
+    learns: tuple[str, ...] = ()
+
     #: Attributes kept from round to round and in checkpoints: numbers, None, arrays, and dicts
     #: of these with text or whole numbers (client ids) as keys.
     STATE: ClassVar[tuple[str, ...]] = ()
@@ -73,10 +79,28 @@ class StrategyHooks:
         raise NotImplementedError(f"{type(self).__name__}: define weigh or merge.")
 
     def merge(self, cohort: Cohort) -> Arrays:
-        """Return the next global model, by default the mean weighted by ``weigh``."""
+        """Return the next global model, by default ``combine`` with the weights of ``weigh``."""
         weights = np.asarray(self.weigh(cohort))
         self.diagnostics["weights"] = weights
+        return self.combine(cohort, weights)
+
+    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+        """Return the next global model for these weights, by default the weighted mean.
+
+        With ``sums_suffice``, the updates may enter only as one sum that these weights, or
+        multiples of them, weight.
+        """
         return cohort.average(weights)
+
+    def square_factors(self, cohort: Cohort) -> NDArray[np.float64] | None:
+        """Return f, shape (K,), if ``combine`` uses sum_k w_k f_k ||Delta_k||^2; else None.
+
+        Under secure aggregation, ``cohort.squared_norms()`` only serves to compute this sum.
+        """
+        return None
+
+    def note_trained(self, cohort: Cohort) -> None:
+        """Note measurements of ``learns``. Secure aggregation calls it after ``weigh``."""
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.

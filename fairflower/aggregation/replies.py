@@ -214,10 +214,7 @@ class ReplyParser:
             if name in self.strategy.VECTORS:
                 measured[name] = self._vectors(name, content)
             else:
-                self._check_there(name, "metric", metrics)
-                least = 0 if name in self.strategy.NON_NEGATIVE else -LARGEST
-                most = MOST if name in self.strategy.COUNTS else LARGEST
-                check_metric(name, metrics[name], least, most)
+                self._check_number(name, metrics)
         for exchange in self.strategy.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
@@ -306,6 +303,18 @@ class ReplyParser:
             population=population,
             max_weight=max_weight,
         )
+
+    def check_numbers(self, client: int, metrics: MetricRecord, names: Iterable[str]) -> None:
+        """Raise ``InvalidReply`` if a client's numbers ``names`` are missing or not possible."""
+        self._check_size(client, metrics)
+        for name in names:
+            self._check_number(name, metrics)
+
+    def _check_number(self, name: str, metrics: MetricRecord) -> None:
+        self._check_there(name, "metric", metrics)
+        least = 0 if name in self.strategy.NON_NEGATIVE else -LARGEST
+        most = MOST if name in self.strategy.COUNTS else LARGEST
+        check_metric(name, metrics[name], least, most)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
         key, known = self.strategy.weighted_by_key, self.sizes.get(client)

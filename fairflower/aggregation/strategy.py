@@ -136,8 +136,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self.seed = 0
-        self._enrolled = EnrolledClients()
-        self._population = 0
+        self.enrolled = EnrolledClients()
+        self.population = 0
         self._striking: list[str] = []  # very long vectors of the last round that had any
         self._candidate_losses: dict[int, float] = {}
         self._sent: ArrayRecord | None = None
@@ -178,7 +178,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             Training examples by client id. A reply with another number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
+        self.enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
         self.seed = seed
         for exchange in self.exchanges:
             exchange.seed = seed
@@ -195,23 +195,23 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.read_config(config)
         if self.measurements:
             config["measure"] = ",".join(self.measurements)
-        if self._enrolled.nodes is None:
+        if self.enrolled.nodes is None:
             messages = list(super().configure_train(server_round, arrays, config, grid))
-            self._population = len(list(grid.get_node_ids()))
+            self.population = len(list(grid.get_node_ids()))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             draw = self._draw(server_round)
             chosen = checked_choice(self.participation, draw, self._candidate_losses)
-            nodes = [self._enrolled.nodes[client] for client in chosen]
+            nodes = [self.enrolled.nodes[client] for client in chosen]
             messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
-            self._population = len(self._enrolled.nodes)
+            self.population = len(self.enrolled.nodes)
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 for message in messages:
                     message.content[exchange.name] = record_of(shared)
         for message in messages:
-            client = self._enrolled.client_of(message)
+            client = self.enrolled.client_of(message)
             values = {**self._last_merged(client), **self.tell(client)}
             for exchange in self.exchanges:
                 values |= exchange.tell(client)
@@ -229,11 +229,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """
         self._candidate_losses = {}
         candidates = checked_candidates(self.participation, self._draw(server_round))
-        if not candidates or self._enrolled.nodes is None:
+        if not candidates or self.enrolled.nodes is None:
             return []
         config["server-round"], config["split"] = server_round, "train"
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        nodes = [self._enrolled.nodes[client] for client in candidates]
+        nodes = [self.enrolled.nodes[client] for client in candidates]
         self._asked_to_test = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         return self._asked_to_test
 
@@ -242,7 +242,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
         ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
         """
-        answers = self.evaluations(server_round, replies, self._enrolled.sizes)
+        answers = self.evaluations(server_round, replies, self.enrolled.sizes)
         self._candidate_losses = {
             client: float(answer["eval_loss"])  # type: ignore[arg-type]
             for client, answer in answers.items()
@@ -252,17 +252,17 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return evaluate messages for this round's clients (see Flower's ``FedAvg``)."""
-        if self._enrolled.nodes is None or self.fraction_evaluate == 0.0:
+        if self.enrolled.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             size = (self.fraction_evaluate, self.min_evaluate_nodes)
-            draw = self._enrolled.draw(server_round, self.seed, size)
-            nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
+            draw = self.enrolled.draw(server_round, self.seed, size)
+            nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
-            last = self._last_merged(self._enrolled.client_of(message))
+            last = self._last_merged(self.enrolled.client_of(message))
             add_client_config(message, self.configrecord_key, last)
         self._asked_to_test = messages
         return messages
@@ -279,12 +279,12 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             raise RuntimeError("aggregate_train was called before configure_train.")
         if not self._asked:
             return None, None
-        reply_filter = self._reply_filter(server_round, self._asked)
-        parser = ReplyParser(self, decode_record(self._sent), self._enrolled.sizes)
+        reply_filter = self.reply_filter(server_round, self._asked)
+        parser = ReplyParser(self, decode_record(self._sent), self.enrolled.sizes)
         members = parser.members(replies, reply_filter)
         if parser.striking:
             self._striking = [f"round {server_round}: {text}" for text in parser.striking]
-        cohort = parser.cohort(members, server_round, self._population, self.max_client_weight)
+        cohort = parser.cohort(members, server_round, self.population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
@@ -330,7 +330,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 check_finite(key, value)
             return content, metrics
 
-        answers = self._reply_filter(server_round, self._asked_to_test).usable(replies, check)
+        answers = self.reply_filter(server_round, self._asked_to_test).usable(replies, check)
         if not answers:
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
@@ -350,7 +350,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             check_test(metrics, self.weighted_by_key, most_tested.get(client, math.inf))
             return metrics
 
-        reply_filter = self._reply_filter(server_round, self._asked_to_test)
+        reply_filter = self.reply_filter(server_round, self._asked_to_test)
         answers = reply_filter.usable(replies, check)
         reply_filter.check_enough(len(answers))
         return answers
@@ -359,7 +359,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def _draw(self, server_round: int) -> Draw:
         size = (self.fraction_train, self.min_train_nodes)
-        return self._enrolled.draw(server_round, self.seed, size, self.availability)
+        return self.enrolled.draw(server_round, self.seed, size, self.availability)
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
         """Return the client's last merged round: it then discards the state of later rounds.
@@ -367,15 +367,16 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Without enrolled clients the round of an unknown client is not sent: a restarted server
         may have merged it before.
         """
-        default = None if self._enrolled.nodes is None else 0
+        default = None if self.enrolled.nodes is None else 0
         last = self.merged_rounds.get(client, default)
         return {} if last is None else {"merged-round": last}
 
-    def _reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+    def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+        """Return the filter of the replies to these messages, whose ``dropped`` is the round's."""
         reply_filter = ReplyFilter(
             server_round,
             asked,
-            self._enrolled,
+            self.enrolled,
             self.weighted_by_key,
             self.min_clients,
             striking=self._striking,

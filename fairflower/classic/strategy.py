@@ -157,7 +157,7 @@ class LegacyStrategy(Strategy):
                 "Flower's secure aggregation gives a strategy only the mean of the clients' models "
                 f"by sample count: {type(self.strategy).__name__} cannot weight the models, and "
                 "no exchange can collect arrays. Use FedAvg without exchanges, or disable secure "
-                "aggregation."
+                "aggregation. (fairflower's app weights masked models: secure-aggregation = true.)"
             )
 
     def _fit_content(self, result: FitRes) -> RecordDict:

@@ -21,6 +21,7 @@ from fairflower.config.methods import (
     ParticipationSpec,
     StrategyConfig,
 )
+from fairflower.config.secure import check_secure
 from fairflower.config.settings import (
     MOST,
     BoundConfig,
@@ -63,6 +64,11 @@ class RunConfig:
     )
     sites: int = setting(
         0, "Number of sites to wait for before the first round. 0 means those connected now."
+    )
+    secure_aggregation: bool = setting(
+        False,
+        "Whether clients mask their models, so that the server learns only a weighted sum "
+        "(Flower's SecAgg+). Strategies that need single models are refused.",
     )
     round_timeout: float = setting(
         3600.0, "Seconds to wait for the replies of a round.", above=0, execution=True
@@ -365,6 +371,8 @@ def _check(config: RunConfig) -> None:
             rule.read_config(config.concise())
         except ValueError as error:
             raise ConfigError(str(error)) from error
+    if config.secure_aggregation:
+        check_secure(config, rule, exchanges)
     _check_amounts(config)
 
 

@@ -178,6 +178,10 @@ class RunFolder:
         """Return an entry of ``run.json``; None if it is missing."""
         return self._facts.get(name)
 
+    def noted(self, name: str) -> Any:
+        """Return an entry of ``run.json``; None if there is none."""
+        return self._facts.get(name)
+
     def note(self, name: str, value: Any) -> None:
         """Set an entry of ``run.json``, if its value is new."""
         if self._facts.get(name) != value:

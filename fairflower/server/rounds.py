@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,6 +24,8 @@ from fairflower.errors import (
 )
 from fairflower.machine import release_memory
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
+from fairflower.secure.protocol import Halted
+from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
@@ -54,6 +56,9 @@ class RoundLoop:
         self.federation = setup.federation
         self.nodes = setup.registry.nodes
         self._settings = {**setup.settings(), "run-id": folder.run_id}
+        self._secure: SecureAggregation | None = None
+        if self.config.secure_aggregation:
+            self._secure = SecureAggregation(self.strategy, self._exchange)
         self._skipped: dict[str, str] = {}  # the user's metrics that failed, and where
         self._released = time.monotonic()
         self._tracker = NodeTracker(
@@ -153,24 +158,18 @@ class RoundLoop:
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
     ) -> ArrayRecord:
         strategy, folder = self.strategy, self.folder
-        with _timed(seconds, "train_seconds"):
-            nodes = self._tracker.locate(self.nodes)
-            if nodes != self.nodes:  # SuperNodes came back under other ids
-                self.nodes = nodes
-                self.setup.enroll(nodes)
-            settings = self.settings()
-            train, num_rounds = self.config.train, self.config.num_server_rounds
-            settings["train.lr"] = train.lr_in(server_round, num_rounds)
-            with self._named(server_round):
-                asked = strategy.configure_candidates(server_round, arrays, self.settings())
-            if asked:
-                strategy.note_candidates(server_round, self._exchange(asked))
-            with self._named(server_round):  # its clients are enrolled: it does not ask the grid
-                messages = strategy.configure_train(server_round, arrays, settings, self.grid)
-            replies = self._exchange(messages)
         before = dict(strategy.merged_rounds)
-        with _timed(seconds, "merge_seconds"), self._named(server_round):
-            merged = strategy.aggregate_train(server_round, replies)[0]
+        merged: ArrayRecord | None
+        with _timed(seconds, "train_seconds"):
+            messages = self._configure(server_round, arrays)
+            if self._secure is None:
+                replies = self._exchange(messages)
+            else:
+                with self._named(server_round):
+                    merged = _summed(self._secure, folder, server_round, messages, arrays)
+        if self._secure is None:
+            with _timed(seconds, "merge_seconds"), self._named(server_round):
+                merged = strategy.aggregate_train(server_round, replies)[0]
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
@@ -182,6 +181,21 @@ class RoundLoop:
             )
         self._check_client_states(before)
         return merged
+
+    def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
+        """Return the strategy's train messages of a round."""
+        strategy, settings = self.strategy, self.settings()
+        nodes = self._tracker.locate(self.nodes)
+        if nodes != self.nodes:  # SuperNodes came back under other ids
+            self.nodes = nodes
+            self.setup.enroll(nodes)
+        settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
+        with self._named(server_round):
+            asked = strategy.configure_candidates(server_round, arrays, self.settings())
+        if asked:
+            strategy.note_candidates(server_round, self._exchange(asked))
+        with self._named(server_round):  # its clients are enrolled: it does not ask the grid
+            return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
     @contextmanager
     def _named(self, server_round: int) -> Iterator[None]:
@@ -319,9 +333,9 @@ class RoundLoop:
         messages = list(messages)
         clients = {node: client for client, node in self.nodes.items()}
         for message in messages:
-            add_client_config(
-                message, "config", {"client-id": clients[message.metadata.dst_node_id]}
-            )
+            if "config" in message.content:  # messages about masks have none
+                client = clients[message.metadata.dst_node_id]
+                add_client_config(message, "config", {"client-id": client})
         return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
 
 
@@ -330,3 +344,23 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.monotonic()
     yield
     seconds[name] = time.monotonic() - begin
+
+
+def _summed(
+    secure: SecureAggregation,
+    folder: RunFolder,
+    server_round: int,
+    messages: Sequence[Message],
+    arrays: ArrayRecord,
+) -> ArrayRecord:
+    """Return the next model by secure aggregation; the model as it is if no sum comes about."""
+    try:
+        return secure.train(server_round, messages, arrays)
+    except Halted as reason:
+        logger.warning(
+            "Round %d: secure aggregation halted, and the model stays as it was: %s.",
+            *(server_round, reason),
+        )
+        halted = dict(folder.noted("halted_rounds") or {})
+        folder.note("halted_rounds", halted | {str(server_round): str(reason)})
+        return arrays

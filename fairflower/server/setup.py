@@ -14,11 +14,14 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.config import DataConfig, ParticipationSpec, RunConfig
+from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays
 from fairflower.participation.availability import read_availability
 from fairflower.registry.user_metrics import directions, load_metrics
+from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
+from fairflower.secure.rounds import described
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.registration import (
@@ -83,6 +86,10 @@ class RunSetup:
         if local := initial_local_arrays(self.evaluator.model):
             facts["local_arrays"] = list(local)
             facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
+        if self.config.secure_aggregation:
+            facts["secure_aggregation"] = described(
+                _num_asked(self.config, len(federation.clients))
+            )
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if places := self.config.evaluate.metrics:
@@ -156,9 +163,14 @@ def _check_undivided(data: DataConfig) -> None:
         )
 
 
+def _num_asked(config: RunConfig, num_clients: int) -> int:
+    """Return the number of clients that a round asks."""
+    return max(1, int(num_clients * config.fraction_train + 1e-9))
+
+
 def _check_client_settings(config: RunConfig, num_clients: int) -> None:
     """Raise ``ConfigError`` for settings that so few clients cannot fulfill."""
-    asked = max(1, int(num_clients * config.fraction_train + 1e-9))
+    asked = _num_asked(config, num_clients)
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower min-clients, "
@@ -169,6 +181,8 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
             f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
             f"{asked} clients of a round cannot sum to 1. Set at least 1/{asked}."
         )
+    if config.secure_aggregation:
+        check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
 
 
 def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:

@@ -65,6 +65,7 @@ class FairFed(FairStrategy):
     """
 
     paper: ClassVar[str] = "Ezzeldin et al., AAAI 2023"
+    sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(

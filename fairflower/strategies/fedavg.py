@@ -32,6 +32,7 @@ class FedAvg(FairStrategy):
     """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    sums_suffice = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         return cohort.sample_weights
@@ -56,6 +57,7 @@ class Uniform(FairStrategy):
     """
 
     paper: ClassVar[str] = "plain averaging, the honest baseline"
+    sums_suffice = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         return np.full(len(cohort), 1 / len(cohort))

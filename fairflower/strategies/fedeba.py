@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import inequality_angle
@@ -94,6 +95,7 @@ class FedEBAPlus(FairStrategy):
         super().__init__(**options)
         self.tau, self.alpha, self.theta, self.lr = tau, alpha, theta, lr
         self.needs = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
+        self.sums_suffice = alpha == 0
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         super().read_config(config)
@@ -103,12 +105,14 @@ class FedEBAPlus(FairStrategy):
                 "train.lr in the clients' config, FedEBAPlus(lr=...), or alpha = 0."
             )
 
-    def merge(self, cohort: Cohort) -> Arrays:
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         F = cohort.metrics["received_loss"]
         tilt = np.exp((F - F.max()) / self.tau)
-        weights = cohort.cap(tilt / tilt.sum())
-        unequal = inequality_angle(F)
-        self.diagnostics |= {"weights": weights, "angle": unequal}
+        return cohort.cap(tilt / tilt.sum())
+
+    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+        unequal = inequality_angle(cohort.metrics["received_loss"])
+        self.diagnostics["angle"] = unequal
         if self.alpha == 0 or unequal > self.theta:
             return cohort.average(weights)
         both = replace(cohort, returned=(*cohort.returned, *self._one_step(cohort)))

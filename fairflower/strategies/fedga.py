@@ -64,6 +64,8 @@ class FedGA(FairStrategy):
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
     needs = ("received_loss", "trained_loss")
+    sums_suffice = True
+    learns = ("trained_loss",)
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
     STATE: ClassVar[tuple[str, ...]] = ("w", "trained")
 
@@ -87,9 +89,14 @@ class FedGA(FairStrategy):
             w = np.maximum(w + self._step(cohort) / len(cohort) * gap / np.abs(gap).max(), 0)
             w /= w.sum()
         store_weights(self.w, clients, equal, w)
-        self.trained.update(zip(clients, cohort.metrics["trained_loss"].tolist(), strict=True))
+        self.note_trained(cohort)
         self.diagnostics["gap"] = gap
         return w
+
+    def note_trained(self, cohort: Cohort) -> None:
+        losses = cohort.metrics.get("trained_loss")
+        if losses is not None:  # under secure aggregation they are not known to `weigh` yet
+            self.trained.update(zip(cohort.client_ids, losses.tolist(), strict=True))
 
     def _gaps(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return G, shape (K,), with mean 0; 0 for a new client."""

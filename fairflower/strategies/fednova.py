@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
@@ -70,6 +71,7 @@ class FedNova(FairStrategy):
     extrapolates = True  # where clients take different numbers of steps
     keeps_agreement = False  # for the same reason
     needs = ("steps",)
+    sums_suffice = True
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
 
     def __init__(
@@ -92,12 +94,18 @@ class FedNova(FairStrategy):
                 "train.momentum in the clients' config, or FedNova(momentum=...)."
             )
 
-    def merge(self, cohort: Cohort) -> Arrays:
-        tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
-        a = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m)
-        p = cohort.sample_weights
-        weights = cohort.cap(p / a / (p / a).sum())
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+        p, a = cohort.sample_weights, self._lengths(cohort)
+        return cohort.cap(p / a / (p / a).sum())
+
+    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+        p, a = cohort.sample_weights, self._lengths(cohort)
         # sum_k p_k a_k, with every client's share capped, too.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
-        self.diagnostics |= {"weights": weights, "steps": a}
+        self.diagnostics["steps"] = a
         return cohort.move(taken * (p / a).sum() * weights, weights)
+
+    def _lengths(self, cohort: Cohort) -> NDArray[np.float64]:
+        """Return a, shape (K,)."""
+        tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
+        return np.asarray((tau - m * (1 - m**tau) / (1 - m)) / (1 - m))

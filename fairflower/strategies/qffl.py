@@ -7,6 +7,7 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
@@ -86,6 +87,7 @@ class QFFL(FairStrategy):
     paper: ClassVar[str] = "Li, Sanjabi, Beirami, Smith, ICLR 2020"
     keeps_agreement = False  # the step's length is not that of the updates
     needs = ("received_loss",)
+    sums_suffice = True
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
 
     def __init__(
@@ -127,16 +129,25 @@ class QFFL(FairStrategy):
                 "or QFFL(rule='weights')."
             )
 
-    def merge(self, cohort: Cohort) -> Arrays:
-        F = np.maximum(cohort.metrics["received_loss"], 0) + TINY
+    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+        F = _losses(cohort)
         power = (F / F.max()) ** self.q
-        weights = cohort.cap(power / power.sum())
-        self.diagnostics["weights"] = weights
+        return cohort.cap(power / power.sum())
+
+    def square_factors(self, cohort: Cohort) -> NDArray[np.float64] | None:
+        return None if self.rule == "weights" or self.q == 0 else 1 / _losses(cohort)
+
+    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
         if self.rule == "weights" or self.q == 0:
             return cohort.average(weights)
         assert self.L is not None  # read_config has set it
         # F^q and h, both divided by L sum_j F_j^q, so that neither overflows.
-        h = weights * (1 + self.q * self.L * cohort.squared_norms() / F)
+        h = weights * (1 + self.q * self.L * cohort.squared_norms() / _losses(cohort))
         step = weights / h.sum()
         self.diagnostics["coefficients"] = step
         return cohort.move(step)
+
+
+def _losses(cohort: Cohort) -> NDArray[np.float64]:
+    """Return F, shape (K,), all positive."""
+    return np.asarray(np.maximum(cohort.metrics["received_loss"], 0) + TINY)

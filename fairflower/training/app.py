@@ -18,7 +18,7 @@ from fairflower.models import initial_local_arrays, local_tensors
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
-from fairflower.training.measurements import train_and_measure
+from fairflower.training.measurements import measure_received, train_and_measure
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.trainer import Arrays, Trainer, server_round
 
@@ -44,6 +44,19 @@ def train_round(
     if trainer.state:
         metrics["state-round"] = state_round
     return metrics, measured | trainer.returns
+
+
+def measure_round(
+    trainer: Trainer, context: Context, config: Mapping[str, Any]
+) -> dict[str, float]:
+    """Measure the received model for a round of secure aggregation; nothing is stored.
+
+    Returns ``client-id`` and the numbers.
+    """
+    load_state(trainer, context, config, before=server_round(config))
+    trainer.recall()
+    with flushed_denormals():
+        return {"client-id": trainer.client_id, **measure_received(trainer, config)}
 
 
 def evaluate_round(
@@ -105,7 +118,8 @@ def make_client_app(
         `fairflower.training.measurements`. Other ArrayRecords of the message are the trainer's
         ``shared``; its ``returns`` are sent back in the same way. Its state is stored in
         ``Context.state`` and on disk (`fairflower.training.client_state`); a client with state
-        also reports ``state-round``, the round in which the state was written.
+        also reports ``state-round``, the round in which the state was written. A message of type
+        ``train.measure`` gets the numbers that ``measure`` names, of the received model.
     """
     app = ClientApp()
 
@@ -119,6 +133,14 @@ def make_client_app(
         for name, named in arrays.items():
             reply[name] = record_of(named)
         return Message(reply, reply_to=message)
+
+    @app.train("measure")
+    @_naming_failures
+    def measure(message: Message, context: Context) -> Message:
+        trainer, config = _prepare(trainer_fn, message, context)
+        numbers = measure_round(trainer, context, config)
+        record = MetricRecord({"num-examples": len(trainer.data.train.y), **numbers})
+        return Message(RecordDict({"metrics": record}), reply_to=message)
 
     @app.evaluate()
     @_naming_failures

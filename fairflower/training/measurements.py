@@ -13,7 +13,7 @@ array ``h``, whose length the model decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from fairflower.config import unknown
+from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays
 from fairflower.numerics import metrics
+from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_within, mean_gradient, sharpness
@@ -47,6 +49,8 @@ class Measurement:
     description: str
     #: Whether the next round needs the model that the client trains in this round.
     keeps: bool = False
+    #: Whether the value stays in the client's state after its first computation.
+    cached: bool = False
 
 
 #: Key of `Trainer.state` for the model that the client trained in its last round.
@@ -173,7 +177,10 @@ MEASUREMENTS: dict[str, Measurement] = {
         "received", balanced_accuracy, "mean accuracy over the client's classes"
     ),
     "local_loss": Measurement(
-        "received", standalone_loss, "lowest loss of training without a server, computed once"
+        "received",
+        standalone_loss,
+        "lowest loss of training without a server, computed once",
+        cached=True,
     ),
     "sharpness": Measurement(
         "received",
@@ -231,32 +238,56 @@ def train_and_measure(
     measurement and name. A ``rho`` in the config, from the server, is the radius of both. Raises
     ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho is no radius.
     """
-    names, now = requested(config), server_round(config)
+    names = requested(config)
+    if WEIGHT_KEY in config:  # under secure aggregation `measure_received` has measured the others
+        names = [n for n in names if MEASUREMENTS[n].model == "trained" or MEASUREMENTS[n].cached]
+    _read_round(trainer, config)
+    metrics, arrays = _measure(trainer, config, names, "received")
+    metrics |= trainer.train(server_round(config))
+    numbers, more = _measure(trainer, config, names, "trained")
+    if any(MEASUREMENTS[name].keeps for name in names):
+        trainer.state[KEPT] = trainer.send()
+    return metrics | numbers, arrays | more
+
+
+def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the config's measurements of the received model, all numbers, without training.
+
+    ``steps`` are those that training will take. ``ConfigError`` for an array.
+    """
+    _read_round(trainer, config)
+    numbers, arrays = _measure(trainer, config, requested(config), "received")
+    if arrays:
+        raise ConfigError(f"Under secure aggregation no client sends {next(iter(arrays))!r}.")
+    if "steps" in requested(config):
+        sizes = batch_sizes(len(trainer.train_examples), trainer.settings.batch_size)
+        numbers["steps"] = float(trainer.settings.local_epochs * len(sizes))
+    return numbers
+
+
+def _read_round(trainer: Trainer, config: Mapping[str, Any]) -> None:
     trainer.round_config = config
     if "rho" in config:
         _set_radius(trainer, float(config["rho"]))
+
+
+def _measure(
+    trainer: Trainer, config: Mapping[str, Any], names: Sequence[str], model: str
+) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
+    """Return the numbers and the arrays of the measurements ``names`` of one of the models."""
+    numbers: dict[str, float] = {}
     arrays: dict[str, dict[str, NDArray]] = {}
-
-    def measure(model: str) -> dict[str, float]:
-        numbers = {}
-        for name in names:
-            if MEASUREMENTS[name].model == model:
-                seed = trainer.derive_seed(now, name)
-                with reproducible(seed, trainer.device), eval_mode(trainer.model):
-                    value = MEASUREMENTS[name].compute(trainer)
-                if isinstance(value, Mapping):
-                    kept = value.keys() - initial_local_arrays(trainer.model).keys()
-                    arrays[name] = {k: t.cpu().numpy() for k, t in value.items() if k in kept}
-                else:
-                    numbers[name] = value
-        return numbers
-
-    metrics = measure("received")
-    metrics |= trainer.train(now)
-    metrics |= measure("trained")
-    if any(MEASUREMENTS[name].keeps for name in names):
-        trainer.state[KEPT] = trainer.send()
-    return metrics, arrays
+    for name in names:
+        if MEASUREMENTS[name].model == model:
+            seed = trainer.derive_seed(server_round(config), name)
+            with reproducible(seed, trainer.device), eval_mode(trainer.model):
+                value = MEASUREMENTS[name].compute(trainer)
+            if isinstance(value, Mapping):
+                kept = value.keys() - initial_local_arrays(trainer.model).keys()
+                arrays[name] = {k: t.cpu().numpy() for k, t in value.items() if k in kept}
+            else:
+                numbers[name] = value
+    return numbers, arrays
 
 
 def _set_radius(trainer: Trainer, rho: float) -> None:

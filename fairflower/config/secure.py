@@ -1,0 +1,91 @@
+"""What secure aggregation refuses before a run, with reasons; and its keys in messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairflower.errors import ConfigError
+
+#: Run config key; in a node config, a site insists by it on secure aggregation.
+KEY = "secure-aggregation"
+
+#: Key of the config of a message that asks for a masked model: the client's weight.
+WEIGHT_KEY = "secure.weight"
+
+#: Strategy -> what it needs of single updates, and the nearest strategy that does without.
+SINGLE_UPDATES = {
+    "fedheal": ("compares the signs of each client's update, and averages every coordinate over "
+                "other clients", "fedga"),
+    "fedequilibria": ("needs the length of each client's update and its Fisher diagonal", "fedism"),
+    "fedmgda+": ("needs the inner products of the updates", "afl"),
+    "fedfv": ("projects each client's update on the others'", "qffl"),
+    "fedgcr": ("groups clients by their representations", "term"),
+    "fedce": ("compares each client's update with the others'", "fairfed"),
+    "adafed": ("needs the inner products of the updates", "qffl"),
+    "fedmdfg": ("needs the inner products of the updates", "afl"),
+    "fedlf": ("needs the inner products of the updates, layer by layer", "afl"),
+    "fedpw": ("drops coordinates of each client's update", "pa3fed"),
+    "fairrfl": ("needs the length of each client's update", "superquantile"),
+    "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
+}  # fmt: skip
+
+
+def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
+    """Raise ``ConfigError`` if a run cannot be trained under secure aggregation.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    strategy : FairStrategy
+        The strategy that the config names, made.
+    exchanges : list of Exchange
+        The exchanges of the client's method.
+    """
+    name = config.strategy.name
+    if not strategy.sums_suffice:
+        reason, nearest = SINGLE_UPDATES.get(name, ("may look at single updates", "uniform"))
+        hint = "" if name in SINGLE_UPDATES else " (its class does not set sums_suffice)"
+        raise _refused(
+            f"strategy.name = {name!r} {reason}{hint}, and the server would only get their "
+            f"weighted sum. Choose {nearest!r}, the nearest strategy that works"
+        )
+    early = [m for m in strategy.measurements if m not in strategy.learns]
+    if late := [m for m in early if m in ("trained_loss", "fisher", "representation")]:
+        raise _refused(
+            f"strategy.name = {name!r} weighs by {late[0]!r}, which is measured after training, "
+            "and clients have to know their weights before. Choose a measurement of the received "
+            "model"
+        )
+    if exchanges:
+        raise _refused(
+            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} beside the "
+            "model, which is not masked. Choose a client without an exchange, for example sgd, "
+            "fedprox or moon"
+        )
+    bound = config.bound
+    for key, value in (
+        ("bound.clip-update-norm", bound.clip_update_norm),
+        ("bound.clip-update-median", bound.clip_update_median),
+        ("observe.window", config.observe.window),
+    ):
+        if value:
+            raise _refused(f"{key} = {value} looks at single updates. Set it to 0")
+
+
+def check_secure_cohort(asked: int, smallest: int, largest: int) -> None:
+    """Raise ``ConfigError`` if a round asks too few or too many clients for a masked sum."""
+    if asked < smallest:
+        raise _refused(
+            f"a round asks {asked} clients, and a sum has to hide each client among at least "
+            f"{smallest}. Raise fraction-train, or add clients"
+        )
+    if asked > largest:
+        raise _refused(
+            f"a round asks {asked} clients, and a masked sum takes up to {largest}. Lower "
+            "fraction-train"
+        )
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(f"{KEY} = true: {reason}, or set {KEY} = false.")

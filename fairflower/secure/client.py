@@ -1,0 +1,86 @@
+"""A client's part: Flower's mod for SecAgg+ around the training of fairflower's ClientApp.
+
+Flower's mod answers the four messages of a round. In the third it calls the app, which trains, and
+masks what the app returns; it expects the records of Flower's classic API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+
+from fairflower.arrays import arrays_of, record_of
+from fairflower.config.secure import KEY
+from fairflower.secure.vectors import Told, encode
+from fairflower.seeds import derive_seed
+
+#: Message type of the first exchange. A site with an older version has no function for it, and
+#: answers with an error: it never trains, so no array leaves it.
+MEASURE = "train.measure"
+
+App = Callable[[Message, Context], Message]
+
+
+def secure_mod(message: Message, context: Context, call_next: App) -> Message:
+    """Mask what training returns, if the message is of Flower's SecAgg+ protocol.
+
+    Other train messages pass, unless the run or the node config asks for secure aggregation: then
+    ``ValueError``, so that no model leaves unmasked.
+    """
+    records = message.content.config_records
+    config = records.get("config", ConfigRecord())
+    if RECORD_KEY_CONFIGS not in records:
+        if config.get(KEY) or context.node_config.get(KEY):
+            raise ValueError(
+                "the server asked for an unmasked model, but secure-aggregation = true is set for "
+                "this run or in this site's node config. Nothing was sent"
+            )
+        return call_next(message, context)
+
+    def masked(request: Message, _: Context) -> Message:
+        reply = _as_classic(request, call_next(request, context))
+        # For Flower's random rounding, so that a run's bits can be reproduced.
+        parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
+        seed = derive_seed(*parts, "rounding")  # type: ignore[arg-type]
+        np.random.seed(seed % 2**32)
+        return reply
+
+    with _numpy_random_state():
+        return secaggplus_mod(message, context, masked)
+
+
+def _as_classic(request: Message, reply: Message) -> Message:
+    """Return a train reply as classic Flower's: one vector, the told weight, and the metrics."""
+    content = reply.content
+    if beside := [name for name in content.array_records if name != "arrays"]:
+        raise ValueError(
+            f"the client's method returns {beside[0]!r} beside the model, which secure "
+            "aggregation does not mask. Nothing was sent"
+        )
+    told = Told.from_config(request.content.config_records["config"])
+    received = arrays_of(request.content.array_records["arrays"])
+    vector = encode(received, arrays_of(content.array_records["arrays"]), told)
+    classic: dict[str, Any] = {
+        "metrics": content.metric_records["metrics"],
+        "fitres.parameters": record_of({"vector": vector}),
+        "fitres.num_examples": MetricRecord({"num_examples": told.weight}),
+        "fitres.metrics": ConfigRecord(),
+        "fitres.status": ConfigRecord({"code": 0, "message": ""}),
+    }
+    return Message(RecordDict(classic), reply_to=request)
+
+
+@contextmanager
+def _numpy_random_state() -> Iterator[None]:
+    """Restore NumPy's global random state, which Flower's rounding draws from."""
+    state = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(state)

@@ -1,0 +1,196 @@
+"""Runs Flower's SecAgg+ workflow for one round of messages, on any grid.
+
+The workflow is of Flower's classic API: it asks a strategy which clients train, sends four messages
+to each, and hands the strategy the weighted mean. Here the strategy is a stand-in, and the grid
+adds the model and the config to the messages of the third stage, in which clients train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common import FitIns, Parameters, parameters_to_ndarrays
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.server import LegacyContext
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
+from flwr.server.workflow.constant import Key as WorkflowKey
+
+from fairflower.aggregation.replies import shorten_error
+from fairflower.arrays import view
+from fairflower.errors import RoundFailed
+from fairflower.secure.vectors import CLIPPING, Vector, quantization_range
+
+Send = Callable[[list[Message]], list[Message]]
+
+#: Fewest clients of a sum: of two, each would know the other's model.
+SMALLEST_SUM = 3
+
+#: Most clients of a round: with more, Flower's whole numbers would pass 2**32.
+LARGEST_SUM = 1023
+
+#: Clients that share a client's keys, itself included; with fewer clients all of them.
+MOST_SHARES = 33
+
+
+class Halted(RoundFailed):
+    """A round without a sum; the text says why."""
+
+
+class LostClients(Exception):
+    """Clients that failed before training, by node with the reason: the others begin again."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(str(dict(reasons)))
+        self.reasons = dict(reasons)
+
+
+def shares_of(clients: int) -> tuple[int, int]:
+    """Return the number of shares of a client's keys, and how many of them restore the keys.
+
+    >>> [shares_of(K) for K in (3, 4, 5, 10, 20, 100)]
+    [(3, 3), (4, 3), (5, 3), (10, 6), (20, 11), (33, 17)]
+    """
+    shares = min(clients, MOST_SHARES)
+    return shares, max(SMALLEST_SUM, shares // 2 + 1)
+
+
+def masked_mean(
+    send: Send,
+    server_round: int,
+    contents: Mapping[int, RecordDict],
+    usable: Callable[[Sequence[Message], list[Message]], list[Message]],
+) -> Vector:
+    """Return the weighted mean of the clients' vectors, by Flower's protocol.
+
+    Parameters
+    ----------
+    send : callable
+        Sends messages, and returns the replies that came in time.
+    server_round : int
+        The round.
+    contents : mapping of int -> RecordDict
+        Content of the train message of each node.
+    usable : callable
+        Gets the train messages and their replies; returns the replies that may enter the sum. May
+        raise `Halted`.
+
+    Raises
+    ------
+    Halted
+        If too few clients are left for the masks to be removed.
+    LostClients
+        If clients fail before training.
+    """
+    count = len(contents)
+    shares, threshold = shares_of(count)
+    workflow = SecAggPlusWorkflow(
+        num_shares=1.0 if shares == count else shares,
+        reconstruction_threshold=threshold / shares if shares == count else threshold,
+        max_weight=float(quantization_range(count)),
+        clipping_range=CLIPPING,
+        quantization_range=quantization_range(count),
+    )
+    grid = _StageGrid(send, contents, usable)
+    receiver = _Receiver(contents)
+    workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
+    if receiver.mean is None:
+        raise Halted(
+            f"{grid.answered} of {count} clients {grid.task}, too few for the masks to be removed: "
+            f"that takes {threshold} of the {shares} that share a client's keys"
+        )
+    return receiver.mean
+
+
+class _Receiver:
+    """Stands in for a classic strategy: names the clients, and takes the mean."""
+
+    def __init__(self, nodes: Iterable[int]) -> None:
+        self._nodes = list(nodes)
+        self.mean: Vector | None = None
+
+    def configure_fit(self, *_: Any) -> list[tuple[Any, FitIns]]:
+        nothing = FitIns(Parameters([], "numpy.ndarray"), {})
+        return [(SimpleNamespace(node_id=node), nothing) for node in self._nodes]
+
+    def aggregate_fit(self, _: int, results: list[Any], __: Any) -> tuple[None, dict[str, Any]]:
+        (mean,) = parameters_to_ndarrays(results[0][1].parameters)
+        self.mean = np.asarray(mean, np.float64)
+        return None, {}
+
+
+class _StageGrid:
+    """The grid that the workflow sees: one exchange per stage."""
+
+    def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
+        self._send, self._contents, self._usable = send, contents, usable
+        self.answered, self.task = len(contents), "answered"
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        messages = list(messages)
+        stage = {str(m.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]) for m in messages}
+        trains = stage == {Stage.COLLECT_MASKED_VECTORS}
+        if trains:
+            for message in messages:
+                secret = message.content.config_records[RECORD_KEY_CONFIGS]
+                content = self._contents[message.metadata.dst_node_id]
+                message.content = RecordDict({**content, RECORD_KEY_CONFIGS: secret})
+        replies = self._send(messages)
+        if trains:
+            replies = self._usable(messages, replies)
+            self.task = "sent a masked vector"
+        elif stage == {Stage.UNMASK}:
+            self.task = "helped to remove the masks"
+        elif reasons := _missing(messages, replies):
+            raise LostClients(reasons)
+        self.answered = sum(not reply.has_error() for reply in replies)
+        return replies
+
+
+def masked_sizes(content: RecordDict) -> list[int]:
+    """Return the lengths of a reply's masked arrays; ``ValueError`` if they are no integers.
+
+    The first is the masked weight, of length 1.
+    """
+    masked: Any = content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+    arrays = [view(Array("", (), "numpy.ndarray", data)) for data in masked]
+    if any(array.dtype != np.int64 for array in arrays):
+        raise ValueError(f"its masked arrays are {', '.join(str(a.dtype) for a in arrays)}")
+    return [array.size for array in arrays]
+
+
+def _missing(messages: Sequence[Message], replies: Sequence[Message]) -> dict[int, str]:
+    """Return the nodes without a good reply, with the reasons."""
+    nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+    missing = {m.metadata.dst_node_id: "no reply before the timeout" for m in messages}
+    for reply in replies:
+        node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if reply.has_error():
+            missing[node] = shorten_error(reply.error.reason or "failed without a reason")
+        elif RECORD_KEY_CONFIGS not in reply.content.config_records:
+            missing[node] = "its ClientApp lacks the mod of secure aggregation, secure_mod"
+        else:
+            missing.pop(node, None)
+    return missing
+
+
+def _context(server_round: int, receiver: _Receiver) -> LegacyContext:
+    """Return the context in which the workflow finds the round and the strategy."""
+    state = RecordDict(
+        {
+            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round}),
+            MAIN_PARAMS_RECORD: ArrayRecord(),
+        }
+    )
+    clients: Any = SimpleNamespace(num_available=lambda: len(receiver.configure_fit()))
+    return LegacyContext(
+        Context(run_id=0, node_id=0, node_config={}, state=state, run_config={}),
+        strategy=receiver,  # type: ignore[arg-type]
+        client_manager=clients,
+    )

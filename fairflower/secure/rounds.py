@@ -1,0 +1,331 @@
+"""The server's part: a round of training under secure aggregation, in two exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fairflower.aggregation.cohort import Arrays
+from fairflower.aggregation.messages import add_client_config
+from fairflower.aggregation.participation import note_merged
+from fairflower.aggregation.records import InvalidReply, check_finite, decode_record, is_finite
+from fairflower.aggregation.replies import ReplyFilter, ReplyParser, stack_common_metrics
+from fairflower.aggregation.strategy import FairStrategy
+from fairflower.arrays import record_of
+from fairflower.errors import ConfigError, Diverged, logger
+from fairflower.secure.client import MEASURE
+from fairflower.secure.protocol import (
+    SMALLEST_SUM,
+    Halted,
+    LostClients,
+    Send,
+    masked_mean,
+    masked_sizes,
+    shares_of,
+)
+from fairflower.secure.vectors import (
+    CHECKS,
+    SumCohort,
+    Told,
+    WeightedSum,
+    WrongSum,
+    decode,
+    quantization_range,
+    size_of,
+)
+from fairflower.seeds import derive_seed
+
+#: Weight of a client from which the server warns: the sum is then mostly its model.
+MOSTLY = 0.5
+
+
+@dataclass
+class _Round:
+    """A round, and what is known of its clients."""
+
+    server_round: int
+    asked: dict[int, Message]  # the strategy's train messages, by client
+    received: Arrays
+    parser: ReplyParser
+    numbers: dict[int, MetricRecord] = field(default_factory=dict)  # of the first exchange
+    trained: dict[int, MetricRecord] = field(default_factory=dict)  # of the second
+    dropped: dict[int, str] = field(default_factory=dict)
+
+
+class SecureAggregation:
+    """Trains rounds of a strategy whose ``sums_suffice`` under secure aggregation.
+
+    Parameters
+    ----------
+    strategy : FairStrategy
+        The strategy.
+    send : callable
+        Sends messages, and returns the replies that came in time.
+    """
+
+    def __init__(self, strategy: FairStrategy, send: Send) -> None:
+        self.strategy, self.send = strategy, send
+
+    def train(
+        self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
+    ) -> ArrayRecord:
+        """Return the next global model for the strategy's train messages.
+
+        Raises
+        ------
+        Halted
+            If the masks could not be removed, or the sum is wrong. Nothing has changed then: the
+            strategy has the state of before.
+        RoundFailed
+            If fewer than ``min_clients`` clients answer.
+        """
+        strategy, before = self.strategy, self.strategy.state_dict()
+        received = decode_record(arrays)
+        asked = {strategy.enrolled.client_of(message): message for message in messages}
+        parser = ReplyParser(strategy, received, strategy.enrolled.sizes)
+        now = _Round(server_round, asked, received, parser)
+        strategy.diagnostics, strategy.clusters = {}, None
+        strategy.client_ids, strategy.client_metrics = (), {}
+        try:
+            merged = self._merged(now)
+        except Halted:
+            strategy.load_state_dict(before)
+            strategy.diagnostics, strategy.client_ids = {}, ()
+            raise
+        finally:
+            strategy.dropped = dict(sorted(now.dropped.items()))
+        return record_of(merged)
+
+    def _merged(self, now: _Round) -> Arrays:
+        """Return the next global model."""
+        cohort = self._measure(now)
+        weights = _on_simplex(np.asarray(self.strategy.weigh(cohort)), len(cohort))
+        weights = cohort.cap(weights)
+        factors = self.strategy.square_factors(cohort)
+        total, clients = self._sum(now, cohort, weights, factors)
+        return self._conclude(now, self._cohort(now, clients, total), weights, cohort.client_ids)
+
+    def _measure(self, now: _Round) -> SumCohort:
+        """Return the clients' numbers: the first exchange."""
+        strategy = self.strategy
+        messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
+        names = [n for n in strategy.measurements if n not in strategy.learns]
+
+        def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
+            if content.array_records:
+                raise InvalidReply("it sent arrays where numbers were asked")
+            now.parser.check_numbers(client, metrics, names)
+            return metrics
+
+        reply_filter = strategy.reply_filter(now.server_round, messages)
+        now.dropped = reply_filter.dropped
+        now.numbers = reply_filter.usable(self.send(messages), check)
+        reply_filter.check_enough(len(now.numbers))
+        reply_filter.check_cap(len(now.numbers), strategy.max_client_weight)
+        return self._cohort(now, sorted(now.numbers))
+
+    def _cohort(
+        self, now: _Round, clients: Sequence[int], total: WeightedSum | None = None
+    ) -> SumCohort:
+        """Return these clients' numbers as a cohort, with the sum of their updates."""
+        both = [{**now.numbers[k], **now.trained.get(k, {})} for k in clients]
+        metrics = stack_common_metrics([MetricRecord(numbers) for numbers in both])
+        return SumCohort(
+            now.server_round,
+            tuple(clients),
+            metrics[self.strategy.weighted_by_key],
+            now.received,
+            (),
+            metrics,
+            self.strategy.buffers_of(now.received),
+            population=self.strategy.population,
+            max_weight=self.strategy.max_client_weight,
+            total=total,
+        )
+
+    def _sum(
+        self,
+        now: _Round,
+        cohort: SumCohort,
+        weights: NDArray[np.float64],
+        factors: NDArray[np.float64] | None,
+    ) -> tuple[WeightedSum, list[int]]:
+        """Return the sum of the updates with these weights, and its clients: the second exchange.
+
+        The clients that fail before training are left out, and the others begin again.
+        """
+        shares = dict(zip(cohort.client_ids, weights.tolist(), strict=True))
+        each = (
+            dict(zip(cohort.client_ids, factors.tolist(), strict=True))
+            if factors is not None
+            else {}
+        )
+        while True:
+            _check_hidden(shares)
+            told = self._told(now, shares, each)
+            try:
+                return self._masked(now, told)
+            except LostClients as lost:
+                at = {m.metadata.dst_node_id: client for client, m in now.asked.items()}
+                reply_filter = self.strategy.reply_filter(now.server_round, [])
+                for node, reason in lost.reasons.items():
+                    reply_filter.drop(at[node], reason)
+                    del shares[at[node]]
+                now.dropped |= reply_filter.dropped
+
+    def _told(
+        self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
+    ) -> dict[int, Told]:
+        """Return what each client is told: whole numbers as weights, the largest of them Q."""
+        most, Q = max(shares.values()), quantization_range(len(shares))
+        buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
+        draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
+        return {
+            client: Told(
+                round(share / most * Q),
+                Q,
+                tuple(draws.uniform(-1, 1, CHECKS).tolist()),
+                factors.get(client),
+                buffers,
+            )
+            for client, share in sorted(shares.items())
+        }
+
+    def _masked(self, now: _Round, told: Mapping[int, Told]) -> tuple[WeightedSum, list[int]]:
+        contents = {}
+        for client, values in told.items():
+            message = Message(
+                now.asked[client].content, now.asked[client].metadata.dst_node_id, "train"
+            )
+            add_client_config(message, self.strategy.configrecord_key, values.to_config())
+            contents[message.metadata.dst_node_id] = message.content
+        reply_filters: list[ReplyFilter] = []
+
+        def usable(messages: Sequence[Message], replies: list[Message]) -> list[Message]:
+            reply_filter = self.strategy.reply_filter(now.server_round, list(messages))
+            reply_filters.append(reply_filter)
+            now.trained = reply_filter.usable(
+                replies, lambda *reply: self._check(now, told, *reply)
+            )
+            now.dropped |= reply_filter.dropped
+            _check_hidden({client: told[client].ratio for client in now.trained})
+            nodes = {now.asked[client].metadata.dst_node_id for client in now.trained}
+            return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
+
+        try:
+            mean = masked_mean(self.send, now.server_round, contents, usable)
+            reply_filters[0].check_enough(len(now.trained))
+            clients = sorted(now.trained)
+            return decode(mean, now.received, [told[client] for client in clients]), clients
+        except WrongSum as error:
+            names = ", ".join(map(str, sorted(now.trained)))
+            raise Halted(f"{error}, among the clients {names}") from error
+
+    def _check(
+        self,
+        now: _Round,
+        told: Mapping[int, Told],
+        client: int,
+        content: RecordDict,
+        metrics: MetricRecord,
+    ) -> MetricRecord:
+        """Return a client's metrics of training; ``InvalidReply`` if it is not to enter the sum."""
+        mine = told[client]
+        numbers = content.metric_records.get("metrics", MetricRecord())
+        if any(len(record) for record in content.array_records.values()):
+            raise InvalidReply("it sent arrays that are not masked")
+        now.parser.check_numbers(client, numbers, self.strategy.learns)
+        for name, value in numbers.items():
+            check_finite(name, value)
+        if (used := metrics.get("num_examples")) != mine.weight:
+            raise InvalidReply(f"it says that it used the weight {used}; {mine.weight} was told")
+        planned, steps = now.numbers[client].get("steps"), numbers.get("steps", None)
+        if planned is not None and steps != planned:
+            raise InvalidReply(f"it took {steps} steps, after it had announced {planned}")
+        try:
+            sizes = masked_sizes(content)
+        except Exception as error:
+            raise InvalidReply(f"its masked vector cannot be read ({error})") from error
+        size = size_of(now.received, mine.factor is not None)
+        if sizes != [1, size]:
+            raise InvalidReply(f"its masked arrays have {sizes} numbers, expected {[1, size]}")
+        return numbers
+
+    def _conclude(
+        self,
+        now: _Round,
+        cohort: SumCohort,
+        weights: NDArray[np.float64],
+        measured: tuple[int, ...],
+    ) -> Arrays:
+        """Return the next global model of the clients in the sum, and note it at the strategy."""
+        strategy = self.strategy
+        assert cohort.total is not None
+        kept = [measured.index(client) for client in cohort.client_ids]
+        for name, value in strategy.diagnostics.items():  # of a client that was lost since
+            if np.shape(value)[:1] == (len(measured),):
+                strategy.diagnostics[name] = np.asarray(value)[kept]
+        strategy.client_ids = cohort.client_ids
+        strategy.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+        strategy.diagnostics["weights"] = cohort.total.weights
+        merged = strategy.combine(cohort, cohort.total.weights)
+        strategy.diagnostics["quantization_error"] = cohort.total.error
+        if lost := [name for name, array in merged.items() if not is_finite(array)]:
+            raise Diverged(
+                f"Round {now.server_round}: the merged model holds NaN or infinite values in "
+                f"{lost[0]!r}."
+            )
+        _warn_if_shown(now.server_round, cohort)
+        strategy.note_trained(cohort)
+        strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
+        losses = cohort.metrics.get("train_loss", np.empty(0)).tolist()
+        by_client = dict(zip(cohort.client_ids, losses, strict=False))
+        note_merged(strategy.participation, now.server_round, by_client)
+        return merged
+
+
+def _on_simplex(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
+    """Return the weights; ``ConfigError`` if they are not K non-negative numbers with sum 1."""
+    valid = weights.shape == (clients,) and weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6
+    if not valid:
+        raise ConfigError(f"Weights {weights} are not {clients} non-negative numbers with sum 1.")
+    return weights
+
+
+def _check_hidden(shares: Mapping[int, float]) -> None:
+    """Raise `Halted` if a sum would be of too few clients."""
+    weighted = sum(share > 0 for share in shares.values())
+    if weighted < SMALLEST_SUM:
+        raise Halted(
+            f"{weighted} clients with a weight above 0 are left, of {len(shares)}, and a sum has "
+            f"to hide each client among at least {SMALLEST_SUM}. (bound.max-client-weight spreads "
+            "weights)"
+        )
+
+
+def _warn_if_shown(server_round: int, cohort: SumCohort) -> None:
+    """Warn if the sum is mostly a single client's model."""
+    assert cohort.total is not None
+    k = int(np.argmax(cohort.total.weights))
+    if (weight := float(cohort.total.weights[k])) > MOSTLY:
+        logger.warning(
+            "Round %d: client %d has the weight %.2f, so the sum shows most of its model. "
+            "bound.max-client-weight caps weights.",
+            *(server_round, cohort.client_ids[k], weight),
+        )
+
+
+def described(clients: int) -> dict[str, Any]:
+    """Return how rounds of so many clients are masked, for ``run.json``."""
+    shares, threshold = shares_of(clients)
+    return {
+        "clients": clients,
+        "shares": shares,
+        "threshold": threshold,
+        "quantization_range": quantization_range(clients),
+    }

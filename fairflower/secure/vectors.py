@@ -1,0 +1,268 @@
+"""What is masked: a client's update as a vector within SecAgg+'s range, and the sum of all.
+
+Flower's protocol multiplies a vector by the client's weight, clips it to ``CLIPPING``, rounds it to
+a whole number below ``quantization_range`` and adds masks modulo 2**32. Here updates are scaled so
+that nothing is ever clipped, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from numpy.typing import NDArray
+
+from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.config.secure import WEIGHT_KEY
+from fairflower.errors import ConfigError
+
+Vector = NDArray[np.float64]
+
+#: Flower's default: values after weighting are from -CLIPPING to CLIPPING.
+CLIPPING = 8.0
+
+#: Scale of integer arrays, such as BatchNorm's counters of batches.
+INTEGERS = 2.0**16
+
+#: Check values of a client, by which another weight than told shows in the sum.
+CHECKS = 3
+
+#: Units in which a squared length may be sent: the smallest in which nobody's is out of range
+#: is used, so that the sum is precise for any length.
+UNITS = 16.0 ** np.arange(-10, 16)
+
+#: Names in the config of a train message.
+_RANGE, _CHECKS = "secure.range", "secure.checks"
+_FACTOR, _BUFFERS = "secure.square-factor", "secure.buffers"
+
+
+def quantization_range(clients: int) -> int:
+    """Return the largest power of two with which no sum of so many numbers passes 2**32.
+
+    >>> [quantization_range(K) == 2**bits for K, bits in ((3, 30), (10, 28), (1023, 22))]
+    [True, True, True]
+    """
+    return int(2 ** min(30, 32 - clients.bit_length()))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the server tells one client for the masked exchange."""
+
+    #: The client's weight: a whole number up to ``range``, which stands for the largest weight.
+    weight: int
+    #: The quantization range.
+    range: int
+    #: Random numbers that the client adds to its vector.
+    checks: tuple[float, ...]
+    #: Factor of the squared length of the update, if the strategy needs the sum of these.
+    factor: float | None = None
+    #: Arrays that do not count in this length.
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """The client's weight as a share of the largest, 0 to 1."""
+        return self.weight / self.range
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the values of the config of the client's message."""
+        values = {WEIGHT_KEY: self.weight, _RANGE: self.range, _CHECKS: list(self.checks)}
+        if self.factor is not None:
+            values |= {_FACTOR: self.factor, _BUFFERS: list(self.buffers)}
+        return values
+
+    @classmethod
+    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Told:
+        """Read a message's config; ``ValueError`` if the weight is out of range or missing."""
+        weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
+        if not (isinstance(weight, int) and isinstance(most, int) and 0 <= weight <= most):
+            raise ValueError(
+                f"the server told the weight {weight!r} of at most {most!r}: secure aggregation "
+                "needs whole numbers. Nothing was sent"
+            )
+        checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
+        return cls(weight, most, tuple(checks), config.get(_FACTOR), tuple(buffers))  # type: ignore[arg-type]
+
+
+def scale_of(received: NDArray[Any]) -> float:
+    """Return the number by which an array's updates are divided before they are masked."""
+    if received.dtype.kind != "f":
+        return INTEGERS
+    return max(1.0, float(np.abs(received).max(initial=0)))
+
+
+def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
+    """Return the vector that a client gives to the protocol, which multiplies it by its weight.
+
+    ``ValueError`` names an array of which an update is out of range: it would be clipped.
+    """
+    if received.keys() != sent.keys():
+        raise ValueError("the trained arrays are not the received ones. Nothing was sent")
+    parts = []
+    squares = 0.0
+    for name, before in received.items():
+        update = sent[name].astype(np.float64) - before
+        largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
+        if not largest <= CLIPPING * scale:  # NaN is not, either
+            raise ValueError(
+                f"the update of {name!r} has a value of {largest:.3g}, and secure aggregation "
+                f"takes up to {CLIPPING * scale:.3g} ({CLIPPING:g} times the model's largest "
+                "value, at least 1). Nothing was sent. Lower train.lr"
+            )
+        if told.factor is not None and name not in told.buffers:
+            squares += float(np.square(update).sum())
+        parts.append(update.reshape(-1) / scale)
+    parts.append(np.array(told.checks, np.float64))
+    if told.factor is not None:
+        parts.append(_in_units(told.factor * squares, told.ratio))
+    return np.concatenate(parts)
+
+
+def size_of(received: Arrays, squares: bool) -> int:
+    """Return the length of the vectors of `encode`."""
+    return sum(a.size for a in received.values()) + CHECKS + (2 * len(UNITS) if squares else 0)
+
+
+def _in_units(value: float, ratio: float) -> Vector:
+    """Return a number in all `UNITS`, and a mark where it is out of range.
+
+    Divided by the weight, so that the sum has the weighted numbers, but whole marks.
+    """
+    if ratio == 0:
+        return np.zeros(2 * len(UNITS))
+    weighted = ratio * value / UNITS
+    if not weighted[-1] <= CLIPPING:
+        raise ValueError(
+            f"the squared length of the update, {value:.3g} with its factor, is out of range of "
+            "secure aggregation. Nothing was sent. Lower train.lr"
+        )
+    marks = weighted > CLIPPING
+    return np.concatenate([np.minimum(weighted, CLIPPING) / ratio, marks / ratio])
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """What the server learns from a round's masked vectors."""
+
+    #: Weights of the clients in the sum, shape (K,), with sum 1.
+    weights: Vector
+    #: sum_k w_k Delta_k, by array.
+    means: dict[str, NDArray[np.float64]]
+    #: Largest possible distance from the unmasked mean, as a share of an array's scale.
+    error: float
+    #: f_k and sum_k w_k f_k ||Delta_k||^2; None if the strategy does not need it.
+    factors: Vector | None = None
+    squares: float = 0.0
+
+
+class WrongSum(ValueError):
+    """A sum that is not that of the told weights."""
+
+
+def error_of(told: Sequence[Told]) -> float:
+    """Return the largest error of the mean of the vectors, per entry.
+
+    A client's entry is rounded by less than a step, 2 CLIPPING / range. The weights themselves are
+    rounded by half of 1 / range, in the sum and in what it is divided by.
+    """
+    return 3 * len(told) * CLIPPING / sum(t.weight for t in told)
+
+
+def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
+    """Return the sum of the clients that were ``told``, from the weighted mean of their vectors.
+
+    `WrongSum` if a client used another weight than told.
+    """
+    ratios = np.array([t.ratio for t in told])
+    weights, error = ratios / ratios.sum(), error_of(told)
+    means, start = {}, 0
+    for name, array in received.items():
+        part = mean[start : start + array.size] * scale_of(array)
+        means[name] = part.reshape(array.shape)
+        start += array.size
+    checks = mean[start : start + CHECKS]
+    expected = weights @ np.array([t.checks for t in told])
+    if not np.abs(checks - expected).max() <= error:
+        raise WrongSum(
+            "the sum of the masked weights is not that of the told weights: somebody sent another "
+            "weight than told"
+        )
+    if told[0].factor is None:
+        return WeightedSum(weights, means, error)
+    totals, marks = mean[start + CHECKS :].reshape(2, -1) * ratios.sum()
+    unit = int(np.argmax(marks < 0.5))  # the smallest in which nobody is out of range
+    factors = np.array([t.factor for t in told], np.float64)
+    squares = float(max(totals[unit], 0.0) * UNITS[unit] / ratios.sum())
+    return WeightedSum(weights, means, error, factors, squares)
+
+
+@dataclass(frozen=True)
+class SumCohort(Cohort):
+    """A cohort of which the server knows numbers, and a weighted sum of updates.
+
+    Before the masked exchange ``total`` is None, and the cohort has numbers only.
+    """
+
+    total: WeightedSum | None = None
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+    def blocks(self, *args: Any, **options: Any) -> Any:
+        """Raise ``ConfigError``: there are no single updates."""
+        raise ConfigError(
+            "the strategy looks at single updates, and secure aggregation gives it their weighted "
+            "sum alone. Set secure-aggregation = false, or choose another strategy."
+        )
+
+    gram = blocks
+
+    def squared_norms(self, names: Sequence[str] | None = None) -> Vector:
+        """Return the constant length^2 with which sum_k w_k f_k ||Delta_k||^2 is right, (K,)."""
+        total = self.total
+        if total is None or total.factors is None:
+            return self.blocks()  # type: ignore[no-any-return]
+        return np.full(len(self), total.squares / float(total.weights @ total.factors))
+
+    def average(self, weights: Vector, kept: Any = None) -> Arrays:
+        """Return theta + sum_k w_k Delta_k for the told weights; shorter if one is over the cap."""
+        if kept is not None:
+            self.blocks()
+        return self._moved(self._told(weights), self.floats)
+
+    def move(
+        self,
+        coefficients: Vector | Mapping[str, Vector],
+        weights: Vector | None = None,
+    ) -> Arrays:
+        """Return theta + c sum_k w_k Delta_k for coefficients c times the told weights."""
+        if isinstance(coefficients, Mapping):
+            self.blocks()
+        c = float(np.sum(coefficients))  # type: ignore[arg-type]
+        self._told(np.asarray(coefficients) / c if c else coefficients)  # type: ignore[arg-type]
+        return self._moved(c, self.floats if weights is None else self.parameters)
+
+    def _told(self, weights: Vector) -> float:
+        """Return the length that keeps every weight below the cap; refuse other weights."""
+        if self.total is None or not np.allclose(weights, self.total.weights, atol=1e-6):
+            self.blocks()
+        return min(1.0, self.max_weight / float(weights.max()))
+
+    def _moved(self, length: float, names: Sequence[str]) -> Arrays:
+        """Return the received model, moved; arrays not in ``names`` by the mean itself."""
+        assert self.total is not None
+        moved: Arrays = {}
+        for name, received in self.received.items():
+            step = self.total.means[name] * (length if name in names else 1.0)
+            if received.dtype.kind == "f":
+                values = received + step
+                if name.endswith("running_var"):
+                    values = np.maximum(values, 0)
+            else:  # rounded down, as without masks
+                values = np.floor(received + step + 1e-6 + self.total.error * INTEGERS)
+            moved[name] = np.asarray(values, received.dtype)
+        return moved

@@ -1,0 +1,125 @@
+"""Rounds of secure aggregation in this process: messages are recorded, and can be disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from plain import data, linear, trainer
+
+from fairflower.aggregation.strategy import FairStrategy
+from fairflower.arrays import arrays_of, record_of
+from fairflower.clients import make_client_app
+from fairflower.engines.inline import FIRST_NODE, InlineGrid
+from fairflower.secure.client import secure_mod
+from fairflower.secure.rounds import SecureAggregation
+from fairflower.server.transport import send_and_receive
+
+Arrays = dict[str, np.ndarray]
+
+#: Exchanges of a round, in order; the masked one has Flower's four stages.
+STAGES = ("measure", "setup", "share_keys", "collect_masked_vectors", "unmask")
+
+#: What the app's messages also carry.
+CONFIG = {
+    "seed": 0,
+    "train.lr": 0.05,
+    "train.momentum": 0.9,
+    "train.optimizer": "sgd",
+    "num-server-rounds": 5,
+}
+
+
+def stage_of(message: Message) -> str:
+    """The exchange of a message, one of ``STAGES``; "" for plain training."""
+    if message.metadata.message_type == "train.measure":
+        return "measure"
+    secret = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    return "" if secret is None else str(secret["stage"])
+
+
+class Federation:
+    """Clients with random pictures, the first round's model, and a strategy.
+
+    ``disturb(stage, client, message)`` may raise an exception for the client, ``after(stage,
+    client, reply)`` may change its reply. ``replies`` has all that the server received, and
+    ``trained`` each client's model as it was before masking.
+    """
+
+    def __init__(
+        self,
+        strategy: FairStrategy,
+        clients: int = 5,
+        net: Callable[[], torch.nn.Module] = linear,
+        mods: Sequence[Any] = (secure_mod,),
+        secure: bool = True,
+        measures: bool = True,
+    ) -> None:
+        self.strategy, self.secure, self.net = strategy, secure, net
+        self.replies: list[tuple[str, int, Message]] = []
+        self.trained: dict[int, Arrays] = {}
+        self.disturb: Callable[[str, int, Message], None] = lambda stage, client, message: None
+        self.after: Callable[[str, int, Message], None] = lambda stage, client, reply: None
+
+        def spy(message: Message, context: Context, call_next: Any) -> Message:
+            reply = call_next(message, context)
+            self.trained[context.node_id - FIRST_NODE] = arrays_of(reply.content["arrays"])
+            return reply
+
+        self.app = make_client_app(self._trainer, mods=[*mods, spy])
+        if not measures:  # a version before secure aggregation
+            del self.app._registered_funcs["train.measure"]
+        self.grid = InlineGrid(self._answer, clients)  # type: ignore[arg-type]
+        nodes = {k: FIRST_NODE + k for k in range(clients)}
+        strategy.enroll(nodes, seed=0, sizes={k: 10 + 4 * k for k in nodes})
+        self.model = record_of(trainer(net()).send())
+        self.round = 0
+
+    def _trainer(self, context: Context, config: Any) -> Any:
+        k = context.node_id - FIRST_NODE
+        return trainer(self.net(), data=data(train=10 + 4 * k, seed=k), client_id=k)
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        stage, client = stage_of(message), context.node_id - FIRST_NODE
+        self.disturb(stage, client, message)
+        reply = self.app(message, context)
+        self.after(stage, client, reply)
+        self.replies.append((stage, client, reply))
+        return reply
+
+    def _send(self, messages: list[Message]) -> list[Message]:
+        for message in messages:
+            if "config" in message.content:
+                config = message.content.config_records["config"]
+                config["client-id"] = message.metadata.dst_node_id - FIRST_NODE
+        return send_and_receive(self.grid, messages, 60.0, Event())
+
+    def train(self) -> Arrays:
+        """One round; the new model."""
+        self.round += 1
+        config = ConfigRecord({**CONFIG, "secure-aggregation": self.secure})
+        messages = list(self.strategy.configure_train(self.round, self.model, config, self.grid))
+        if self.secure:
+            self.model = SecureAggregation(self.strategy, self._send).train(
+                self.round, messages, self.model
+            )
+        else:
+            merged, _ = self.strategy.aggregate_train(self.round, self._send(messages))
+            assert merged is not None
+            self.model = merged
+        return arrays_of(self.model)
+
+
+def failing(stage: str, *clients: int) -> Callable[[str, int, Message], None]:
+    """Clients that raise an exception at a stage."""
+
+    def disturb(now: str, client: int, message: Message) -> None:
+        if now == stage and client in clients:
+            raise RuntimeError(f"client {client} is away")
+
+    return disturb

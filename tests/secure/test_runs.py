@@ -1,0 +1,166 @@
+"""Whole runs under secure aggregation: refusals, halted rounds, resuming, engines and sites."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+from apps import replacing
+from command import call
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from masked import stage_of
+from processes import SCRIPTS, environment, run
+from resuming import config, outcome, resume, session
+from safetensors.numpy import load_file
+
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig
+from fairflower.errors import ConfigError
+from fairflower.strategies import STRATEGIES
+
+SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
+REFUSED = [name for name, rule in STRATEGIES.items() if not rule().sums_suffice]
+
+
+def app(train: Any) -> ClientApp:
+    """fairflower's app, whose train messages ``train`` answers, of both exchanges."""
+    made = replacing(train=train)
+    made.train("measure")(train)
+    return made
+
+
+# --- before a run --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{re.escape(name)}' .*the nearest") as refused:
+        RunConfig.from_flat({"secure-aggregation": True, "strategy.name": name})
+    nearest = str(refused.value).partition("Choose '")[2].partition("'")[0]
+    RunConfig.from_flat({"secure-aggregation": True, "strategy.name": nearest})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"client.name": "scaffold"}, "'scaffold' exchanges 'control'"),
+        ({"client.name": "fedproto"}, "'fedproto' exchanges 'prototypes'"),
+        ({"bound.clip-update-norm": 1.0}, "bound.clip-update-norm = 1.0 looks at single"),
+        ({"bound.clip-update-median": 2.0}, "bound.clip-update-median = 2.0 looks at"),
+        ({"observe.window": 3}, "observe.window = 3 looks at single updates"),
+        ({"strategy.name": "fairfed", "strategy.metric": "trained_loss"}, "after training"),
+        ({"strategy.name": "vectors:Own"}, "does not set sums_suffice"),
+    ],
+)
+def test_settings_that_need_single_updates_are_refused(
+    settings: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "vectors" in str(settings):
+        import vectors
+
+        from fairflower.strategies import FairStrategy
+
+        monkeypatch.setattr(vectors, "Own", type("Own", (FairStrategy,), {}), raising=False)
+    with pytest.raises(ConfigError, match=rf"secure-aggregation = true: .*{error}"):
+        RunConfig.from_flat({"secure-aggregation": True, "strategy.name": "uniform"} | settings)
+
+
+def test_two_clients_are_too_few(tmp_path: Path) -> None:
+    made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
+    with pytest.raises(ConfigError, match=r"a round asks 2 clients, .* among at least 3"):
+        runs.run(made)
+
+
+UNIFORM = {"strategy.name": "uniform"}
+
+# --- whole runs ----------------------------------------------------------------------------
+
+
+def test_a_halted_round_is_noted_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(message: Message, context: Context) -> Message:
+        late = stage_of(message) == "collect_masked_vectors"
+        if late and message.content["config"]["server-round"] == 2 and context.node_id % 2:
+            raise RuntimeError("its disk is full")
+        return client_app(message, context)
+
+    made = config(tmp_path, **SECURE, **{"strategy.name": "fedism"})
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        folder = session(made, app(train)).run()
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["status"] == "completed"
+    assert list(facts["halted_rounds"]) == ["2"]
+    assert facts["secure_aggregation"]["threshold"] == 3
+    assert "secure aggregation halted, and the model stays as it was: 2 clients" in caplog.text
+    lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["client_ids"] for line in lines] == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
+    assert set(lines[1]["dropped"].values()) == {"its disk is full"}
+    call("report", str(folder), "--out", str(tmp_path / "page"))
+
+
+def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> None:
+    settings = {**SECURE, "strategy.name": "fedga"}
+    whole = session(config(tmp_path / "whole", **settings)).run()
+    count = 0
+
+    def train(message: Message, context: Context) -> Message:
+        nonlocal count
+        if stage_of(message) == "unmask":
+            count += 1
+            if count == 6:  # the second client of the second round
+                stopping.stop.set()
+        return client_app(message, context)
+
+    stopping = session(config(tmp_path / "stopped", **settings), app(train))
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        stopping.run()
+    assert stopping.folder is not None
+    resumed = resume(stopping.folder.path)
+    assert outcome(resumed) == outcome(whole)
+
+
+def test_personal_layers_stay_and_the_others_are_masked(tmp_path: Path) -> None:
+    settings = {"client.name": "fedbn", "model.name": "cnn:norm=batch", **UNIFORM}
+    models = []
+    for secure in (True, False):
+        made = config(
+            tmp_path / str(secure), **{**SECURE, "secure-aggregation": secure}, **settings
+        )
+        models.append(load_file(session(made).run() / "model.safetensors"))
+    for name, array in models[1].items():
+        np.testing.assert_allclose(models[0][name], array, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_bits_of_the_inline_engine(tmp_path: Path) -> None:
+    settings = {**SECURE, "strategy.name": "qffl", "num-server-rounds": 2}
+    files = []
+    for engine in ("ray", "inline"):
+        made = config(tmp_path / engine, **settings, engine=engine, **{"run-name": engine})
+        (tmp_path / f"{engine}.toml").write_text(made.to_toml())
+        call("run", f"--config={tmp_path / f'{engine}.toml'}")
+        files.append((tmp_path / engine / engine / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+@pytest.mark.slow
+def test_sites_with_tls_mask_their_models(tmp_path: Path) -> None:
+    place = tmp_path / "trial"
+    arguments = ["--strategies=qffl", "--sites=4", "--rounds=1", f"--output-dir={place}"]
+    arguments += ["--set=secure-aggregation=true", "--set=data.examples-per-client=20"]
+    run([SCRIPTS / "fairflower", "deploy", "trial", *arguments], env=environment(tmp_path))
+    (facts,) = place.rglob("run.json")
+    said = json.loads(facts.read_text())
+    assert said["status"] == "completed"
+    assert "halted_rounds" not in said
+    assert said["secure_aggregation"]["clients"] == 4
+    line = json.loads((facts.parent / "diagnostics.jsonl").read_text().splitlines()[0])
+    assert line["client_ids"] == [0, 1, 2, 3]
+    assert line["quantization_error"] < 1e-6

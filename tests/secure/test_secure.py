@@ -1,0 +1,404 @@
+"""Rounds of secure aggregation: what the server sees and gets, and what may go wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message
+from flwr.common import bytes_to_ndarray
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from masked import STAGES, Federation, failing
+from plain import batch_normed, linear, trainer
+
+from fairflower.arrays import arrays_of, record_of
+from fairflower.clients import make_client_app
+from fairflower.errors import ConfigError, RoundFailed
+from fairflower.secure import client
+from fairflower.secure.client import secure_mod
+from fairflower.secure.protocol import Halted
+from fairflower.secure.vectors import scale_of
+from fairflower.strategies import (
+    QFFL,
+    STRATEGIES,
+    TERM,
+    FairStrategy,
+    FedISM,
+    FedNova,
+    Uniform,
+)
+
+ARGUMENTS: dict[str, dict[str, Any]] = {"fedeba+": {"alpha": 0.0}, "propfair": {"M": 5.0}}
+
+
+def made(name: str) -> FairStrategy:
+    return STRATEGIES[name](**ARGUMENTS.get(name, {}))
+
+
+SUMS = [name for name in STRATEGIES if made(name).sums_suffice]
+
+
+def flat(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([a.reshape(-1).astype(np.float64) for a in arrays.values()])
+
+
+def assert_close(found: Any, expected: Any, received: Any, error: float) -> None:
+    """Equal up to the quantization error of one round, and single precision."""
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        allowed = error * scale_of(received[name]) + 1e-6 * max(1, np.abs(array).max())
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=allowed, err_msg=name)
+        if array.dtype.kind != "f":
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_the_rules_that_need_only_numbers_and_a_sum() -> None:
+    fifteen = "fedavg uniform afl term superquantile propfair aaggff fairfed fedga fedism pa3fed "
+    fifteen += "eagle qffl fednova fedeba+"
+    assert {*fifteen.split(), "fedism+"} == set(SUMS)
+
+
+# --- the model of the plain run ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SUMS, "qffl weights"])
+def test_the_model_is_the_plain_runs(name: str) -> None:
+    def federation(secure: bool) -> Federation:
+        rule = QFFL(rule="weights") if name == "qffl weights" else made(name)
+        return Federation(rule, net=batch_normed, secure=secure)
+
+    masked, plain = federation(True), federation(False)
+    for _ in range(2):
+        received = arrays_of(plain.model)
+        masked.model = plain.model  # a round's error, not that of two rounds of training
+        expected, found = plain.train(), masked.train()
+        error = masked.strategy.diagnostics.pop("quantization_error")
+        assert error < 1e-6
+        assert_close(found, expected, received, error)
+        assert masked.strategy.client_ids == plain.strategy.client_ids == (0, 1, 2, 3, 4)
+        assert masked.strategy.diagnostics.keys() == plain.strategy.diagnostics.keys()
+        for key, values in plain.strategy.diagnostics.items():
+            np.testing.assert_allclose(masked.strategy.diagnostics[key], values, atol=1e-6)
+        assert masked.strategy.client_metrics.keys() == plain.strategy.client_metrics.keys()
+    states = masked.strategy.state_dict(), plain.strategy.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for key, values in states[1].items():
+        np.testing.assert_allclose(states[0][key], values, atol=1e-6)
+
+
+def test_two_runs_have_the_same_bits() -> None:
+    first, second = (Federation(TERM()) for _ in range(2))
+    first.train(), second.train()
+    assert flat(first.train()).tobytes() == flat(second.train()).tobytes()
+
+
+# --- what the server sees ------------------------------------------------------------------
+
+
+def seen(federation: Federation) -> list[np.ndarray]:
+    """Every array in every reply that the server received, as numbers."""
+    arrays = []
+    for _, _, reply in federation.replies:
+        for record in reply.content.array_records.values():
+            arrays += [a.reshape(-1).astype(np.float64) for a in arrays_of(record).values()]
+        for config in reply.content.config_records.values():
+            for value in config.values():
+                for item in value if isinstance(value, list) else [value]:
+                    if isinstance(item, bytes) and item.startswith(b"\x93NUMPY"):
+                        arrays.append(bytes_to_ndarray(item).reshape(-1).astype(np.float64))
+    return arrays
+
+
+def closest(federation: Federation, received: dict[str, np.ndarray]) -> float:
+    """The largest correlation of an array that the server saw with a client's model or update."""
+    secrets = [flat(model) for model in federation.trained.values()]
+    secrets += [secret - flat(received) for secret in secrets]
+    found = [0.0]
+    for array in seen(federation):
+        for secret in secrets:
+            n = min(len(array), len(secret))
+            if n > 1:
+                found.append(abs(np.corrcoef(array[:n], secret[:n])[0, 1]))
+    return max(found)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_no_message_shows_a_clients_model_or_update(name: str) -> None:
+    federation = Federation(made(name))
+    received = arrays_of(federation.model)
+    federation.train()
+    assert len(federation.trained) == 5
+    assert len(federation.replies) == 5 * len(STAGES)
+    assert sum(array.size > 700 for array in seen(federation)) == 5  # the masked vectors
+    # Of 775 numbers, chance correlations have a standard deviation of 0.036.
+    assert closest(federation, received) < 0.2
+
+
+def test_the_same_look_finds_the_models_of_a_plain_run() -> None:
+    federation = Federation(Uniform(), secure=False)
+    received = arrays_of(federation.model)
+    federation.train()
+    assert closest(federation, received) == pytest.approx(1)
+
+
+def test_a_client_masks_the_same_update_differently_in_every_round() -> None:
+    vectors = []
+    for _ in range(2):
+        federation = Federation(Uniform())
+        federation.train()
+        vectors.append(max(seen(federation), key=len))
+    assert abs(np.corrcoef(*vectors)[0, 1]) < 0.2
+
+
+# --- clients that fail ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
+    masked, plain = Federation(Uniform()), Federation(Uniform(), secure=False)
+    masked.disturb, plain.disturb = failing(stage, 2), failing("", 2)
+    if stage == "unmask":  # it has sent its masked update, which the others can unmask
+        plain.disturb = failing("")
+    received = arrays_of(plain.model)
+    found, expected = masked.train(), plain.train()
+    assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
+    if stage == "unmask":
+        assert masked.strategy.client_ids == (0, 1, 2, 3, 4)
+    else:
+        assert masked.strategy.client_ids == (0, 1, 3, 4)
+        assert masked.strategy.dropped == {2: "client 2 is away"}
+        assert len(masked.strategy.diagnostics["weights"]) == 4
+
+
+def test_a_client_that_measures_and_does_not_train_leaves_its_weight_to_the_others() -> None:
+    federation = Federation(FedISM())
+    federation.disturb = failing("collect_masked_vectors", 1)
+    received = flat(arrays_of(federation.model))
+    found = flat(federation.train())
+    S = federation.strategy.diagnostics["sharpness"]
+    weights = S**2 / (S**2).sum()
+    assert federation.strategy.client_ids == (0, 2, 3, 4)
+    assert len(S) == 4
+    np.testing.assert_allclose(federation.strategy.diagnostics["weights"], weights, atol=1e-6)
+    updates = [flat(federation.trained[k]) - received for k in (0, 2, 3, 4)]
+    np.testing.assert_allclose(found, received + weights @ np.array(updates), atol=1e-6)
+    assert 1 not in federation.strategy.merged_rounds
+
+
+@pytest.mark.parametrize("stage", ["collect_masked_vectors", "unmask"])
+def test_too_few_clients_for_the_masks_leave_everything_as_it_was(stage: str) -> None:
+    federation = Federation(FedISM())
+    federation.train()
+    before = federation.model, federation.strategy.state_dict()
+    federation.disturb = failing(stage, 0, 1, 2)
+    with pytest.raises(Halted, match=r"2 (of 5 )?clients"):
+        federation.train()
+    assert federation.model is before[0]
+    state = federation.strategy.state_dict()
+    assert all(np.array_equal(state[key], before[1][key]) for key in before[1])
+    assert federation.strategy.client_ids == ()
+    federation.disturb = failing("")
+    federation.train()
+    assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
+
+
+def test_too_few_measured_clients_end_the_run_as_in_a_plain_round() -> None:
+    federation = Federation(TERM())
+    federation.disturb = failing("measure", 0, 1, 2)
+    with pytest.raises(RoundFailed, match="2 of 5 clients sent a usable reply") as failed:
+        federation.train()
+    assert not isinstance(failed.value, Halted)
+
+
+def test_weights_stay_below_the_cap_when_a_client_fails() -> None:
+    federation = Federation(Uniform(max_client_weight=0.2))
+    federation.disturb = failing("collect_masked_vectors", 4)
+    received = flat(arrays_of(federation.model))
+    found = flat(federation.train())
+    updates = [flat(federation.trained[k]) - received for k in range(4)]
+    np.testing.assert_allclose(found, received + 0.2 * np.sum(updates, axis=0), atol=1e-6)
+
+
+# --- weights -------------------------------------------------------------------------------
+
+
+class Given(Uniform):
+    """Weights that the test gives."""
+
+    weights = (0.5, 0.3, 0.2, 0.0, 0.0)
+
+    def weigh(self, cohort: Any) -> Any:
+        return np.array(self.weights)
+
+
+def test_a_weight_of_zero_takes_a_client_out_of_the_sum() -> None:
+    federation = Federation(Given())
+    received = flat(arrays_of(federation.model))
+    found = flat(federation.train())
+    updates = [flat(federation.trained[k]) - received for k in range(5)]
+    expected = received + np.array(Given.weights) @ np.array(updates)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_sum_of_two_clients_is_not_made() -> None:
+    rule = Given()
+    rule.weights = (0.5, 0.5, 0.0, 0.0, 0.0)
+    federation = Federation(rule)
+    with pytest.raises(Halted, match=r"2 clients with a weight above 0 .*max-client-weight"):
+        federation.train()
+    assert not federation.trained
+
+
+@pytest.mark.parametrize("weights", [(2, -1, 0, 0, 0), (1, 1, 1, 1, 1), (np.nan,) * 5])
+def test_weights_that_are_none_are_refused(weights: Any) -> None:
+    rule = Given()
+    rule.weights = weights
+    with pytest.raises(ConfigError, match="non-negative numbers with sum 1"):
+        Federation(rule).train()
+
+
+def test_a_rule_that_looks_at_single_updates_all_the_same_is_told_so() -> None:
+    class Curious(Uniform):
+        def combine(self, cohort: Any, weights: Any) -> Any:
+            return cohort.average(weights + cohort.gram()[0])
+
+    class Reweighing(Uniform):
+        def combine(self, cohort: Any, weights: Any) -> Any:
+            return cohort.average(np.array([0.5, 0.5, 0, 0, 0]))
+
+    for rule in (Curious(), Reweighing()):
+        with pytest.raises(ConfigError, match="looks at single updates"):
+            Federation(rule).train()
+
+
+def test_a_single_model_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rule = Given()
+    rule.weights = (0.9, 0.05, 0.05, 0.0, 0.0)
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        Federation(rule).train()
+    assert "client 0 has the weight 0.90, so the sum shows most of its model" in caplog.text
+
+
+# --- clients that lie, or cannot -----------------------------------------------------------
+
+
+def test_another_weight_than_told_shows_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(Uniform())
+    as_classic = client._as_classic
+
+    def lie(request: Message, reply: Message) -> Message:
+        answer = as_classic(request, reply)
+        if request.content["config"]["client-id"] == 3:
+            number = answer.content["fitres.num_examples"]
+            number["num_examples"] = number["num_examples"] // 2
+        return answer
+
+    def cover_up(stage: str, k: int, reply: Message) -> None:
+        if stage == "collect_masked_vectors" and k == 3:
+            number = reply.content["fitres.num_examples"]
+            number["num_examples"] = 2 * number["num_examples"]
+
+    monkeypatch.setattr(client, "_as_classic", lie)
+    federation.after = cover_up
+    with pytest.raises(Halted, match=r"somebody sent another weight than told, among .*0, 1, 2, 3"):
+        federation.train()
+    federation.after = lambda stage, k, reply: None  # it says so: it is named, and left out
+    federation.train()
+    assert federation.strategy.dropped == {
+        3: "it says that it used the weight 268435456; 536870912 was told"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.array_records.update({"x": trainer(linear()).send()}), "not masked"),
+        (lambda c: c.metric_records["metrics"].update({"train_loss": np.inf}), "finite"),
+        (lambda c: c.metric_records["metrics"].update({"num-examples": 3}), "18 training"),
+        (lambda c: c[RECORD_KEY_CONFIGS].update({"masked_params": [b"x"]}), "cannot be read"),
+        (lambda c: c[RECORD_KEY_CONFIGS].update(masked_params=[]), "expected [1, 775]"),
+    ],
+)
+def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) -> None:
+    federation = Federation(Uniform())
+
+    def spoil(stage: str, client: int, reply: Message) -> None:
+        if stage == "collect_masked_vectors" and client == 2:
+            if reason == "not masked":
+                reply.content["x"] = record_of(trainer(linear()).send())
+            else:
+                change(reply.content)
+
+    federation.after = spoil
+    federation.train()
+    assert reason in federation.strategy.dropped[2]
+    assert federation.strategy.client_ids == (0, 1, 3, 4)
+
+
+def test_an_update_out_of_range_is_never_clipped_but_refused_by_its_client() -> None:
+    federation = Federation(Uniform())
+
+    def explode(stage: str, client: int, message: Message) -> None:
+        if stage == "collect_masked_vectors" and client == 1:
+            config = message.content.config_records["config"]
+            config["explode"] = 1
+
+    original = federation._trainer
+
+    def exploding(context: Any, config: Any) -> Any:
+        made = original(context, config)
+        if "explode" in config:
+            send = made.send
+            made.send = lambda: {n: a + 100 for n, a in send().items()}
+        return made
+
+    federation.app = make_client_app(exploding, mods=[secure_mod])
+    federation.disturb = explode
+    federation.train()
+    assert (
+        "has a value of 100, and secure aggregation takes up to 8" in federation.strategy.dropped[1]
+    )
+
+
+def test_another_number_of_steps_than_announced_is_named() -> None:
+    federation = Federation(FedNova())
+
+    def more(stage: str, client: int, reply: Message) -> None:
+        if stage == "collect_masked_vectors" and client == 0:
+            reply.content["metrics"]["steps"] = 99.0
+
+    federation.after = more
+    federation.train()
+    assert federation.strategy.dropped == {0: "it took 99.0 steps, after it had announced 4.0"}
+
+
+def test_a_site_without_the_mod_is_named_and_sends_nothing() -> None:
+    federation = Federation(Uniform(), mods=())
+    with pytest.raises(Halted):
+        federation.train()
+    assert "no ArrayRecord 'arrays'" in federation.strategy.dropped[0]
+    assert not federation.trained
+
+
+def test_a_site_of_an_earlier_version_is_named_and_sends_nothing() -> None:
+    federation = Federation(Uniform(), measures=False)
+    with pytest.raises(RoundFailed, match="No train function registered with name 'measure'"):
+        federation.train()
+    assert not federation.trained
+
+
+def test_a_client_sends_no_unmasked_model_in_a_secure_run() -> None:
+    federation = Federation(Uniform())
+    rule = federation.strategy
+    config = {"secure-aggregation": True, "seed": 0}
+    messages = list(rule.configure_train(1, federation.model, ConfigRecord(config), None))
+    replies = federation._send(messages)
+    assert all("asked for an unmasked model" in reply.error.reason for reply in replies)
+
+
+def test_a_site_can_insist_on_secure_aggregation() -> None:
+    federation = Federation(Uniform(), secure=False)
+    federation.grid.contexts[1002].node_config["secure-aggregation"] = True
+    federation.train()
+    assert "this site's node config. Nothing was sent" in federation.strategy.dropped[2]

@@ -1,0 +1,139 @@
+"""What is masked, as numbers: scales, sums, and the limits of whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower.secure.vectors import (
+    CLIPPING,
+    SumCohort,
+    Told,
+    WrongSum,
+    decode,
+    encode,
+    error_of,
+    quantization_range,
+)
+
+MODEL = {
+    "w": np.array([[0.5, -0.25], [3.0, 20.0]], np.float32),
+    "running_var": np.array([400.0, 1e-9], np.float32),
+    "batches": np.array(7, np.int64),
+}
+
+
+def told(weights: list[int], factors: list[float] | None = None) -> list[Told]:
+    Q = quantization_range(len(weights))
+    draws = np.random.default_rng(0).uniform(-1, 1, (len(weights), 3))
+    return [
+        Told(
+            round(w / max(weights) * Q),
+            Q,
+            tuple(draw.tolist()),
+            factors[k] if factors else None,
+            ("running_var", "batches"),
+        )
+        for k, (w, draw) in enumerate(zip(weights, draws, strict=True))
+    ]
+
+
+def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
+    """The mean as SecAgg+ computes it, without masks."""
+    Q = by[0].range
+    step = 2 * CLIPPING / Q
+    whole = [
+        np.floor((v * t.ratio + CLIPPING) / step + 0.5) for v, t in zip(vectors, by, strict=True)
+    ]
+    assert all(v.min() >= 0 and v.max() <= Q for v in whole)
+    total = np.sum(whole, axis=0)
+    assert total.max() < 2**32
+    assert sum(t.weight for t in by) < 2**32
+    return (total * step - len(by) * CLIPPING) / (sum(t.weight for t in by) / Q)
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023])
+def test_no_sum_passes_the_modulus(clients: int) -> None:
+    Q = quantization_range(clients)
+    assert clients * Q < 2**32
+    assert Q >= 2**22
+    assert Q <= 2**30
+
+
+@given(st.lists(st.integers(0, 1000), min_size=3, max_size=6), st.integers(0, 99))
+def test_the_sum_is_the_weighted_mean_up_to_the_stated_error(weights: list[int], seed: int) -> None:
+    if sum(w > 0 for w in weights) < 3:
+        return
+    rng = np.random.default_rng(seed)
+    sent = [
+        {
+            "w": (MODEL["w"] + rng.normal(0, 1, (2, 2))).astype(np.float32),
+            "running_var": MODEL["running_var"] + rng.uniform(0, 9, 2).astype(np.float32),
+            "batches": MODEL["batches"] + rng.integers(0, 50),
+        }
+        for _ in weights
+    ]
+    by = told(weights)
+    total = decode(
+        summed([encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)], by), MODEL, by
+    )
+    exact = np.array(weights) / sum(weights)
+    for name, scale in (("w", 20), ("running_var", 400), ("batches", 2**16)):
+        mean = sum(
+            w * (s[name].astype(float) - MODEL[name]) for w, s in zip(exact, sent, strict=True)
+        )
+        assert np.abs(total.means[name] - mean).max() <= error_of(by) * scale + 1e-12
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3), st.floats(1e-5, 7))
+def test_squared_lengths_sum_at_any_size(factors: list[float], size: float) -> None:
+    by = told([3, 2, 1], factors)
+    sent = [{**MODEL, "w": MODEL["w"] + np.float32(size * k)} for k in (1, 2, 3)]
+    vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
+    total = decode(summed(vectors, by), MODEL, by)
+    squares = [float(np.square(s["w"].astype(float) - MODEL["w"]).sum()) for s in sent]
+    expected = sum(w * f * s for w, f, s in zip(total.weights, factors, squares, strict=True))
+    assert total.squares == pytest.approx(expected, rel=1e-5)
+    cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), total=total)
+    found = total.weights @ (np.array(factors) * cohort.squared_norms())
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_counters_are_those_of_the_plain_mean() -> None:
+    by = told([1, 1, 1])
+    for counts in ((5, 5, 5), (5, 5, 6), (1, 2, 3), (0, 0, 0)):
+        sent = [{**MODEL, "batches": MODEL["batches"] + c} for c in counts]
+        vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
+        total = decode(summed(vectors, by), MODEL, by)
+        cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), total=total)
+        model = cohort.average(total.weights)
+        assert model["batches"].dtype == np.int64
+        assert model["batches"] == 7 + sum(counts) // 3
+        assert model["running_var"].min() >= 0
+
+
+def test_another_weight_shows_even_if_weights_are_equal() -> None:
+    by = told([1, 1, 1, 1])
+    vectors = [encode(MODEL, MODEL, t) for t in by]
+    decode(summed(vectors, by), MODEL, by)
+    for wrong in (0.5, 0.999):
+        used = [*by[:3], Told(round(by[3].weight * wrong), by[3].range, by[3].checks)]
+        mean = summed(vectors, used)
+        with pytest.raises(WrongSum, match="somebody"):
+            decode(mean, MODEL, by)
+
+
+@pytest.mark.parametrize("weight", [-1, 9, 0.5, None, True and 2.0])
+def test_a_told_weight_out_of_range_is_refused(weight: object) -> None:
+    with pytest.raises(ValueError, match="of at most 8"):
+        Told.from_config({"secure.weight": weight, "secure.range": 8})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 161.0, -161.0])
+def test_an_update_out_of_range_is_refused(value: float) -> None:
+    (mine, *_) = told([1, 1, 1])
+    sent = {**MODEL, "w": MODEL["w"] + np.float32(value)}
+    with pytest.raises(ValueError, match=r"'w' has a value of .* takes up to 160"):
+        encode(MODEL, sent, mine)
