@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import call
+from safetensors.numpy import load_file
+from shipped import FOLDER
 
-NOTEBOOK = Path(__file__).parents[1] / "examples/compare.ipynb"
+from fairflower.report import read_run
+
+ROOT = FOLDER.parent
+NOTEBOOK = ROOT / "examples/compare.ipynb"
+LORA = ROOT / "examples/lora"
 
 
 def outputs(cell: Any, kind: str) -> str:
@@ -44,3 +53,33 @@ def test_the_notebook_shows_runs_tables_and_figures(tmp_path: Path) -> None:
     assert not any(
         output.get("name") == "stderr" for cell in by_source.values() for output in cell.outputs
     )
+
+
+def test_the_texts_of_the_lora_example_are_a_thousand_sentences_per_domain() -> None:
+    for domain in ("films", "products", "restaurants"):
+        with (LORA / f"texts/{domain}.csv").open(encoding="utf-8", newline="") as file:
+            labels = [row["label"] for row in csv.DictReader(file)]
+        assert [labels.count(name) for name in ("negative", "positive")] == [500, 500]
+
+
+@pytest.mark.slow
+def test_the_lora_example_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of its config, for one round of one seed."""
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    header = (LORA / "lora.toml").read_text().split("\n\n")[0].replace("#", "")
+    (line,) = re.findall(r"fairflower compare .*", header.replace("\\\n", " "))
+    assert (
+        line.split()
+        == re.findall(r"fairflower compare .*", (LORA / "README.md").read_text())[0].split()
+    )
+    words = shlex.split(line.replace("--seeds 0-2", "--seeds 0 --rounds 1"))
+    monkeypatch.chdir(ROOT)
+    call(*words[1:], "--engine", "inline", "--output-dir", str(tmp_path))
+    runs = {read_run(path).label: path for path in (tmp_path / "runs").iterdir()}
+    assert runs.keys() == {"fedavg", "uniform", "fedheal", "fedism"}
+    for path in runs.values():
+        arrays = load_file(path / "model.safetensors")
+        assert sum(array.size for array in arrays.values()) == 20_866
+        assert any("lora_" in name for name in arrays)
+        assert len(read_run(path).clients) == 12
