@@ -13,16 +13,13 @@ from fairflower.training.modes import frozen
 class FedRep(FedPer):
     """Local training of a head that stays with the client, and then of the body alone.
 
-    As `FedPer`, but a round has two phases: ``head_epochs`` epochs of the head on the received
-    body, and ``train.local-epochs`` epochs of the body under the new head. The first phase adds to
-    the time of a round. ``train_loss`` is the mean over both. Running statistics of BatchNorm move
-    in both phases.
+    As `FedPer`, but in a round ``head_epochs`` epochs train the head, and ``train.local-epochs``
+    then the body. Statistics of BatchNorm move in both; ``train_loss`` is the mean over both.
 
     Parameters
     ----------
     head_epochs
-        Epochs in which the head alone is trained. Default 10 (the paper's, with 1 or 5 of the
-        body).
+        Epochs of the head alone. Default 10 (the paper's, with 1 or 5 of the body).
 
     See Also
     --------
@@ -48,17 +45,16 @@ class FedRep(FedPer):
 
     def run_epochs(self, server_round: int) -> float:
         """Train the head and then the body; return the mean loss of all epochs."""
-        settings, own = self.settings, set(self.local_arrays(self.model))
-        if settings.local_epochs == 0:
+        epochs, own = self.settings.local_epochs, set(self.local_arrays(self.model))
+        if epochs == 0:
             return super().run_epochs(server_round)
-        self.settings = replace(settings, local_epochs=self.head_epochs)
+        self.settings = replace(self.settings, local_epochs=self.head_epochs)
         try:
             with frozen(p for name, p in self.model.named_parameters() if name not in own):
                 first = super().run_epochs(server_round)
         finally:
-            self.settings = settings
+            self.settings = replace(self.settings, local_epochs=epochs)
         self.steps = 0  # of the model that is sent
         with frozen(p for name, p in self.model.named_parameters() if name in own):
             second = super().run_epochs(server_round)
-        total = self.head_epochs * first + settings.local_epochs * second
-        return total / (self.head_epochs + settings.local_epochs)
+        return (self.head_epochs * first + epochs * second) / (self.head_epochs + epochs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Unpack
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import BLOCK, Arrays, Block, Cohort
+from fairflower.aggregation.cohort import BLOCK, THREADS, Arrays, Block, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
@@ -176,7 +177,7 @@ class FedPW(FairStrategy):
         count = int(size * self.drop)
         if name in cohort.buffers or count == 0 or np.isnan(spread).all():
             return step
-        agreed = np.argsort(spread, kind="stable")[:count]  # NaN ranks last
+        agreed = _smallest(spread, count)
         common = np.abs(step[agreed[::EVERY]]).mean()
         if common > 0 and pruned.dropped / common < 1:
             step[agreed] *= 1 + pruned.dropped / common
@@ -184,19 +185,22 @@ class FedPW(FairStrategy):
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
         """Return for every client the mask of an array's coordinates that it keeps."""
-        kept, norms, sizes = [], [], []
         (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
-        for k, rate in enumerate(rates):
+
+        def prune(k: int) -> tuple[Mask, float, float]:
             update = np.abs(whole.update(k))
-            count = int(update.size * rate)
+            count = int(update.size * rates[k])
             mask, ordered = _drop_smallest(update, count)
-            sizes.append(float(ordered[::EVERY].mean(dtype=np.float64)) if count else np.nan)
-            norms.append(float(np.sqrt(np.square(update[mask], dtype=np.float64).sum())))
-            kept.append(mask)
+            norm = float(np.sqrt(np.square(update[mask], dtype=np.float64).sum()))
+            dropped = float(ordered[::EVERY].mean(dtype=np.float64)) if count else np.nan
+            return mask, norm, dropped
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            kept, norms, sizes = zip(*pool.map(prune, range(len(cohort))), strict=True)
         known = np.array(sizes)
         if self.variant == "adapted":
             known = known[np.isfinite(known)]
-        return Pruned(kept, np.array(norms), float(known.mean()) if known.size else np.nan)
+        return Pruned(list(kept), np.array(norms), float(known.mean()) if known.size else np.nan)
 
 
 def _track(
@@ -226,16 +230,30 @@ def _ratio(a: float, b: float, otherwise: float = 1.0) -> float:
 def _drop_smallest(sizes: NDArray[Any], count: int) -> tuple[Mask, NDArray[Any]]:
     """Return the mask without the ``count`` smallest sizes, and these in ascending order.
 
-    Of equal sizes the first are dropped. Sorting only values is several times as fast as sorting
-    positions.
+    Of equal sizes the first are dropped. Only the smallest are sorted, as values, which is several
+    times as fast as sorting all, or positions.
     """
     if count == 0:
         return np.ones(sizes.size, bool), sizes[:0]
-    ordered = np.sort(sizes)[:count]
+    ordered = np.partition(sizes, count - 1)[:count]
+    ordered.sort()
     mask = sizes > ordered[-1]
     ties = np.flatnonzero(sizes == ordered[-1])
     mask[ties[int(np.sum(ordered == ordered[-1])) :]] = True
     return mask, ordered
+
+
+def _smallest(values: Vector, count: int) -> NDArray[np.intp]:
+    """Return the positions of the ``count`` smallest values, ascending; NaN ranks last.
+
+    These are ``np.argsort(values, kind="stable")[:count]``, but only the smallest are sorted.
+    """
+    bound = np.partition(values, count - 1)[count - 1]
+    if np.isnan(bound):
+        return np.argsort(values, kind="stable")[:count]
+    below = np.flatnonzero(values < bound)
+    ties = np.flatnonzero(values == bound)[: count - len(below)]
+    return np.concatenate([below[np.argsort(values[below], kind="stable")], ties])
 
 
 def _spread(rows: Vector, norms: Vector) -> Vector:
