@@ -150,7 +150,7 @@ def answering(lie: Lie) -> Answer:
         for name in learnt(strategy):
             if name in strategy.VECTORS:
                 # One array per parameter; a representation is no parameter's.
-                key, shape = ("h", 8) if name.endswith("representation") else ("w", SHAPE)
+                key, shape = ("h", 8) if name in strategy.REPRESENTATIONS else ("w", SHAPE)
                 vector = measured(client, server_round, shape) * said.factors[even]
                 content[name] = record_of({key: vector.astype(np.float32)})
             else:

@@ -29,11 +29,15 @@ class StrategyHooks:
     #: ArrayRecords. The train message's config lists them under ``measure``.
     needs: tuple[str, ...] = ()
     #: Measurements that are an array ``h``, of the same length for every client.
-    REPRESENTATIONS: ClassVar[tuple[str, ...]] = ("representation", "received_representation")
+    REPRESENTATIONS: ClassVar[tuple[str, ...]] = (
+        "representation",
+        "received_representation",
+        "class_counts",
+    )
     #: Measurements that are arrays: a single ``h``, or an array for each parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Measurements and metrics that must not be negative, for example means of squares.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps")
+    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps", "class_counts")
     #: Measurements and metrics that are counts, at most 2**53.
     COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
     #: Metrics that the strategy uses and that clients always report.

@@ -405,6 +405,11 @@ def _check_amounts(config: RunConfig) -> None:
             f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
             "server has to test it. Set evaluate.by to server or both, or remove data.held-out."
         )
+    if config.evaluate.adabn and not config.data.held_out:
+        raise ConfigError(
+            "evaluate.adabn = true: AdaBN is for a domain that no client has, and data.held-out is "
+            "empty. Set it, or remove evaluate.adabn."
+        )
     if config.data.validation_fraction and config.data.validation_examples:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set. Set one of them "

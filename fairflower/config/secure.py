@@ -26,6 +26,8 @@ SINGLE_UPDATES = {
     "fedlf": ("needs the inner products of the updates, layer by layer", "afl"),
     "fedpw": ("drops coordinates of each client's update", "pa3fed"),
     "fairrfl": ("needs the length of each client's update", "superquantile"),
+    "dq-ffl": ("needs the length of each client's update", "qffl"),
+    "daa": ("weighs by class counts, an array that each client would send in the clear", "uniform"),
     "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
 }  # fmt: skip
 

@@ -349,6 +349,11 @@ class EvaluateConfig:
     auc: bool = setting(
         False, "Whether the server computes the AUC, too; for medical data sets it always does."
     )
+    adabn: bool = setting(
+        False,
+        "Whether the server tests the held-out domain a second time, with BatchNorm statistics of "
+        "its test examples, without their labels (AdaBN).",
+    )
     metrics: str = setting(
         "", "Comma-separated metrics of your own, module:function. Empty means none."
     )

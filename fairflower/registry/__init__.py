@@ -42,6 +42,8 @@ STRATEGIES = MethodRegistry(
         "eagle": "eagle:EAGLE",
         "fedpw": "fedpw:FedPW",
         "fairrfl": "fairrfl:FairRFL",
+        "dq-ffl": "dqffl:DqFFL",
+        "daa": "daa:DaA",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",
@@ -85,6 +87,7 @@ MEASUREMENTS = (
     *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
     *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
     *("fisher", "representation", "received_representation", "local_loss", "perturbed_loss"),
+    "class_counts",
 )
 
 #: Length of an example's shape -> kind: (features,), (vocabulary, length) of token ids, or

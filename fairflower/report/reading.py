@@ -18,7 +18,7 @@ from fairflower.errors import RunFolderError, quoted
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
 from fairflower.server.folder import LEVELS, is_locked
-from fairflower.server.history import HELD_OUT
+from fairflower.server.history import ADAPTED, HELD_OUT
 from fairflower.server.history import WINDOW as WINDOW
 
 #: Scores of domains beside accuracy, as fractions: title in tables and name in sentences.
@@ -91,6 +91,8 @@ class Run(AccuracyHistory):
     personal: AccuracyHistory
     #: Accuracy of the global model on ``held_out_domain``; without rounds if no domain is held out.
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
+    #: The same with BatchNorm statistics of that domain's test examples (``evaluate.adabn``).
+    adapted: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
     #: Name of the domain that no client has, which is not among ``domains``; or empty.
     held_out_domain: str = ""
     #: Other scores (`SCORES` and the user's metrics) by name, [R, D] like ``accuracy``; NaN where
@@ -146,10 +148,16 @@ class Run(AccuracyHistory):
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
         return f"{self.status} after round {done} of {planned}{tested}"
 
-    def held_out_accuracy(self, domain: str, window: int = WINDOW) -> float:
-        """Return the mean accuracy on a held-out domain (see `final`); NaN if not held out."""
-        there = domain == self.held_out_domain and self.held_out.rounds.size
-        return float(self.held_out.final(window)[0]) if there else math.nan
+    def held_out_accuracy(
+        self, domain: str, window: int = WINDOW, *, adapted: bool = False
+    ) -> float:
+        """Return the mean accuracy on a held-out domain (see `final`); NaN if not held out.
+
+        ``adapted``: of the model with that domain's BatchNorm statistics; NaN without such tests.
+        """
+        tests = self.adapted if adapted else self.held_out
+        there = domain == self.held_out_domain and tests.rounds.size
+        return float(tests.final(window)[0]) if there else math.nan
 
     def tests_by(self, metric: str) -> AccuracyHistory:
         """Return the values of a score of ``scores``, as a history like that of accuracy."""
@@ -210,6 +218,7 @@ def read_run(path: str | Path) -> Run:
         by_client=_all_tests(history[of_clients, "accuracy"], names),
         personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
         held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
+        adapted=_tested(history[HELD_OUT, ADAPTED], [held_out], finished),
         held_out_domain=held_out,
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
         user_metrics={name: better for name, better in user_metrics.items() if name in scores},
@@ -249,7 +258,9 @@ def _read_history(
 
     The history maps (level, metric) to round -> name -> value.
     """
-    history: dict[tuple[str, str], _History] = {(HELD_OUT, "accuracy"): {}}
+    history: dict[tuple[str, str], _History] = {
+        (HELD_OUT, metric): {} for metric in ("accuracy", ADAPTED)
+    }
     metrics = ("accuracy", "personal_accuracy", *SCORES, *user_metrics)
     for of_domains, of_clients in LEVELS.values():
         history[of_clients, "accuracy"] = {}

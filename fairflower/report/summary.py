@@ -53,7 +53,7 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       ``balanced_accuracy`` and ``auc`` if the tables show them, and the user's metrics, of which
       ``lower is better`` lists those to minimize.
     - ``<domain> personal_accuracy`` in the ``personal rounds``; ``held-out``, the accuracy on the
-      ``held-out domain`` in the ``held-out rounds``.
+      ``held-out domain`` in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested;
     - ``clients``: number in each domain. ``participation``: each client's share of rounds in which
       it was merged, unless all are 1. ``client accuracy``: means over the rounds, if clients
       tested. ``cluster``: each round's clusters of the clients, separated by dots.
@@ -146,6 +146,8 @@ def _row(run: Run) -> dict[str, Any]:
         row["held-out domain"] = run.held_out_domain
         row["held-out rounds"] = _listed(run.held_out.rounds[late])
         row["held-out"] = _fractions(run.held_out.accuracy[late, 0])
+        if run.adapted.rounds.size:
+            row["held-out AdaBN"] = _fractions(run.adapted.accuracy[late, 0])
     row["clients"] = _listed(counts)
     if shares := participation(run):
         row["participation"] = _fractions(shares)
@@ -194,6 +196,7 @@ def _run(row: Mapping[str, str]) -> Run:
     personal = np.array(row.get("personal rounds", "").split(), dtype=np.int64)
     unseen = np.array((row.get("held-out rounds") or "").split(), dtype=np.int64)
     unseen_accuracy = np.array((row.get("held-out") or "").split(), dtype=np.float64)
+    adapted = np.array((row.get("held-out AdaBN") or "").split(), dtype=np.float64)
     tested = np.array((row.get("client accuracy") or "").split(), dtype=np.float64)
     by_client = tested.reshape(min(1, tested.size), len(owners))
     return Run(
@@ -210,6 +213,9 @@ def _run(row: Mapping[str, str]) -> Run:
             rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
         ),
         held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
+        adapted=AccuracyHistory(
+            rounds=unseen[: len(adapted)], accuracy=adapted.reshape(len(adapted), 1)
+        ),
         held_out_domain=row.get("held-out domain") or "",
         scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *of_user) if table[s]},
         user_metrics={m: -1 if m in lower else 1 for m in of_user if table[m]},

@@ -17,6 +17,8 @@ from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.numerics import metrics
 from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
+from fairflower.server.history import ADAPTED
+from fairflower.training.adabn import layers_with_statistics, target_statistics
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
@@ -39,6 +41,8 @@ class CentralizedEvaluator:
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
+        #: Whether the held-out domain is tested a second time, with its own statistics.
+        self.adabn = config.evaluate.adabn and bool(layers_with_statistics(self.model))
         self.threads = cpus() if self.device.type == "cpu" else 1
         self._tests: dict[tuple[str, str], list[Examples]] = {}
         self._pool = ThreadPoolExecutor(
@@ -69,7 +73,8 @@ class CentralizedEvaluator:
 
         Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
-        that failed are in ``failed``.
+        that failed are in ``failed``. With ``evaluate.adabn`` a held-out domain also has
+        ``adabn_accuracy``, with its own BatchNorm statistics.
         """
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
@@ -93,6 +98,9 @@ class CentralizedEvaluator:
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
             of_user, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
             results[domain] |= of_user
+        if self.adabn and (unseen := results.get(self.federation.held_out)):
+            chunks = self._chunks(self.federation.held_out, split)
+            unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
         return results
 
     def _domains(self, split: str) -> tuple[str, ...]:
@@ -111,6 +119,14 @@ class CentralizedEvaluator:
                 for piece in pieces
             ]
         return self._tests[domain, split]
+
+    def _test_adapted(self, chunks: list[Examples]) -> float:
+        """Return the accuracy on a domain's examples with BatchNorm statistics of these."""
+        batches = (x for images in chunks for x, _ in images.eval_batches(self.batch_size))
+        with target_statistics(self.model, batches):
+            pairs = [self._test(images)[1:3] for images in chunks]
+        labels, predicted = map(np.concatenate, zip(*pairs, strict=True))
+        return float((labels == predicted).mean())
 
     def _test(
         self, images: Examples

@@ -28,6 +28,9 @@ HELD_OUT_PREFIX = "held_out_"
 #: Level of the history for tests on the held-out domain.
 HELD_OUT = "held-out"
 
+#: Metric of that level: the accuracy with BatchNorm statistics of the domain's test examples.
+ADAPTED = "adabn_accuracy"
+
 
 class History:
     """The metrics of every round so far.
@@ -38,7 +41,8 @@ class History:
     - ``accuracy/AVG``, ``accuracy/MIN`` and, from two domains on, ``accuracy/STD`` (ddof 1), if
       every domain was tested;
     - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a
-      held-out domain, which AVG, MIN and STD leave out;
+      held-out domain, which AVG, MIN and STD leave out; ``held_out_adabn_accuracy/<domain>`` is of
+      the model with BatchNorm statistics of that domain's examples (``evaluate.adabn``);
     - ``train_loss``, the mean over the training examples of the merged clients;
     - metrics of the whole round, for example ``seconds``.
     """

@@ -117,6 +117,11 @@ class Session:
             client, by = self.config.client.factory, self.config.evaluate.by
             if note := client.remark(setup.evaluator.model, by):
                 logger.warning(note)
+            if self.config.evaluate.adabn and not setup.evaluator.adabn:
+                logger.warning(
+                    "evaluate.adabn: the network has no BatchNorm with running statistics, so "
+                    "there is no second test of the held-out domain."
+                )
             progress.start(folder.path)
             try:
                 callbacks.begin(saved.server_round if saved else -1)

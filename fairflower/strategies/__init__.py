@@ -25,6 +25,8 @@ from fairflower.registry import STRATEGIES
 from fairflower.strategies.aaggff import AAggFF
 from fairflower.strategies.adafed import AdaFed
 from fairflower.strategies.afl import AFL
+from fairflower.strategies.daa import DaA
+from fairflower.strategies.dqffl import DqFFL
 from fairflower.strategies.eagle import EAGLE
 from fairflower.strategies.fairfed import FairFed
 from fairflower.strategies.fairrfl import FairRFL
@@ -58,6 +60,8 @@ __all__ = [
     "AAggFF",
     "AdaFed",
     "Cohort",
+    "DaA",
+    "DqFFL",
     "FairFed",
     "FairRFL",
     "FairStrategy",

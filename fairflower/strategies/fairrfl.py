@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -47,13 +48,12 @@ class FairRFL(FairStrategy):
     --------
     Uniform : The mean without a defense.
     FedMGDAPlus : Scales every update to the same length.
-    QFFL : Weights by loss, which the paper combines with this defense (Dq-FFL).
+    DqFFL : The same defense under q-FFL.
 
     Notes
     -----
     From a port of the authors' code, and the examples of the paper's text that its tests quote.
-    This class is the paper's RFL-Self. Its Dq-FFL is left out: text and code give the power of a
-    client's loss as each other's inverse, and neither gives its size.
+    This class is the paper's RFL-Self.
 
     Inferred, for cases that the sources leave open: with m longer than median N there may be no
     solution b, and the update is shortened instead; MAD counts as at least a millionth of
@@ -89,25 +89,40 @@ class FairRFL(FairStrategy):
         self.tau, self.recovery = tau, recovery
 
     def merge(self, cohort: Cohort) -> Arrays:
-        K = len(cohort)
-        N = np.sqrt(cohort.squared_norms())
-        middle = float(np.median(N))
-        deviation = max(NORMAL * float(np.median(np.abs(N - middle))), SMALLEST * middle)
-        score = (N - middle) / deviation if deviation > 0 else np.zeros(K)
-        selfish = score > self.tau
-        kept, rest = np.ones(K), 0.0  # b, and the sum of 1 - b
-        kept[selfish] = middle / N[selfish]
-        if self.recovery == "median" and selfish.any():
-            b = _shares_of_updates(cohort, N, middle)
-            moved = selfish & np.isfinite(b)
-            kept[moved] = b[moved]
-            rest = float((1 - kept[moved]).sum())
+        K, found = len(cohort), recover(cohort, self.tau, self.recovery)
         equal = np.full(K, 1 / K)
-        self.diagnostics |= {"weights": equal, "score": score, "kept": kept}
-        merged = cohort.move(kept / K, equal)
-        if rest > 0:
-            _add_median(cohort, merged, rest / K)
+        self.diagnostics |= {"weights": equal, "score": found.score, "kept": found.kept}
+        merged = cohort.move(found.kept / K, equal)
+        if (rest := float((1 - found.kept[found.moved]).sum())) > 0:
+            add_median(cohort, merged, rest / K)
         return merged
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Updates Delta_k' = kept Delta_k, plus (1 - kept) m where moved; arrays of shape (K,)."""
+
+    score: Vector
+    kept: Vector
+    moved: NDArray[np.bool_]
+    lengths: Vector  # of Delta_k'
+
+
+def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
+    """Find the selfish clients of a cohort, and what is left of their updates."""
+    K = len(cohort)
+    N = np.sqrt(cohort.squared_norms())
+    middle = float(np.median(N))
+    deviation = max(NORMAL * float(np.median(np.abs(N - middle))), SMALLEST * middle)
+    score = (N - middle) / deviation if deviation > 0 else np.zeros(K)
+    selfish = score > tau
+    kept, moved = np.ones(K), np.zeros(K, bool)
+    kept[selfish] = middle / N[selfish]
+    if recovery == "median" and selfish.any():
+        b = _shares_of_updates(cohort, N, middle)
+        moved = selfish & np.isfinite(b)
+        kept[moved] = b[moved]
+    return Recovery(score, kept, moved, np.where(selfish, middle, N))
 
 
 def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
@@ -129,7 +144,7 @@ def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
     return np.where((b >= 0) & (b <= 1), b, np.nan)
 
 
-def _add_median(cohort: Cohort, model: Arrays, factor: float) -> None:
+def add_median(cohort: Cohort, model: Arrays, factor: float) -> None:
     """Add ``factor`` times the median of the updates to the parameters of a model."""
 
     def add(block: Block) -> None:

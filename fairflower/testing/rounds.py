@@ -168,7 +168,8 @@ class Rounds:
         made_up: dict[str, Any] = {}
         for need in self.strategy.needs:
             if need in FairStrategy.REPRESENTATIONS:
-                made_up[need] = {"h": random.normal(size=7).astype(np.float32)}
+                h = random.normal(size=7).astype(np.float32)
+                made_up[need] = {"h": np.abs(h) if need in FairStrategy.NON_NEGATIVE else h}
             elif need in FairStrategy.VECTORS:
                 made_up[need] = dict(trained)
             else:

@@ -168,6 +168,12 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
     return mean_representation(trainer.model, batches)
 
 
+def class_counts(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the training examples per class."""
+    counts = np.bincount(trainer.data.train.y, minlength=trainer.data.num_classes)
+    return {"h": torch.tensor(counts, dtype=torch.float32)}
+
+
 MEASUREMENTS: dict[str, Measurement] = {
     "received_loss": Measurement(
         "received", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
@@ -225,6 +231,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "received_representation": Measurement(
         "received", representation, "as representation, of the received model"
+    ),
+    "class_counts": Measurement(
+        "received", class_counts, "a single array ``h``: training examples per class"
     ),
 }
 

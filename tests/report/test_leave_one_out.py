@@ -6,9 +6,11 @@ import csv
 
 import numpy as np
 import pytest
+import torch
 from command import call
 from runs import config, history, run
 from safetensors.numpy import load_file
+from torch import nn
 
 from fairflower.config import RunConfig
 from fairflower.data import prepare
@@ -119,3 +121,92 @@ def test_what_cannot_be_left_out_is_refused():
     held = Plan.grid({"data.held-out": DOMAINS[0]}, (), [0])
     with pytest.raises(ConfigError, match="Remove it"):
         held.leaving_each_out(DOMAINS)
+
+
+# --- AdaBN ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    chosen = {"data.held-out": DOMAINS[0], "evaluate.adabn": True, "model.name": "cnn:norm=batch"}
+    made = [
+        config(tmp_path_factory.mktemp("adapted"), **chosen, **{"client.name": client})
+        for client in ("sgd", "silobn")
+    ]
+    return [run(one, nodes=3) for one in made]
+
+
+def test_the_held_out_domain_is_tested_with_its_own_statistics(adapted):
+    """As a loop over its test examples does, on the model that was merged."""
+    for folder in adapted:
+        made = RunConfig.from_flat(read_run(folder).config)
+        tests = CentralizedEvaluator(made, prepare(made.data))
+        tests.adabn = False
+        tests(load_file(folder / "model.safetensors"))
+        network, norms = (
+            tests.model,
+            [m for m in tests.model.modules() if isinstance(m, nn.BatchNorm2d)],
+        )
+        ((x, y),) = (
+            pair for e in tests._chunks(DOMAINS[0], "test") for pair in e.eval_batches(500)
+        )
+        network.train()
+        for norm in norms:
+            norm.momentum = 1.0
+        with torch.no_grad():
+            network(x)
+            expected = (network.eval()(x).argmax(1) == y).double().mean().item()
+        read = read_run(folder)
+        assert read.adapted.rounds.tolist() == [0, 1, 2]
+        assert read.adapted.accuracy[-1, 0] == pytest.approx(expected)
+        plain = read.held_out.accuracy[-1, 0]
+        assert read.held_out_accuracy(DOMAINS[0], 1) == plain
+        assert read.held_out_accuracy(DOMAINS[0], 1, adapted=True) == pytest.approx(expected)
+
+
+def test_its_tests_change_neither_the_model_nor_the_others(adapted, tmp_path):
+    chosen = {"data.held-out": DOMAINS[0], "model.name": "cnn:norm=batch"}
+    plain = run(config(tmp_path, **chosen), nodes=3)
+    models = [path / "model.safetensors" for path in (plain, adapted[0])]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    for tests in ("held_out", "by_client"):
+        np.testing.assert_array_equal(
+            getattr(read_run(plain), tests).accuracy, getattr(read_run(adapted[0]), tests).accuracy
+        )
+    np.testing.assert_array_equal(read_run(plain).accuracy, read_run(adapted[0]).accuracy)
+
+
+def test_tables_and_summaries_say_adabn(adapted, tmp_path):
+    runs = [read_run(path) for path in adapted]
+    text = markdown_tables(runs)
+    assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
+    assert "BatchNorm statistics of its test examples, without their labels" in text
+    frame = table_frame(runs)
+    assert frame[f"{DOMAINS[0]} (held out, AdaBN)", "mean"].tolist() == pytest.approx(
+        [100 * run.adapted.final()[0] for run in runs]
+    )
+    write_summary(runs, tmp_path / "x.csv")
+    again = read_summary(tmp_path / "x.csv")
+    assert markdown_tables(again).splitlines()[:6] == text.splitlines()[:6]
+
+
+def test_leaving_each_out_with_adabn_has_a_second_table(adapted, tmp_path):
+    chosen = {"evaluate.adabn": True, "model.name": "cnn:norm=batch"}
+    other = run(config(tmp_path, **chosen, **{"data.held-out": DOMAINS[1]}), nodes=3)
+    runs = [read_run(path) for path in (adapted[0], other)]
+    plain, second = analyze(runs).held_out_tables
+    assert "AdaBN" not in plain.title
+    assert "with AdaBN" in second.title
+    (row,) = second.groups[0].rows
+    found = {run.held_out_domain: 100 * run.adapted.final()[0] for run in runs}
+    expected = [found[name] for name in second.columns[:2]]
+    assert [cell.text for cell in row.cells][:2] == [f"{value:.2f}" for value in expected]
+
+
+def test_adabn_without_a_held_out_domain_is_refused_and_without_batchnorm_warned_of(tmp_path):
+    with pytest.raises(ConfigError, match=r"evaluate\.adabn = true: .*data\.held-out is empty"):
+        RunConfig.from_flat({"evaluate.adabn": True})
+    made = config(tmp_path, **{"data.held-out": DOMAINS[0], "evaluate.adabn": True})
+    folder = run(made, nodes=3)
+    assert (folder / "log.txt").read_text().count("no BatchNorm with running statistics") == 1
+    assert not read_run(folder).adapted.rounds.size

@@ -92,7 +92,8 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
     sent = {e.name: vectors[e.name] for e in rule.exchanges if e.returned}
     for name in rule.measurements:
         if name in rule.REPRESENTATIONS:
-            sent[name] = {"h": random.normal(size=7).astype(np.float32)}
+            h = random.normal(size=7).astype(np.float32)
+            sent[name] = {"h": abs(h) if name in rule.NON_NEGATIVE else h}
         elif name in rule.VECTORS:
             sent[name] = {n: abs(array) for n, array in normal.items()}
         else:

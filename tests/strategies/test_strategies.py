@@ -220,6 +220,8 @@ def test_the_state_of_another_strategy_is_refused():
 
 OUT_OF_RANGE = [
     ("afl", {"lr": [-0.1, np.inf, np.nan]}),
+    ("daa", {"alpha": [-1, np.inf], "beta": [-0.1, np.nan], "domains": [0, 1.5]}),
+    ("dq-ffl", {"q": [-1, np.inf], "tau": [-1], "recovery": ["mean"], "variant": ["text"]}),
     ("fairfed", {"beta": [-1, np.nan], "metric": ["fisher"]}),
     ("fairrfl", {"tau": [-1, np.inf, np.nan], "recovery": ["mean"]}),
     ("fedce", {"mode": ["minus"], "metric": [""]}),

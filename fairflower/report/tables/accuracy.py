@@ -45,7 +45,9 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
     return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
         f"Test accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
-        f"{_HELD_OUT if comparison.held_out else ''}{how_to_read(comparison)}",
+        f"{_HELD_OUT if comparison.held_out else ''}"
+        f"{_ADAPTED if any(tested_adapted(comparison, d) for d in comparison.held_out) else ''}"
+        f"{how_to_read(comparison)}",
         [*columns(comparison.domains, window), *held_out_columns(comparison, window)],
         group_comparable(comparison, comparison.methods),
     )
@@ -158,16 +160,32 @@ _HELD_OUT = (
     "Held out: accuracy on a domain that no client has; it is not part of AVG, STD, MIN and GAP. "
 )
 
+#: The same of the columns with AdaBN.
+_ADAPTED = "AdaBN: with BatchNorm statistics of its test examples, without their labels. "
+
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
-    """The accuracy on each domain that was held out of a method's runs, in percent."""
+    """The accuracy on each domain that was held out of a method's runs, in percent.
 
-    def accuracy(domain: str) -> Callable[[Method], MeanStd]:
+    After it, where it was tested, the accuracy with AdaBN, as a column of its own.
+    """
+
+    def accuracy(domain: str, adapted: bool) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(
-            lambda run: 100 * run.held_out_accuracy(domain, window)
+            lambda run: 100 * run.held_out_accuracy(domain, window, adapted=adapted)
         )
 
-    return [Column(f"{name} (held out)", accuracy(name), 1) for name in comparison.held_out]
+    return [
+        Column(f"{name} (held out{', AdaBN' * adapted})", accuracy(name, adapted), 1)
+        for name in comparison.held_out
+        for adapted in ((False, True) if tested_adapted(comparison, name) else (False,))
+    ]
+
+
+def tested_adapted(comparison: Comparison, domain: str) -> bool:
+    """Return whether a run tested a held-out domain with AdaBN."""
+    runs = (run for method in comparison.methods for run in method.runs)
+    return any(run.held_out_domain == domain and run.adapted.rounds.size > 0 for run in runs)
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:

@@ -20,7 +20,7 @@ def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
     """Return a table: a column per held-out domain, their mean and their minimum, in percent.
 
     Rows are methods whose runs differ in the held-out domain alone. Without two held-out domains
-    there is no table.
+    there is no table. If runs were tested with AdaBN, a second table has these tests alone.
     """
     rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
     for comparison in comparisons:
@@ -37,23 +37,45 @@ def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
         first = next(iter(by_domain.values()))
         setting = _without_own(first.setting), first.runs[0].reach
         groups.setdefault(setting, {})[first.name] = by_domain
-    return [_table(domains, groups)]
+    adapted = {
+        setting: {name: found for name, found in rows.items() if _all_adapted(found)}
+        for setting, rows in groups.items()
+    }
+    adapted = {setting: rows for setting, rows in adapted.items() if rows}
+    tables = [_table(domains, groups, _PLAIN, _accuracy)]
+    return [*tables, *([_table(domains, adapted, _ADABN, _adapted)] if adapted else [])]
 
 
-def _table(domains: Sequence[str], groups: Mapping[Any, Mapping[str, _Runs]]) -> Table:
+_PLAIN = (
+    "Leave one domain out: accuracy on the domain that no client has",
+    "Test accuracy of the global model in %, mean of the last 5 tested rounds.",
+)
+_ADABN = (
+    "Leave one domain out, with AdaBN: accuracy on the domain that no client has",
+    "Test accuracy in %, mean of the last 5 tested rounds, of the global model with BatchNorm "
+    "statistics of the domain's test examples, without their labels.",
+)
+
+
+def _table(
+    domains: Sequence[str],
+    groups: Mapping[Any, Mapping[str, _Runs]],
+    texts: tuple[str, str],
+    accuracy: Callable[[Run], float],
+) -> Table:
     runs = {id(next(iter(r.values()))): r for rows in groups.values() for r in rows.values()}
 
     def on(domain: str) -> Callable[[Method], MeanStd]:
         def estimate(method: Method) -> MeanStd:
             held = runs[id(method)].get(domain)
-            return MeanStd(math.nan, math.nan, 0) if held is None else held.over_seeds(_accuracy)
+            return MeanStd(math.nan, math.nan, 0) if held is None else held.over_seeds(accuracy)
 
         return estimate
 
     def over(figure: Callable[[list[float]], float]) -> Callable[[Method], MeanStd]:
         def estimate(method: Method) -> MeanStd:
             by_seed = [
-                {run.replicate: _accuracy(run) for run in runs[id(method)][domain].runs}
+                {run.replicate: accuracy(run) for run in runs[id(method)][domain].runs}
                 for domain in domains
                 if domain in runs[id(method)]
             ]
@@ -65,10 +87,10 @@ def _table(domains: Sequence[str], groups: Mapping[Any, Mapping[str, _Runs]]) ->
         return estimate
 
     return metric_table(
-        "Leave one domain out: accuracy on the domain that no client has",
-        "Test accuracy of the global model in %, mean of the last 5 tested rounds. Every column is "
-        "of runs without clients of this domain. Mean and minimum are over the held-out domains, "
-        "per seed. Bold: best of the methods that may be compared, to the digits shown.",
+        texts[0],
+        f"{texts[1]} Every column is of runs without clients of this domain. Mean and minimum are "
+        "over the held-out domains, per seed. Bold: best of the methods that may be compared, to "
+        "the digits shown.",
         [
             *(Column(domain, on(domain), 1) for domain in domains),
             Column("mean", over(lambda values: sum(values) / len(values)), 1),
@@ -89,6 +111,14 @@ def _headed(groups: Mapping[Any, Mapping[str, _Runs]]) -> Iterable[tuple[str, di
 
 def _accuracy(run: Run) -> float:
     return 100 * run.held_out_accuracy(run.held_out_domain)
+
+
+def _adapted(run: Run) -> float:
+    return 100 * run.held_out_accuracy(run.held_out_domain, adapted=True)
+
+
+def _all_adapted(by_domain: _Runs) -> bool:
+    return all(run.adapted.rounds.size for held in by_domain.values() for run in held.runs)
 
 
 def _without_own(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:

@@ -1,0 +1,47 @@
+"""AdaBN (Li et al., 2018): BatchNorm statistics from the examples of a test, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+
+def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
+    """Return the normalization layers that have running statistics."""
+    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
+
+
+@contextmanager
+def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
+    """Give BatchNorm layers the mean and variance of these examples; restore their own at the end.
+
+    Every batch counts equally; a batch of one example is left out if there are others. Each layer's
+    input comes from layers that normalize by their batch, as in training. All else of the network
+    is in eval mode and keeps its values.
+    """
+    layers = layers_with_statistics(model)
+    kept = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in layers]
+    momenta = [m.momentum for m in layers]
+    model.eval()
+    try:
+        for m in layers:
+            m.reset_running_stats()
+            m.momentum = None  # the mean over all batches
+            m.train()
+        found = list(batches)
+        with torch.no_grad():
+            for x in [x for x in found if len(x) > 1] or found:
+                model(x)
+        model.eval()
+        yield
+    finally:
+        model.eval()
+        with torch.no_grad():
+            for m, own, momentum in zip(layers, kept, momenta, strict=True):
+                m.momentum = momentum
+                for name, buffer in m.named_buffers(recurse=False):
+                    buffer.copy_(own[name])

@@ -1,0 +1,106 @@
+"""Dq-FFL against a loop that is written out, and its limits: RFL-Self and q-FFL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds import Rounds
+
+from fairflower.strategies import QFFL, DqFFL, FairRFL
+
+LR = 0.05  # of the clients, as `Rounds` sends it
+TINY = 1e-10
+
+
+def recovered(updates: np.ndarray, tau: float, downscale: bool) -> np.ndarray:
+    """The updates after the defense, with b by bisection."""
+    lengths = np.linalg.norm(updates, axis=1)
+    middle, m = np.median(lengths), np.median(updates, axis=0)
+    mad = 1.4826 * np.median(abs(lengths - middle))
+    out = updates.copy()
+    for k in np.flatnonzero((lengths - middle) / mad > tau):
+        out[k] *= middle / lengths[k]
+        if not downscale:
+            low, high = 0.0, 1.0
+            for _ in range(60):
+                b = (low + high) / 2
+                longer = np.linalg.norm(b * updates[k] + (1 - b) * m) > middle
+                low, high = (low, b) if longer else (b, high)
+            out[k] = low * updates[k] + (1 - low) * m
+    return out
+
+
+def loop(model, rounds, variant, q, downscale):
+    """q-FedAvg (Algorithm 2) with a power for each client."""
+    last: dict[int, float] = {}
+    for updates, losses in rounds:
+        F = losses + TINY
+        l_med = np.median(list(last.values())) if last else 1.0
+        share = np.array([last.get(k, l_med) / l_med for k in range(len(F))])
+        powers = q / share if variant == "paper" else q * share
+        last = dict(enumerate(F))
+        moves = recovered(updates, 2.5, downscale)
+        L, lengths = 1 / LR, np.linalg.norm(moves, axis=1)
+        h = powers * F ** (powers - 1) * (L * lengths) ** 2 + L * F**powers
+        model = model + (F**powers)[:, None].T @ (L * moves) / h.sum()
+    return model.ravel()
+
+
+def made_up_rounds(clients: int = 6, size: int = 5, count: int = 3):
+    random = np.random.default_rng(4)
+    for _ in range(count):
+        updates = random.normal(size=(clients, size)) * 0.1 + 0.1
+        updates[2] *= 25  # selfish
+        yield updates, random.uniform(0.2, 2.5, clients)
+
+
+def run(strategy, rounds) -> tuple[np.ndarray, dict]:
+    made = None
+    for updates, losses in rounds:
+        made = made or Rounds(strategy, {"x": np.zeros(updates.shape[1])}, range(len(updates)))
+        metrics = {k: {"received_loss": float(loss)} for k, loss in enumerate(losses)}
+        model = made.step({k: {"x": row} for k, row in enumerate(updates)}, metrics=metrics)
+    return model["x"], strategy.diagnostics
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("recovery", ["median", "downscale"])
+@pytest.mark.parametrize("q", [0.5, 1.0])
+def test_a_loop_that_is_written_out(variant, recovery, q):
+    rounds = list(made_up_rounds())
+    model, found = run(DqFFL(q=q, variant=variant, recovery=recovery), rounds)
+    expected = loop(np.zeros(5), rounds, variant, q, recovery == "downscale")
+    np.testing.assert_allclose(model, expected, rtol=1e-9)
+    assert found["kept"][2] < 0.5
+
+
+def test_the_variants_are_each_others_inverse():
+    rounds = list(made_up_rounds())
+    paper, released = (run(DqFFL(q=1.0, variant=v), rounds)[1] for v in ("paper", "released"))
+    np.testing.assert_allclose(paper["powers"] * released["powers"], 1)
+
+
+def test_without_power_it_is_the_defense_alone():
+    rounds = list(made_up_rounds())
+    np.testing.assert_allclose(run(DqFFL(q=0.0), rounds)[0], run(FairRFL(), rounds)[0], rtol=1e-9)
+
+
+def test_without_selfish_clients_the_first_round_is_q_ffl():
+    (first, *_) = made_up_rounds()
+    for rule in ("qfedavg", "weights"):
+        made = [run(kind, [first])[0] for kind in (DqFFL(tau=1e9, rule=rule), QFFL(rule=rule))]
+        np.testing.assert_allclose(*made, rtol=1e-12)
+
+
+def test_new_clients_have_the_common_power_and_absent_ones_keep_their_loss():
+    strategy = DqFFL(rule="weights", min_clients=1)
+    rounds = Rounds(strategy, {"x": np.zeros(2)}, range(3))
+
+    def step(losses):
+        moves = {k: {"x": np.array([1.0, k])} for k in losses}
+        rounds.step(moves, metrics={k: {"received_loss": v} for k, v in losses.items()})
+        return strategy.diagnostics["powers"]
+
+    np.testing.assert_array_equal(step({0: 1.0, 1: 4.0}), 1)
+    np.testing.assert_allclose(step({1: 2.0, 2: 3.0}), 1)  # the median of those known is 4
+    np.testing.assert_allclose(step({0: 1.0, 1: 1.0, 2: 1.0}), (2.0, 1.0, 2 / 3))
