@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
+from fairflower.config import RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
@@ -68,7 +69,7 @@ def announce(plan: Plan, console: Console) -> None:
 
 
 def setup_summary(plan: Plan, federation: Federation) -> str:
-    """Return two lines: the data of all runs of a plan, and their training settings."""
+    """Return the lines on the data of all runs of a plan, and on their training settings."""
     from fairflower.data.cache import make_data_set
 
     def shared(key: str) -> str:
@@ -93,7 +94,22 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
         + f"\n  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
         f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
-        f"{shared('train.optimizer')}" + f", fraction-train {fraction}" * (fraction != "1.0")
+        f"{shared('train.optimizer')}"
+        + f", fraction-train {fraction}" * (fraction != "1.0")
+        + _masks(plan.runs[0], clients)
+    )
+
+
+def _masks(config: RunConfig, clients: int) -> str:
+    """Return the line on secure aggregation, or ""."""
+    if not config.secure_aggregation:
+        return ""
+    from fairflower.secure.rounds import described
+
+    masks = described(max(1, int(clients * config.fraction_train + 1e-9)))
+    return (
+        f"\n  secure    sums of {masks['clients']} clients, of which up to "
+        f"{masks['shares'] - masks['threshold']} may fail in training"
     )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.aggregation.cohort import Cohort
 from fairflower.config import unknown
 from fairflower.errors import renamed
 from fairflower.registry import MEASUREMENTS
+from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
@@ -208,6 +211,50 @@ def check_resuming(make: Make) -> None:
         )
 
 
+def check_sums(make: Make) -> None:
+    """Check that numbers and a sum give the same model, if ``sums_suffice`` is set."""
+    if not make().sums_suffice:
+        return
+    random = np.random.default_rng(9)
+    plain, masked = (Rounds(make(), MODEL, range(4)) for _ in range(2))
+    seen: list[Cohort] = []
+    merge = plain.strategy.merge
+    plain.strategy.merge = lambda cohort: merge(seen.append(cohort) or cohort)  # type: ignore[method-assign, func-returns-value]
+    for present in ([0, 1, 2, 3], [1, 2, 3]):
+        masked.ask()
+        model = plain.step(updates(random, present), {k: 10 * k + 1 for k in present})
+        found = _from_sums(masked.strategy, seen[-1])
+        for key in MODEL:
+            assert np.allclose(found[key], model[key], rtol=1e-5, atol=1e-5), (
+                f"{_name(plain)}: with a weighted sum of updates alone, {key} was merged to "
+                "another value. Let `weigh` use numbers, and `combine` the cohort's `average` or "
+                "`move` with these weights, or set sums_suffice = False."
+            )
+
+
+def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
+    """Return the next model as secure aggregation computes it, without masks and rounding."""
+    given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
+    known = {k: v for k, v in cohort.metrics.items() if k not in strategy.learns}
+    numbers = SumCohort(**given | {"metrics": known})
+    weights = numbers.cap(np.asarray(strategy.weigh(numbers)))
+    factors = strategy.square_factors(numbers)
+    means = {
+        name: sum(
+            w * (m[name].astype(np.float64) - array)
+            for w, m in zip(weights, cohort.returned, strict=True)
+        )
+        for name, array in cohort.received.items()
+    }
+    squares = 0.0 if factors is None else float(weights * factors @ cohort.squared_norms())
+    total = WeightedSum(weights, means, 0.0, factors, squares)
+    summed = SumCohort(**given, total=total)
+    strategy.diagnostics["weights"] = weights
+    merged = strategy.combine(summed, weights)
+    strategy.note_trained(summed)
+    return merged
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     check_arguments,
     check_measurements,
@@ -219,6 +266,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     check_partial_participation,
     check_enormous_updates,
     check_resuming,
+    check_sums,
 )
 
 

@@ -21,7 +21,9 @@ from safetensors.numpy import load_file
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
+from fairflower.config.secure import check_secure_cohort
 from fairflower.errors import ConfigError
+from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.strategies import STRATEGIES
 
 SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
@@ -75,6 +77,12 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
     made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
     with pytest.raises(ConfigError, match=r"a round asks 2 clients, .* among at least 3"):
         runs.run(made)
+
+
+def test_more_clients_than_whole_numbers_hold_are_refused() -> None:
+    check_secure_cohort(1023, SMALLEST_SUM, LARGEST_SUM)
+    with pytest.raises(ConfigError, match="asks 1024 clients, and a masked sum takes up to 1023"):
+        check_secure_cohort(1024, SMALLEST_SUM, LARGEST_SUM)
 
 
 UNIFORM = {"strategy.name": "uniform"}
@@ -136,6 +144,39 @@ def test_personal_layers_stay_and_the_others_are_masked(tmp_path: Path) -> None:
         models.append(load_file(session(made).run() / "model.safetensors"))
     for name, array in models[1].items():
         np.testing.assert_allclose(models[0][name], array, atol=1e-5)
+
+
+def test_a_whole_run_sends_the_server_numbers_and_masked_vectors_alone(tmp_path: Path) -> None:
+    received: dict[str, set[str]] = {}
+
+    def record(message: Message, context: Context) -> Message:
+        kind = stage_of(message) or message.metadata.message_type  # Flower's mod removes it
+        reply = client_app(message, context)
+        names = received.setdefault(kind, set())
+        names |= {name for name, record in reply.content.array_records.items() if record}
+        for values in reply.content.config_records.values():
+            names |= {key for key, value in values.items() if kind_of(value) is bytes}
+        return reply
+
+    made = ClientApp()
+    for register in (made.train(), made.train("measure"), made.evaluate(), made.query()):
+        register(record)
+    settings = {**SECURE, "strategy.name": "qffl", "evaluate.by": "clients"}
+    session(config(tmp_path, **settings), made).run()
+    assert received == {
+        "query": set(),
+        "measure": set(),
+        "setup": {"pk1", "pk2"},
+        "share_keys": {"ctxts"},
+        "collect_masked_vectors": {"masked_params"},
+        "unmask": {"shares"},
+        "evaluate": set(),
+    }
+
+
+def kind_of(value: object) -> type:
+    """The type of a value, or of what a list has."""
+    return type(value[0]) if isinstance(value, list) and value else type(value)
 
 
 @pytest.mark.slow

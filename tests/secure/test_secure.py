@@ -87,6 +87,17 @@ def test_the_model_is_the_plain_runs(name: str) -> None:
         np.testing.assert_allclose(states[0][key], values, atol=1e-6)
 
 
+def test_forty_clients_of_which_each_shares_its_keys_with_some() -> None:
+    masked = Federation(Uniform(), clients=40)
+    plain = Federation(Uniform(), clients=40, secure=False)
+    masked.disturb = failing("collect_masked_vectors", 7, 8, 30)
+    plain.disturb = failing("", 7, 8, 30)
+    received = arrays_of(plain.model)
+    found, expected = masked.train(), plain.train()
+    assert len(masked.strategy.client_ids) == 37
+    assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
+
+
 def test_two_runs_have_the_same_bits() -> None:
     first, second = (Federation(TERM()) for _ in range(2))
     first.train(), second.train()

@@ -98,8 +98,22 @@ def test_killed_runs_end_in_the_same_bits(rule, client, tmp_path):
     # FedCE's clients keep their model for its measurement.
     keeps = client in KEEPERS or rule == "fedce"
     assert read_facts(tmp_path / "whole").get("client_state", False) == keeps
+    kill_and_compare(f"{rule}+{client}", settings, seconds, tmp_path)
 
-    moments = random.Random(f"{rule}+{client}")
+
+@pytest.mark.parametrize(("rule", "client"), [("fedga", "ditto"), ("eagle", "sgd")])
+def test_killed_runs_under_secure_aggregation_end_in_the_same_bits(rule, client, tmp_path):
+    settings = {"strategy.name": rule, "client.name": client, "secure-aggregation": True}
+    settings["num-server-rounds"] = SETTINGS["num-server-rounds"]
+    begin = time.monotonic()
+    finish(os.environ["FAIRFLOWER_HOME"], tmp_path / "whole", settings)
+    kill_and_compare(f"{rule}+{client}", settings, time.monotonic() - begin, tmp_path)
+
+
+def kill_and_compare(name: str, settings: dict[str, Any], seconds: float, tmp_path: Path) -> None:
+    """Kill runs with these settings, and compare them with the whole run, of ``seconds``."""
+    home = os.environ["FAIRFLOWER_HOME"]
+    moments = random.Random(name)
     attempt = kills = 0
     while kills < KILLS:
         attempt += 1
