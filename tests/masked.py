@@ -64,6 +64,7 @@ class Federation:
         self.replies: list[tuple[str, int, Message]] = []
         self.trained: dict[int, Arrays] = {}
         self.disturb: Callable[[str, int, Message], None] = lambda stage, client, message: None
+        self.silent: tuple[str, int] = ("", -1)  # a stage at which a client does not answer
         self.after: Callable[[str, int, Message], None] = lambda stage, client, reply: None
 
         def spy(message: Message, context: Context, call_next: Any) -> Message:
@@ -97,7 +98,9 @@ class Federation:
             if "config" in message.content:
                 config = message.content.config_records["config"]
                 config["client-id"] = message.metadata.dst_node_id - FIRST_NODE
-        return send_and_receive(self.grid, messages, 60.0, Event())
+        stage = stage_of(messages[0])
+        replies = send_and_receive(self.grid, messages, 60.0, Event())
+        return [r for r in replies if (stage, r.metadata.src_node_id - FIRST_NODE) != self.silent]
 
     def train(self) -> Arrays:
         """One round; the new model."""

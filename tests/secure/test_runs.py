@@ -15,15 +15,19 @@ from command import call
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from masked import stage_of
-from processes import SCRIPTS, environment, run
 from resuming import config, outcome, resume, session
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig
+from fairflower.config import DataConfig, RunConfig
 from fairflower.config.secure import check_secure_cohort
+from fairflower.data.uci_digits import UCIDigits
+from fairflower.deploy.local import LocalDeployment
+from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
+from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES
 
 SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
@@ -193,15 +197,49 @@ def test_ray_gives_the_bits_of_the_inline_engine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sites_with_tls_mask_their_models(tmp_path: Path) -> None:
-    place = tmp_path / "trial"
-    arguments = ["--strategies=qffl", "--sites=4", "--rounds=1", f"--output-dir={place}"]
-    arguments += ["--set=secure-aggregation=true", "--set=data.examples-per-client=20"]
-    run([SCRIPTS / "fairflower", "deploy", "trial", *arguments], env=environment(tmp_path))
-    (facts,) = place.rglob("run.json")
-    said = json.loads(facts.read_text())
-    assert said["status"] == "completed"
-    assert "halted_rounds" not in said
-    assert said["secure_aggregation"]["clients"] == 4
-    line = json.loads((facts.parent / "diagnostics.jsonl").read_text().splitlines()[0])
-    assert line["client_ids"] == [0, 1, 2, 3]
-    assert line["quantization_error"] < 1e-6
+    domains = ("plain", "inverted", "rotated")
+    nodes: list[dict[str, Any]] = []
+    digits = UCIDigits(DataConfig())
+    for domain in domains:
+        arrays = {}
+        for split in ("train", "test"):
+            arrays[f"y_{split}"] = digits.labels(domain, split)[:20]
+            arrays[f"x_{split}"] = digits.images(domain, split, np.arange(20))
+        (folder := tmp_path / domain).mkdir()
+        np.savez(folder / "digits.npz", **arrays)
+        # A site that insists on secure aggregation.
+        nodes.append({"domain": domain, "data-dir": str(folder), "secure-aggregation": True})
+    settings = {
+        **SECURE,
+        "strategy.name": "qffl",
+        "num-server-rounds": 1,
+        "data.name": "npz",
+        "evaluate.by": "clients",
+        "sites": 3,
+        "train.local-epochs": 1,
+    }
+    said: list[str] = []
+    with LocalDeployment(tmp_path / "trial", nodes, said.append) as trial:
+        masked = trial.run(RunConfig.from_flat(settings))
+    facts = json.loads((masked / "run.json").read_text())
+    assert facts["status"] == "completed"
+    assert "halted_rounds" not in facts
+    assert facts["secure_aggregation"]["clients"] == 3
+    (line,) = map(json.loads, (masked / "diagnostics.jsonl").read_text().splitlines())
+    assert line["client_ids"] == [0, 1, 2]
+
+    # The same bits as in this process, and the model of a plain run.
+    models = [load_file(masked / "model.safetensors")]
+    for secure in (True, False):
+        grid = InlineGrid(client_app, 3)
+        for context, node in zip(grid.contexts.values(), nodes, strict=True):
+            context.node_config = {**node, "secure-aggregation": secure}
+        made = RunConfig.from_flat(
+            {**settings, "secure-aggregation": secure, "output-dir": str(tmp_path / str(secure))}
+        )
+        models.append(
+            load_file(Session(grid, made, Console(quiet=True)).run() / "model.safetensors")
+        )
+    for name, array in models[0].items():
+        assert array.tobytes() == models[1][name].tobytes()
+        np.testing.assert_allclose(array, models[2][name], atol=1e-5)

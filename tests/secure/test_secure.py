@@ -182,6 +182,20 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
         assert len(masked.strategy.diagnostics["weights"]) == 4
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_does_not_answer_in_time_is_left_out(stage: str) -> None:
+    federation = Federation(Uniform())
+    federation.silent = (stage, 4)
+    received = flat(arrays_of(federation.model))
+    found = flat(federation.train())
+    there = range(5 if stage == "unmask" else 4)
+    assert federation.strategy.client_ids == tuple(there)
+    if stage != "unmask":
+        assert federation.strategy.dropped == {4: "no reply before the timeout"}
+    updates = [flat(federation.trained[k]) - received for k in there]
+    np.testing.assert_allclose(found, received + np.mean(updates, axis=0), atol=1e-6)
+
+
 def test_a_client_that_measures_and_does_not_train_leaves_its_weight_to_the_others() -> None:
     federation = Federation(FedISM())
     federation.disturb = failing("collect_masked_vectors", 1)
