@@ -35,7 +35,7 @@ from fairflower.errors import ConfigError, quoted
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed numbers: from ``low`` or above ``above`` to ``high``; finite unless high is inf."""
+    """Allowed numbers: ``low`` to ``high``, and above ``above``; finite unless high is inf."""
 
     low: float = -math.inf
     high: float | None = None
@@ -130,7 +130,7 @@ class ArgumentSpec:
 
     @property
     def bounded(self) -> bool:
-        """Whether the annotation has a range or words."""
+        """Whether the annotation limits the values, by a range or a list of words."""
         return self.range is not None or bool(self.words)
 
     def check(self, key: str, value: Any) -> None:
@@ -185,7 +185,7 @@ class Configurable:
 
     @classmethod
     def made_with(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return an instance, made with those arguments that the constructor has."""
+        """Return an instance; arguments that the constructor lacks are ignored."""
         specs = constructor_specs(cls)
         return cls(**{name: value for name, value in arguments.items() if name in specs})
 
@@ -200,7 +200,7 @@ def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
 
 
 def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
-    """Return the keyword-only arguments of a constructor and of those that it passes them to."""
+    """Return the keyword-only arguments of a constructor and of the base's that it calls."""
     return dict(_constructor_specs(kind))
 
 

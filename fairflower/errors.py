@@ -134,7 +134,7 @@ def installed(library: str) -> bool:
 #: Errors that users can fix. OSError: an unwritable folder or a full disk; it has the path.
 USER_ERRORS = (UserError, OSError)
 
-#: Exceptions that end a process, or a generator, and no failure of a user's code.
+#: Exceptions that end a process or a generator; they are not failures of a user's code.
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 
@@ -163,13 +163,13 @@ def error_text(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException, module: str = "") -> str:
-    """Return an exception's type, text and place, in ``module``'s file if it passed there."""
+    """Return an exception's type, text and place: the last line in ``module``, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     try:
         text = str(error)
-    except Exception as second:  # an exception whose text cannot be had
+    except Exception as second:  # str(error) failed, too
         text = f"no text ({type(second).__name__})"
     return (
         f"{type(error).__name__}: {text} ({Path(last.filename).name}, line {last.lineno}, in "
@@ -197,7 +197,7 @@ def naming_failures(
 
 
 def exits_by_signal(error: BaseException) -> bool:
-    """Return whether Flower raised ``SystemExit`` or the like, as its handler of a signal does."""
+    """Return whether Flower's signal handler raised the exception, for example ``SystemExit``."""
     flower = getattr(sys.modules.get("flwr"), "__file__", None)
     if isinstance(error, Exception) or flower is None:
         return False

@@ -91,8 +91,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` atomically on exit without an exception.
 
-    ``OSError`` if that is a folder, or a device or named pipe, which a user may name as an output:
-    it would be gone.
+    ``OSError`` if ``path`` is a folder, a device or a named pipe, which would be lost.
     """
     with suppress(FileNotFoundError):
         check_regular(path, path.stat().st_mode)
@@ -122,7 +121,8 @@ def sync(path: Path) -> None:
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # there only what is written
+    # Windows flushes only files that are open for writing.
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""Processor, kernels and library versions, on which a run's bits depend besides its config."""
+"""Processor, kernels and library versions, which influence the bits of a run's result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Return the machine's system, cores, and all on which the rounding of sums depends.
+    """Return the machine's system, its cores, and what else affects how sums are rounded.
 
     The processor's name includes family and model, as several generations share a name.
     ``kernels`` is the instruction set of PyTorch's kernels; other libraries choose theirs by

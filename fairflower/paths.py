@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fairflower.errors import ConfigError
 
-#: What a run folder keeps beside its checkpoints.
+#: Files of a run folder, without its checkpoints.
 RUN_FILES = frozenset(
     ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
 )
 
 
-#: Flags of files to read. O_NONBLOCK: to open a named pipe is to wait for its writer. Windows has
-#: neither; there O_BINARY keeps line ends.
+#: Flags of files to read. O_NONBLOCK: otherwise opening a named pipe waits for its writer. Windows
+#: has neither; there O_BINARY keeps line ends.
 _READ = os.O_RDONLY
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
     _READ |= getattr(os, _flag, 0)
@@ -59,7 +59,9 @@ def run_folders(path: Path) -> list[Path]:
         return [path]
     folders = sorted(facts.parent for facts in path.rglob("run.json"))
     if not folders:
-        raise ConfigError(f"{path} is no run folder and has none: there is no run.json in it.")
+        raise ConfigError(
+            f"{path} is not a run folder and contains none: there is no run.json in it."
+        )
     return folders
 
 
@@ -82,15 +84,15 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return a regular file's text; ``OSError`` as of `open_regular`."""
+    """Return a regular file's text; ``OSError`` as in `open_regular`."""
     with open_regular(path) as file, TextIOWrapper(file, encoding=encoding) as text:
         return text.read()
 
 
 def check_output(path: Path) -> None:
-    """Raise ``ConfigError`` for a place that no output may replace.
+    """Raise ``ConfigError`` for a path that no output may replace.
 
-    These are files that a run folder keeps, and what is no regular file, such as a pipe.
+    These are files of a run folder, and everything but regular files, such as a pipe.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ConfigError(f"{path}: This is not a regular file. Choose another name.")
@@ -99,13 +101,13 @@ def check_output(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise ``OSError`` if a path is no folder or cannot be read."""
+    """Raise ``OSError`` if a path is not a folder or cannot be read."""
     if not stat.S_ISDIR(path.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def check_regular(path: Path, mode: int) -> None:
-    """Raise ``OSError`` if a file's mode is of anything but a regular file."""
+    """Raise ``OSError`` if a file's mode is not that of a regular file."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

@@ -343,10 +343,10 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         ("mine:Mine:powr=1", r"Unknown argument of mine:Mine 'powr'\. Did you mean 'power'"),
         ("mine:Mine:power=-1", r"strategy\.power = -1: expected a number from 0"),
         ("mine:Mine:mode=fats", r"strategy\.mode = 'fats': expected fast or slow"),
-        ("mine:helper", r"'mine:helper' is no strategy: expected a subclass of fairflower"),
+        ("mine:helper", r"'mine:helper': expected a subclass of fairflower"),
         ("mine:Misspells", r"Misspells: Unknown measurement 'received_los'\. Did you mean"),
-        ("mine:fairflower", "is no strategy"),
-        ("json:loads", "is no strategy"),
+        ("mine:fairflower", "expected a subclass"),
+        ("json:loads", "expected a subclass"),
         ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),
         ("nine:Mine", r"No module named 'nine'\. Install its package where the server runs"),
         ("mine.rules:Mine", r"'mine' is not a package"),
@@ -373,9 +373,9 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
     ("key", "name", "message"),
     [
         ("strategy.name", "los-power", "Did you mean 'loss-power'"),
-        ("client.name", "my_method.strategy:LossPower", r"is no client: .*fairflower.clients.Tr"),
-        ("model.name", "my_method.training:Smooth", "is no model: .*or a function that makes it"),
-        ("data.name", "my_method.training:Shallow", "is no data set"),
+        ("client.name", "my_method.strategy:LossPower", r": expected .*fairflower.clients.Tr"),
+        ("model.name", "my_method.training:Smooth", ": expected .*or a function that makes it"),
+        ("data.name", "my_method.training:Shallow", ": expected a subclass of fairflower.data"),
         (
             "model.name",
             "shallow:hiden=3",
@@ -410,7 +410,7 @@ def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> Non
     Path("other.py").write_text(MINE.replace("Mine", "Other"))
     with pytest.raises(ConfigError) as refused:
         RunConfig.from_flat({"strategy.name": "best"})
-    words = "'best': mine:Mine (one 1.2) and other:Other (two 1.2). Name it by its place"
+    words = "'best': mine:Mine (one 1.2) and other:Other (two 1.2). Write mine:Mine instead"
     assert words in str(refused.value)
     assert RunConfig.from_flat({"strategy.name": "other:Other"}).label == "other:Other"
     listed = call("list", "strategies")

@@ -1,1 +1,1 @@
-"""What all strategies stand on: messages out, replies in, a cohort to merge."""
+"""Shared code of all strategies: messages to clients, checks of replies, merging."""

@@ -37,7 +37,7 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
 def store_weights(
     held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector
 ) -> None:
-    """Store new ``weights`` of a round's clients, shape (K,), whose sum stays what it was."""
+    """Store new ``weights`` of a round's clients, shape (K,); the sum of their weights is kept."""
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
 

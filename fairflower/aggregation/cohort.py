@@ -211,11 +211,11 @@ class Cohort:
     ) -> Arrays:
         """Return a linear combination of updates, theta + sum_k c_k Delta_k.
 
-        For strategies whose step is no mean of the clients' steps. Without ``weights``, BatchNorm
-        statistics get the same coefficients as parameters, which must then be non-negative with a
-        sum of at most 1, so that variances stay positive. Strategies with other coefficients
-        (FedFV: negative, FedMGDA+: larger sums) give ``weights`` to average the statistics. Step
-        counters are always averaged.
+        For strategies whose step is not a mean of the clients' steps. Without ``weights``,
+        BatchNorm statistics get the same coefficients as parameters, which must then be
+        non-negative with a sum of at most 1, so that variances stay positive. Strategies with other
+        coefficients (FedFV: negative, FedMGDA+: larger sums) give ``weights`` to average the
+        statistics. Step counters are always averaged.
 
         Parameters
         ----------
@@ -239,8 +239,8 @@ class Cohort:
             total = coefficients.sum()
             if not (coefficients.min() >= 0 and 0 < total < 1 + 1e-6):
                 raise ValueError(
-                    f"Coefficients {coefficients} are not non-negative with a sum in (0, 1]: "
-                    "give weights for the buffers."
+                    f"Coefficients {coefficients}: expected numbers of at least 0 with a sum in "
+                    "(0, 1]. For other coefficients give weights for the buffers."
                 )
             weights = coefficients / total
         merged = self._begin(weights)
@@ -259,7 +259,7 @@ class Cohort:
                 f"({len(self)},), in the order of cohort.client_ids."
             )
         if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
-            raise ConfigError(f"Weights {weights} are not non-negative with sum 1.")
+            raise ConfigError(f"Weights {weights}: expected numbers of at least 0 with sum 1.")
         weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():

@@ -59,7 +59,7 @@ class SignConsistency:
 
 
 def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of parameters per bin, [BINS]; ``tally`` of them have share ``rising``."""
+    """Return the share of parameters per bin, [BINS]; ``tally`` counts them by ``rising`` share."""
     consistency = np.maximum(rising, 1 - rising)
     # 1e-9 keeps 0.6 = 1 - 0.4 in the bin that begins at 0.6.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)

@@ -1,4 +1,4 @@
-"""Base of exchanges: state that server and clients share beside the model."""
+"""Base of exchanges: state that server and clients share in addition to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes and methods by which a strategy says how it merges and what it needs."""
+"""Attributes and methods of strategies: how a strategy merges, and what it needs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class StrategyHooks:
     #: Whether the merged model is the clients' model if all clients return the same model.
     keeps_agreement: ClassVar[bool] = True
 
-    #: Attribute -> run config keys of arguments that the config of the train messages sets if
-    #: they are None; `read_config` uses one key of each.
+    #: Argument -> run config keys. An argument that is None is read from the config of the train
+    #: messages, by `read_config`, which uses one of its keys.
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Attributes that the config sets; None before the first config.
     _taken: tuple[str, ...] | None = None
@@ -71,7 +71,7 @@ class StrategyHooks:
     clusters: Clusters | None
     #: Seed of the strategy's random draws.
     seed: int
-    #: Shared state sent beside the model.
+    #: Shared state that is sent in addition to the model.
     exchanges: tuple[Exchange, ...]
     #: Names of arrays that are not trained; None derives them from names and dtypes.
     buffers: frozenset[str] | None

@@ -60,7 +60,7 @@ def add_client_config(message: Message, config_key: str, values: Mapping[str, fl
 
 
 def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
-    """Raise ``ValueError`` if Flower's differential privacy would clip arrays of another kind."""
+    """Raise ``ValueError`` if Flower's differential privacy would clip more than parameters."""
     if not (wrapper := privacy_wrapper()):
         return
     beside = [name for name in strategy.measurements if name in strategy.VECTORS]

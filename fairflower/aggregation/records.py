@@ -27,7 +27,7 @@ class InvalidReply(ValueError):
 
 
 class NotFinite(InvalidReply):
-    """A reply with NaN or infinite values, or so large that a sum with it loses all others."""
+    """A reply with NaN or infinite values, or with values that drown all others in a sum."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
@@ -39,12 +39,12 @@ def decode_record(record: ArrayRecord) -> Arrays:
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:
-    """Return the arrays in the model's order; ``InvalidReply`` names the first misfit."""
+    """Return the arrays in the model's order; ``InvalidReply`` names the first wrong array."""
     return measured_arrays(arrays, received)[0]
 
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
-    """Return `check_arrays`, and the Euclidean length of all real numbers together."""
+    """Return the result of `check_arrays`, and the Euclidean length of all real numbers."""
     missing = [name for name in received if name not in arrays]
     extra = [name for name in arrays if name not in received]
     if missing or extra:
@@ -71,7 +71,7 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         raise InvalidReply(f"expected a single array 'h', got {list(arrays)[:3]}")
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or not is_real(h):
-        raise InvalidReply(f"expected 'h' as real numbers in a row, got {h.dtype} {h.shape}")
+        raise InvalidReply(f"expected 'h' as a vector of real numbers, got {h.dtype} {h.shape}")
     return check_arrays(arrays, {"h": h})
 
 

@@ -40,13 +40,13 @@ from fairflower.errors import Diverged, RoundFailed, logger
 #: Matches error messages caused by NaN or infinity: of fairflower, PyTorch and NumPy.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
-#: Ratio of lengths from which a sum in single precision loses the shorter vectors.
+#: Smallest ratio of lengths at which a sum in single precision loses the shorter vectors.
 DROWNING = 2.0**24
 
-#: Ratio of lengths from which a vector is listed if training diverges.
+#: Smallest ratio of lengths at which a vector is listed if training diverges.
 STRIKING = 1000.0
 
-#: Characters of a reason that are shown; a hostile client may send any number.
+#: Largest number of characters of a reason; a hostile client may send any number.
 _LONGEST_REASON = 500
 
 #: Result of the caller's check of a reply.
@@ -251,7 +251,7 @@ class ReplyParser:
             reply_filter.check_enough(len(members))
 
     def _drop_overlong(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
-        """Drop clients whose arrays beside the model are so long that a sum loses all others."""
+        """Drop clients whose additional arrays would drown all others in a sum."""
         for name in sorted(next(iter(members.values())).measured):
             lengths = {client: length(m.measured[name]) for client, m in members.items()}
             for client, own_length in sorted(lengths.items()):
@@ -272,7 +272,7 @@ class ReplyParser:
         text = f"{what} is {value:.3g} long, {of} {usual:.3g}"
         if ratio > DROWNING:
             raise NotFinite(
-                f"its {text}: in single precision a sum with it loses all others. Lower "
+                f"its {text}: a sum in single precision would lose all other vectors. Lower "
                 "train.lr, or leave the client out"
             )
         if ratio > STRIKING:

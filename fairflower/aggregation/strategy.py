@@ -43,7 +43,7 @@ Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
 
 
 class Options(TypedDict, total=False):
-    """Arguments that every strategy accepts besides its paper's.
+    """Arguments that every strategy accepts in addition to its paper's.
 
     The first ten are those of ``flwr.serverapp.strategy.FedAvg``, unchanged.
     """
@@ -64,7 +64,7 @@ class Options(TypedDict, total=False):
     #: Fewest usable replies of a round; with fewer ``RoundFailed`` is raised. By default half of
     #: the sampled clients, rounded up.
     min_clients: int | None
-    #: Shared state that the clients' training method needs beside the model.
+    #: Shared state that the clients' training method needs in addition to the model.
     exchanges: Sequence[Exchange]
     #: Called with every merged cohort; their results are added to ``diagnostics``. The ``STATE``
     #: of an observer goes into checkpoints.
@@ -362,7 +362,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return self.enrolled.draw(server_round, self.seed, size, self.availability)
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
-        """Return the client's last merged round: it then discards the state of later rounds.
+        """Return the client's last merged round; the client discards its state of later rounds.
 
         Without enrolled clients the round of an unknown client is not sent: a restarted server
         may have merged it before.

@@ -115,8 +115,8 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
         return kind(named.name, {**named.args, **args})
     raise ConfigError(
         f"{kind.TABLE} = {given!r}: expected a name with arguments ('{kind.name}', "
-        "'name:argument=value'), a class, or a dict of its name and arguments. (An object does "
-        "not say how it was made, and a run config must.)"
+        "'name:argument=value'), a class, or a dict of its name and arguments. Objects are "
+        "refused, because a run config has names and arguments."
     )
 
 
@@ -137,7 +137,7 @@ def name_of(table: str, given: type) -> str:
     """Return the name of a class in run configs: its registered name, or ``module:Class``."""
     registry = _REGISTRIES.get(table)
     if registry is None:
-        raise ConfigError(f"{table} = {given!r}: a class is not allowed here.")
+        raise ConfigError(f"{table} = {given!r}: expected a name, a number or a word, not a class.")
     for name in registry.data:
         if registry[name] is given:
             return name

@@ -179,7 +179,7 @@ class Result(Results):
 
     @property
     def label(self) -> str:
-        """The method's name in tables, as ``fedheal:tau=0.4``."""
+        """The method's name in tables, for example ``fedheal:tau=0.4``."""
         return self.run.label
 
     @property

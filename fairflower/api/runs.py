@@ -63,7 +63,7 @@ def run(
         Parent of the run folder. Default: ``~/.fairflower/runs``.
     resume : path, optional
         Run folder of a stopped or killed run to resume. Only ``rounds`` and settings of the
-        execution, as ``workers``, may be given with it.
+        execution, such as ``workers``, may be given with it.
     on_round : callable, optional
         Called after every round of training with its number and a dict of metrics:
         ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN``, ``accuracy/STD`` (fractions;
@@ -144,7 +144,7 @@ def compare(
         ``range(20)``, ``[0, 7]`` or ``"0-19"``: each number draws the partition, the clients' data
         and the run's seed. Default: ``"0-9"``, unless ``seeds`` is given.
     seeds : iterable of int, or str, optional
-        Seeds on the one federation of ``data.seed``. Verdicts then hold for this federation alone.
+        Seeds on the one federation of ``data.seed``. Verdicts then hold only for this federation.
     leave_one_domain_out : bool
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional
@@ -200,7 +200,7 @@ def read(*paths: str | PathLike[str]) -> Results:
 
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
-    Each run is read once. Matches of a pattern that are no runs are skipped. A run that cannot be
+    Each run is read once. Matches of a pattern that are not runs are skipped. A run that cannot be
     read gives a warning.
 
     Raises

@@ -88,7 +88,7 @@ def split(
     -------
     list of arrays, dict
         The model's arrays, and named arrays by the exchange's name; the dict is empty if the server
-        sent the model alone.
+        sent only the model.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class LegacyStrategy(Strategy):
     Raises
     ------
     ValueError
-        If the strategy has exchanges and ``initial_parameters`` is no mapping.
+        If the strategy has exchanges and ``initial_parameters`` is not a mapping.
 
     See Also
     --------
@@ -247,7 +247,7 @@ def _ask(
     more: Callable[[int], Metrics] | None,
     manager: ClientManager,
 ) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
-    """Return the strategy's messages, numbered as by a SuperLink, and the clients, both by node."""
+    """Return the strategy's messages and the clients, by node id; messages get ids."""
     ensure_task_identity()
     proxies: dict[int, ClientProxy] = {}
 

@@ -28,7 +28,7 @@ def compare(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated strategies; arguments follow after colons, as in "
+            help="Comma-separated strategies; arguments follow after colons, for example "
             "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added. Default: "
             "fedavg and strategy.name."
         ),
@@ -36,7 +36,8 @@ def compare(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations, as 0,1,2 or 0-9. Each number draws the partition, the clients' data "
+            help="Federations, for example 0,1,2 or 0-9. Each number draws the partition, the "
+            "clients' data "
             f"and the run's seed (data.seed = seed). Default: {FEDERATIONS}, unless --seeds is "
             "given."
         ),
@@ -44,15 +45,15 @@ def compare(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds on the federation of data.seed, as 0-4, instead of --federations. "
-            "Verdicts then hold for this federation alone."
+            help="Seeds on the federation of data.seed, for example 0-4, instead of --federations. "
+            "Verdicts then hold only for this federation."
         ),
     ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods of local training, each combined with every strategy, as "
-            "in sgd,fedprox:mu=0.1. Default: client.name."
+            help="Comma-separated methods of local training, each combined with every strategy, "
+            "for example sgd,fedprox:mu=0.1. Default: client.name."
         ),
     ] = None,
     leave_one_domain_out: Annotated[
@@ -111,7 +112,7 @@ def compare(
         print_power(grid, len(numbers), pilot or earlier)
         return
     if pilot:
-        raise ConfigError("--pilot: --plan alone reads it. Add --plan, or leave --pilot out.")
+        raise ConfigError("--pilot is used only with --plan. Add --plan, or leave --pilot out.")
     run_comparison(
         grid,
         folder,
@@ -156,7 +157,7 @@ def plan_of(
         if key in overrides.assigned:
             raise ConfigError(f"This command does not take --set {key}: {instead}.")
     if clients is not None and "client.name" in overrides.assigned:
-        raise ConfigError("--set client.name: --clients names the clients. Leave either out.")
+        raise ConfigError("--set client.name: --clients names the clients. Leave one of them out.")
     settings = overrides.settings | {"output-dir": str(folder)}
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
     trainers = () if clients is None else ClientConfig.parse(clients)

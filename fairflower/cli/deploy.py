@@ -104,6 +104,6 @@ def key(
     from fairflower.deploy.credentials import make_key_pair
 
     if not path.name:
-        raise ConfigError(f"{str(path)!r} names no file. Expected the private key's.")
+        raise ConfigError(f"{str(path)!r} does not name a file. Give the path of the private key.")
     public = make_key_pair(path)
     console.print(f"{path}\n{public}", soft_wrap=True, highlight=False, markup=False)

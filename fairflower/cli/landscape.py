@@ -50,7 +50,7 @@ def landscape(
 
     selected = [read_run(folder) for path in runs for folder in run_folders(path)]
     if out and len({run.path.name for run in selected}) < len(selected):
-        raise ConfigError(f"--out {out}: several runs have the same folder name. Leave --out out.")
+        raise ConfigError(f"--out {out}: several runs have the same folder name. Remove --out.")
     landscapes, places = [], []
     with counting_bar(console, "points", transient=True) as bar:
         tasks = [bar.add_task(run.label, total=grid**2) for run in selected]

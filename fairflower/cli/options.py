@@ -21,7 +21,8 @@ from fairflower.errors import ConfigError
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 Client = Annotated[
-    str | None, typer.Option(help="Method of local training (client.name), as fedprox:mu=0.1.")
+    str | None,
+    typer.Option(help="Method of local training (client.name), for example fedprox:mu=0.1."),
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
@@ -35,7 +36,7 @@ Jobs = Annotated[
         "otherwise 1.",
     ),
 ]
-#: What makes an option a number that is not rounded to 0, in ``typer.Option(**NUMBER)``.
+#: Arguments of ``typer.Option`` for a number that must not be rounded to 0.
 NUMBER: dict[str, Any] = {"parser": parse_float, "metavar": "FLOAT"}
 _Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")

@@ -88,7 +88,7 @@ def report(
     if format_ != "html":
         if summary or into:
             raise ConfigError(
-                f"--format {format_}: it excludes --summary and --into. Leave these out."
+                f"--format {format_} cannot be combined with --summary or --into. Remove these."
             )
         write_text(format_, paths, out)
         return

@@ -27,7 +27,9 @@ def run(
     *,
     strategy: Annotated[
         str | None,
-        typer.Option(help="Strategy (strategy.name), as fedheal:tau=0.4, or module:Class."),
+        typer.Option(
+            help="Strategy (strategy.name), for example fedheal:tau=0.4, or module:Class."
+        ),
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,

@@ -16,7 +16,7 @@ from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 # The same stream, so that warnings and errors appear between progress lines.
 console = Console()
 
-#: What `pathlib.Path.expanduser` says.
+#: Message of `pathlib.Path.expanduser`.
 NO_HOME = "Could not determine home directory."
 
 
@@ -37,7 +37,10 @@ def friendly_errors(extra: str = "train") -> Iterator[None]:
     except RuntimeError as error:
         if str(error) != NO_HOME:
             raise
-        console.print("[bold red]Error:[/] A path begins with ~ and the name of no user.")
+        console.print(
+            "[bold red]Error:[/] A path begins with ~ and a name, but there is no user "
+            "of this name."
+        )
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -75,14 +75,16 @@ def tune(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations of the tests, as 1,2,3 or 1-10. Each number draws the partition, the "
+            help="Federations of the tests, for example 1,2,3 or 1-10. Each number draws the "
+            "partition, the "
             "clients' data and the run's seed (data.seed = seed)."
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds of the tests on the trials' federation, as 1-5, instead of --federations. "
+            help="Seeds of the tests on the trials' federation, for example 1-5, instead of "
+            "--federations. "
             f"Default: {SEEDS}."
         ),
     ] = None,
@@ -129,11 +131,11 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
 
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
-    """Return the settings with validation images; ``ConfigError`` for settings of no study."""
+    """Return the settings with validation images; ``ConfigError`` if a study refuses them."""
     if "seed" in overrides.assigned:
         raise ConfigError("This command does not take --set seed: give --seed.")
     if overrides.settings.get("ray-address"):
-        raise ConfigError("ray-address: a study runs on this machine alone. Leave it out.")
+        raise ConfigError("ray-address: a study runs only on this machine. Leave it out.")
     if not overrides.settings.get("evaluate.test", True):
         raise ConfigError("evaluate.test = false: a study tests the chosen values. Remove it.")
     if overrides.settings.get(EXAMPLES):

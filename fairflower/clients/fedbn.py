@@ -12,18 +12,17 @@ class FedBN(LocalArraysTrainer):
     """Plain local training, with normalization layers that stay with the client.
 
     A network has arrays ``(w, b)``; b are scale, shift and running statistics of all normalization
-    layers. Client k trains ``(w, b_k)`` in every round and sends w alone, which the strategy
-    merges. No message has b_k, which begins with the network's initial values. Layers are
-    recognized by their type (batch, group, layer, instance and RMS norm), also in shortcuts of a
-    ResNet.
+    layers. Client k trains ``(w, b_k)`` in every round and sends only w, which the strategy merges.
+    b_k is in no message, and begins with the network's initial values. Layers are recognized by
+    their type (batch, group, layer, instance and RMS norm), also in shortcuts of a ResNet.
 
-    There is no global model that can be used: the server's tests have the initial b. ``test`` also
+    There is no usable global model: the server tests w with the initial b. ``test`` also
     reports ``personal_accuracy``, of ``(w, b_k)`` on the client's test examples. It runs with
     ``evaluate.by = "clients"`` or ``"both"``. In a network without normalization this is ``sgd``.
 
     See Also
     --------
-    SiloBN : Keeps the running statistics alone.
+    SiloBN : Keeps only the running statistics.
     Ditto : A whole personal model.
 
     Notes

@@ -30,7 +30,7 @@ class FedDyn(Trainer):
     See Also
     --------
     SCAFFOLD : Corrects local gradients by control variates.
-    FedProx : The quadratic penalty alone.
+    FedProx : Only the quadratic penalty.
 
     Notes
     -----

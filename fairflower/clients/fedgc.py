@@ -51,7 +51,7 @@ class FedGC(FeatureTrainer):
     H, by default of the received model; with the server's paper variant, of the trained model.
 
     A client without a cluster (first round of the run or of the client, or a server that shares no
-    centers) trains with the cross entropy alone, as in Algorithm 1 while H is NULL. Neither z_0 nor
+    centers) trains only with the cross entropy, as in Algorithm 1 while H is NULL. Neither z_0 nor
     z_prev has a gradient. The client keeps its last prompts, GC-Net and head.
 
     The paper's optimizer is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
@@ -64,14 +64,14 @@ class FedGC(FeatureTrainer):
     tau
         Temperature. Default 0.5 (paper).
     similarity
-        ``"cosine"``, or ``"dot"`` for products. Default ``"variant"``: as the variant.
+        ``"cosine"``, or ``"dot"`` for products. Default ``"variant"``: that of the variant.
     variant
         ``"adapted"`` (default), ``"paper"`` or ``"released"``.
 
     Raises
     ------
     ConfigError
-        If the network is no `PromptViT` with a GC-Net.
+        If the network is not a `PromptViT` with a GC-Net.
 
     See Also
     --------
@@ -82,9 +82,9 @@ class FedGC(FeatureTrainer):
     Products, as the equations are printed, are of the order of d, because z leaves a layer norm
     with length sqrt(d), and outweigh the cross entropy. ``"adapted"`` therefore uses the authors'
     cosines (``FedGCR`` has results of the paper's text). It reports the cross entropy, because with
-    the whole of Eq. 6 the server would compare clients with a cluster, and all terms, to clients
-    without. Of the released code, these are left out: dropout, the mixing of a batch's h, moments
-    of AdamW that persist between rounds, and separate learning rates.
+    the whole of Eq. 6 the server would compare clients with a cluster, whose loss has all terms,
+    with clients that have none. Of the released code, these are left out: dropout, the mixing of a
+    batch's h, moments of AdamW that persist between rounds, and separate learning rates.
 
     Examples
     --------

@@ -17,7 +17,7 @@ class FedPer(LocalArraysTrainer):
     merges, and keeps its head, which begins with the network's initial values. The head is the
     layer ``model.head``; the paper also keeps the last blocks of a ResNet.
 
-    The server's tests have the initial head, so the global model is no better than chance. ``test``
+    The server tests with the initial head, so the global model is no better than chance. ``test``
     also reports ``personal_accuracy``, with the client's own head on its test examples. It runs
     with ``evaluate.by = "clients"`` or ``"both"``. ``ConfigError`` for a network without a layer
     ``head``, or without anything else.

@@ -20,7 +20,7 @@ class FedProto(PrototypeTrainer):
     no prototype adds nothing.
 
     Models are averaged, too, as in the tables of FedHEAL and FedEquilibria; the original shares
-    prototypes alone.
+    only prototypes.
 
     Parameters
     ----------

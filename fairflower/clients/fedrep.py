@@ -11,7 +11,7 @@ from fairflower.training.modes import frozen
 
 
 class FedRep(FedPer):
-    """Local training of a head that stays with the client, and then of the body alone.
+    """Local training first of a head that stays with the client, and then of the body.
 
     As `FedPer`, but in a round ``head_epochs`` epochs train the head, and ``train.local-epochs``
     then the body. Statistics of BatchNorm move in both; ``train_loss`` is the mean over both.
@@ -19,7 +19,7 @@ class FedRep(FedPer):
     Parameters
     ----------
     head_epochs
-        Epochs of the head alone. Default 10 (the paper's, with 1 or 5 of the body).
+        Epochs of the head only. Default 10 (the paper's, with 1 or 5 of the body).
 
     See Also
     --------

@@ -43,14 +43,14 @@ class HarmoFL(Trainer):
 
     See Also
     --------
-    FedSAM : The weight perturbation alone.
+    FedSAM : Only the weight perturbation.
 
     Notes
     -----
     The original averages the A_k with equal weights; here they have the weights of their models.
-    Both start the running mean with the mean of the first batch. The released code exchanges the
-    zero frequency alone, the image's mean color: ``band = 0``. It also declares the momentum as an
-    integer, which turns 0.1 into 0 where that is no error.
+    Both start the running mean with the mean of the first batch. The released code exchanges only
+    the zero frequency, the image's mean color: ``band = 0``. It also declares the momentum as an
+    integer, which turns 0.1 into 0 unless it is refused.
 
     Examples
     --------

@@ -17,7 +17,7 @@ class LGFedAvg(LocalArraysTrainer):
     ``model.head``, which the strategy merges, and keeps everything else, which begins with the
     network's initial values. Messages are as small as the head.
 
-    The server's tests have the initial body, so the global model is no better than chance. ``test``
+    The server tests with the initial body, so the global model is no better than chance. ``test``
     also reports ``personal_accuracy``, with the client's own body on its test examples. It runs
     with ``evaluate.by = "clients"`` or ``"both"``. ``ConfigError`` for a network without a layer
     ``head``, or without anything else.

@@ -22,7 +22,7 @@ class SCAFFOLD(Trainer):
     Raises
     ------
     ConfigError
-        If ``train.optimizer`` is not ``sgd``: other steps are no sum of gradients.
+        If ``train.optimizer`` is not ``sgd``: other steps are not a sum of gradients.
 
     See Also
     --------

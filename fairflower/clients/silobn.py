@@ -15,7 +15,7 @@ class SiloBN(LocalArraysTrainer):
     normalization layers are local. Their scale and shift are merged like all other arrays. Layers
     are recognized by their type.
 
-    The server's tests have the initial statistics, mean 0 and variance 1. ``test`` also reports
+    The server tests with the initial statistics, mean 0 and variance 1. ``test`` also reports
     ``personal_accuracy``, with the client's statistics on its test examples. It runs with
     ``evaluate.by = "clients"`` or ``"both"``. In a network without running statistics, such as
     ``cnn``, this is ``sgd``.

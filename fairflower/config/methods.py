@@ -130,7 +130,7 @@ class DataSpec(ComponentSpec):
 
     @property
     def kind(self) -> str:
-        """Kind of its examples, from `fairflower.registry.KINDS`."""
+        """Kind of the data set's examples, from `fairflower.registry.KINDS`."""
         return getattr(self.factory, "kind", "images")
 
 
@@ -142,12 +142,12 @@ class ModelSpec(ComponentSpec):
 
     @property
     def family(self) -> str:
-        """Library of its network, such as ``timm``; empty for a single model."""
+        """Library of the network, such as ``timm``; empty for a built-in model."""
         return self.REGISTRY.family(self.name)
 
     @property
     def pretrained(self) -> bool:
-        """Whether it has a setting ``model.weights``."""
+        """Whether the network has the setting ``model.weights``."""
         return self.name in PRETRAINED or bool(self.family)
 
     def check_kind(self, kind: str) -> None:
@@ -267,10 +267,10 @@ class MethodSpec(ComponentSpec):
         return {f"{self.TABLE}.name": self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return run config keys with this method in place of theirs.
+        """Return ``flat`` with this method in place of the method that it names.
 
-        If ``flat`` names the same method, its arguments are kept that this method does not set;
-        the value ``"default"`` restores a default.
+        If ``flat`` names the same method, those of its arguments are kept that this method does not
+        set; the value ``"default"`` restores a default.
 
         >>> flat = {"strategy.name": "fedheal", "strategy.tau": 0.4, "strategy.beta": 0.1}
         >>> StrategyConfig("fedheal", {"beta": None}).override(flat)

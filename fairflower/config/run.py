@@ -123,7 +123,7 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """The method's name in tables and figures, as ``fedheal`` or ``fedprox+fedheal``."""
+        """The method's name in tables and figures, such as ``fedheal`` or ``fedprox+fedheal``."""
         client, strategy = self.client.label, self.strategy.label
         return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
 
@@ -153,7 +153,7 @@ class RunConfig:
     def from_message(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Read the run config in a server's message, at a client.
 
-        The types and ranges of settings are checked; keys that are no settings are ignored. The
+        The types and ranges of settings are checked; keys that are not settings are ignored. The
         strategy stays a name: only the server imports it, in `from_flat`.
         """
         settings = {k: checked(k, flat[k], spec) for k, spec in _schema().items() if k in flat}
@@ -201,7 +201,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     """Raise ``ConfigError`` with the nearest valid key for an unknown key.
 
     Valid are all settings and the arguments of built-in methods and of ``methods``. For a key in a
-    method's table, the error lists the arguments of ``methods`` alone.
+    method's table, the error lists only the arguments of ``methods``.
     """
     if key in (*_schema(), *_NAMES) or key in keys():
         return
@@ -286,10 +286,10 @@ def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
-    """Refuse values that no setting has.
+    """Raise ``ConfigError`` for values that no setting can have.
 
-    As ``RunConfig.from_flat``, but there may be settings of another version, and nothing that is
-    named is imported: for configs of others that are read, not run.
+    Unlike `RunConfig.from_flat`, settings of other versions are allowed, and classes that the
+    config names are not imported: so it is safe for configs of other people.
     """
     methods_of(flat)
     for key, value in flat.items():
@@ -328,8 +328,8 @@ def _check(config: RunConfig) -> None:
     """Raise ``ConfigError`` for unregistered names and settings that exclude each other."""
     if config.ray_address and config.engine not in ("auto", "ray"):
         raise ConfigError(
-            f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs on this "
-            "machine alone. Choose engine = 'ray', or leave ray-address out."
+            f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
+            "machine. Choose engine = 'ray', or leave ray-address out."
         )
     for choice in (
         config.strategy,

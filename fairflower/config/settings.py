@@ -89,7 +89,9 @@ class DataConfig:
         "sizes (FedISM: 1.0). 0 means equal shares drawn at random.",
     )
     corrupted_clients: int = setting(
-        0, "Number of clients per domain, its last ones, with corrupted images. 0 means none."
+        0,
+        "Number of clients per domain with corrupted images; they are the domain's last "
+        "clients. 0 means none.",
     )
     corruption: str = setting(
         "noise",
@@ -146,7 +148,7 @@ class ModelConfig:
     adapter: str = setting(
         "",
         "Adapter of a frozen timm:NAME or hf:NAME, such as lora:r=8:alpha=16:targets=qkv,proj: "
-        "adapters and head alone are trained and sent. Empty: the whole network is.",
+        "only adapters and head are trained and sent. Empty means that the whole network is.",
     )
 
     @property
@@ -166,7 +168,7 @@ class ModelConfig:
         return dataclasses.replace(self, weights=weights, name=name)
 
     def to_receive(self) -> ModelConfig:
-        """Return the config for a receiver of all weights: without pretrained weights to load."""
+        """Return the config without pretrained weights, for a receiver that is sent all weights."""
         if self.name in INIT_ONLY_WEIGHTS:
             return dataclasses.replace(self, weights="")
         if self.name.partition(":")[0] in ADAPTABLE and not self.adapter:
@@ -258,7 +260,9 @@ class MeasureConfig:
 
     memory_mb: int = setting(512, "Memory limit of per-sample gradients, in megabytes.", min=1)
     rho: float = setting(
-        0.05, "Radius of the sharpness measurement (FedISM: 0.05); train.rho is that of training."
+        0.05,
+        "Radius of the sharpness measurement (FedISM: 0.05); train.rho is the radius of "
+        "training steps.",
     )
 
 
@@ -343,8 +347,8 @@ class EvaluateConfig:
     batch_size: int = setting(500, "Examples per forward pass of a test.", min=1)
     test: bool = setting(
         True,
-        "Whether to test on the test examples. false means on validation examples alone, as "
-        "trials of `fairflower tune`.",
+        "Whether to test on the test examples. false means tests on validation examples only, as "
+        "in trials of `fairflower tune`.",
     )
     auc: bool = setting(
         False, "Whether the server computes the AUC, too; for medical data sets it always does."
@@ -359,8 +363,8 @@ class EvaluateConfig:
     )
     metric_errors: str = setting(
         "stop",
-        "What follows if a metric of your own fails on a domain. stop: the run ends; skip: the run "
-        "goes on, without this metric of the domain in this round.",
+        "What happens if a metric of your own fails on a domain. stop: the run ends; skip: the "
+        "run goes on without this metric of this domain in this round.",
         choices=("stop", "skip"),
         execution=True,
     )

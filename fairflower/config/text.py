@@ -112,7 +112,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 def toml_value(value: Scalar) -> str:
     """Return a value in TOML, also for Flower's ``--run-config`` and ``--node-config``."""
-    # JSON is TOML, but for floats that are not finite.
+    # JSON is TOML, except floats that are not finite.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
@@ -124,7 +124,7 @@ def unknown(
     Parameters
     ----------
     kind : str
-        Kind of the name, as ``"strategy"``.
+        Kind of the name, for example ``"strategy"``.
     name : str
         Unknown name.
     valid : iterable of str

@@ -213,7 +213,7 @@ def _divide(
 
 
 def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
-    """Return the held-out domain as a group without training examples; empty if none is."""
+    """Return the held-out domain as a group without training examples; empty without one."""
     domain = data_set.config.held_out
     return [ClientGroup(domain, domain, np.empty(0, np.int64), (1,))] if domain else []
 
@@ -242,7 +242,7 @@ def _rows(
 
 
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
-    """Warn of classes without examples, and of classes with test examples alone."""
+    """Warn of classes without examples, and of classes with only test examples."""
     names = data_set.classes or tuple(map(str, range(num_classes)))
     empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
     if empty:

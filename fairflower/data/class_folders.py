@@ -104,7 +104,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._open(domain).labels[self._positions(domain, split)]
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """Decode the images of these rows alone; uint8 [len(rows), S, S, 3]."""
+        """Decode only the images of these rows; uint8 [len(rows), S, S, 3]."""
         side = self.config.image_size or self.image_size
         source = self._open(domain)
         positions = self._positions(domain, split)[rows]
@@ -119,7 +119,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return pixels
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
-        """Check the largest number in a domain's gray images of more than 8 bits; 0: none."""
+        """Warn if the largest number in images of over 8 bits, 0 without any, is far from white."""
 
     def fingerprint(self) -> Any:
         if self._root is None:
@@ -207,7 +207,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False
     ) -> Domain:
-        """Make a domain of its rows in a data set; of all rows if the domain is ``alone`` there."""
+        """Make a domain of its rows in a data set; of all rows if it is the only domain."""
         where = self.source(domain)
         if isinstance(data, dict):
             if len(data) != 1:
@@ -264,7 +264,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def _stamp(folder: Path) -> Any:
-    """Return a fingerprint of a folder, as `stamp` does, without a look at all files every time.
+    """Return a fingerprint of a folder, as `stamp` does, without looking at all files every time.
 
     A process looks at the files again only after a file of a class was added, removed or renamed.
     """

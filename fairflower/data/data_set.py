@@ -55,7 +55,7 @@ class DataSet(ABC):
     kind: ClassVar[str] = "images"
     #: Number of classes. None: the number of ``classes`` or, if it is empty, the largest label + 1.
     num_classes: ClassVar[int | None] = None
-    #: Class names in the order of the labels; empty if the classes have numbers alone.
+    #: Class names in the order of the labels; empty if the classes have only numbers.
     classes: tuple[str, ...] = ()
     #: Side in pixels to which images are resized unless ``data.image-size`` is set. None: images
     #: keep their size, which must be the same in all domains.
@@ -93,7 +93,7 @@ class DataSet(ABC):
 
     @property
     def client_domains(self) -> tuple[str, ...]:
-        """Return the domains of clients: all that are read but the held-out domain."""
+        """Return the domains of clients: all domains that are read, except the held-out domain."""
         return tuple(domain for domain in self.domains if domain != self.config.held_out)
 
     @property

@@ -27,8 +27,8 @@ def read_dicom(path: Path) -> Image.Image:
 
     Gray numbers are rescaled by the file's slope and intercept (for example to Hounsfield units),
     cut to the file's first window or else mapped by its VOI LUT, and scaled to 0 to 255 from the
-    range of the window, of the table, or without both of ``BitsStored`` bits. MONOCHROME1, where 0
-    is white, is inverted.
+    range of the window or the table or, without both, from the range of ``BitsStored`` bits.
+    MONOCHROME1, where 0 is white, is inverted.
 
     ``DataError`` if pydicom is not installed, or the file has several frames, palette colors or
     more than `MOST_PIXELS`, or is deflated as a whole, as its size is then unknown.
@@ -54,7 +54,9 @@ def read_dicom(path: Path) -> Image.Image:
     values = pixel_array(header)
     shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
     if not np.isfinite(shown).all():
-        raise DataError(f"{path}: its slope, intercept or window is no finite number. Correct it.")
+        raise DataError(
+            f"{path}: its slope, intercept or window is not a finite number. Correct it."
+        )
     if kind == "MONOCHROME1":
         shown = 1 - shown
     return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))

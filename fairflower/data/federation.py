@@ -100,7 +100,7 @@ class Federation:
     clients: tuple[ClientInfo, ...]
     #: Whether tests report the AUC, too.
     auc: bool = False
-    #: Class names; empty if the classes have numbers alone.
+    #: Class names; empty if the classes have only numbers.
     classes: tuple[str, ...] = ()
     #: SHA-256 of the rows of every client; empty for a federation of sites.
     fingerprint: str = ""
@@ -225,7 +225,7 @@ class Federation:
     def test(self, domain: str, split: str = "test") -> Split:
         """Return the test set of a domain: the shares of its clients in their order.
 
-        The held-out domain has test examples alone.
+        The held-out domain has only test examples.
         """
         if domain and (domain, split) == (self.held_out, "test"):
             return _read(held_out_file(self.folder), "test")[0]
@@ -253,7 +253,7 @@ class Federation:
 def client_file(folder: Path, client_id: int) -> Path:
     """Return a client's file, with ``x_train, y_train, x_test, y_test``, uncompressed.
 
-    And with ``x_validation, y_validation``, if there are validation examples.
+    If there are validation examples, also ``x_validation, y_validation``.
     """
     return folder / f"client-{client_id:03d}.npz"
 
@@ -281,7 +281,7 @@ def _expect(holds: bool, **field: object) -> None:
 
 
 def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
-    """Return whether a value is a tuple whose items all hold, of ``length`` if given."""
+    """Return whether a value is a tuple, of ``length`` if given, and ``holds`` for all items."""
     fits = isinstance(values, tuple) and length in (None, len(values))
     return fits and all(map(holds, values))
 

@@ -121,7 +121,7 @@ def data_folder(config: DataConfig) -> Path | None:
 def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
     """Return labels as int64 [N].
 
-    ``DataError`` if they are no whole numbers from 0 to ``num_classes - 1``. ``where`` is their
+    ``DataError`` if they are not whole numbers from 0 to ``num_classes - 1``. ``where`` is their
     place, for the error.
     """
     if values.ndim != 1 or values.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Heart disease at four hospitals: embedded, of features.
+"""Heart disease at four hospitals: an embedded table of features.
 
 An example is a patient who was sent to a coronary angiography in the 1980s; the class is whether it
 showed a narrowing of more than half of a vessel's diameter. The domain is the hospital:

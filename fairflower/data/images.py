@@ -88,7 +88,7 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
 
 
 def _format_of(file: BinaryIO) -> str:
-    """Name the format by the first bytes, through Pillow's marks alone; no plugin reads on."""
+    """Return the format that the first bytes show, by Pillow's signatures; no plugin reads more."""
     from PIL import Image
 
     file.seek(0)

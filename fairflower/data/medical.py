@@ -187,7 +187,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def parse_numbers(texts: pd.Series, path: Path) -> npt.NDArray[np.float64]:
-    """Return the numbers in a column of a table; ``DataError`` names the first other text."""
+    """Return the numbers in a column; ``DataError`` names the first text that is not a number."""
     import pandas as pd
 
     numbers = pd.to_numeric(texts, errors="coerce")

@@ -35,7 +35,7 @@ class DomainImageFolder(ClassFolders):
 
     A folder of ``<class>/<image>`` is a single domain with the folder's name. The classes are the
     names of the class folders of all domains, sorted; a domain may lack classes. Class names that
-    differ in case or spaces alone are refused, unless a domain has both. Hidden folders and
+    differ only in case or spaces are refused, unless a domain has both. Hidden folders and
     ``__MACOSX`` are skipped; images in deeper folders are refused. Every fifth image of a class by
     file name, from the first, is a test image, so folders named train and test are refused as
     domains.
@@ -56,7 +56,7 @@ class DomainImageFolder(ClassFolders):
         self.bits, self._depth_known = bits or 16, bits is not None
         if len(self.domains) > 1 and _SPLITS.issuperset(map(str.lower, self.domains)):
             raise DataError(
-                f"{self.folder}: {', '.join(self.domains)} are no domains. Expected "
+                f"{self.folder}: {', '.join(self.domains)} are not domains. Expected "
                 "<domain>/<class>/<image>, of which every fifth image becomes a test image: put a "
                 "class's images together, or set data.domains to a single folder."
             )
@@ -111,8 +111,9 @@ class DomainImageFolder(ClassFolders):
                 places = [next(d for d, names in held.items() if name in names) for name in twins]
                 listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
                 raise DataError(
-                    f"{self.folder}: the classes {listed} read alike. Rename their folders: the "
-                    "same if they mean the same class, else so that not only case or spaces differ."
+                    f"{self.folder}: the classes {listed} differ only in case or spaces. Rename "
+                    "their folders: to one name if they are the same class, else to names that "
+                    "differ in more."
                 )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:

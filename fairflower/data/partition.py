@@ -33,7 +33,7 @@ def divide(
 ) -> list[Ints]:
     """Divide a domain's rows among its clients at random.
 
-    The result depends on the seed, the domain's name and its labels alone. (In FedHEAL's code it
+    The result depends only on the seed, the domain's name and its labels. (In FedHEAL's code it
     also depends on the number of rounds.)
 
     Parameters
@@ -105,7 +105,8 @@ def dirichlet_shares(
     Returns
     -------
     list of array or None
-        Rows of each client, int64 [n], disjoint, n at least 2. None if no draw was such.
+        Rows of each client, int64 [n], disjoint, n at least 2. None if no draw gave every client 2
+        rows.
     """
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_DRAWS):

@@ -1,4 +1,4 @@
-"""RAND Health Insurance Experiment: doctor visits by self-rated health, embedded, of features.
+"""RAND Health Insurance Experiment: doctor visits by self-rated health, an embedded table.
 
 From 1974 to 1982 the experiment gave families in six places of the United States different health
 insurances, from almost free care to almost none, and recorded up to five years of use (J. Newhouse,

@@ -29,7 +29,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         data set's default is. Settings that divide a data set are ignored
         (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``).
     domain
-        The site's name of its data; if the folder has several domains, the name of a domain.
+        Name of the site's data; if the folder has several domains, the name of one of them.
 
     Raises
     ------

@@ -18,9 +18,9 @@ def hold_out(
 ) -> dict[str, tuple[list[Ints], list[Ints]]]:
     """Divide each client's rows into training and validation rows.
 
-    Of a client's ``n`` rows ``int(share * n)``, at least 1, are for validation. They depend on
-    ``seed``, the group's name and the client's position in it alone. They are of all classes in
-    proportion, as far as a row of each class stays for training. Both parts keep their order.
+    Of a client's ``n`` rows ``int(share * n)``, at least 1, are for validation. They depend only on
+    ``seed``, the group's name and the client's position in it. Classes have their proportional
+    share, as long as a row of each class is left for training. Both parts keep their order.
 
     Parameters
     ----------

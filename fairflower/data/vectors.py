@@ -20,8 +20,8 @@ class FeatureSet(DataSet):
     """A data set whose examples are D features; a subclass defines `features`.
 
     Features are standardized by the declared ``mean`` and ``std``, D numbers each, which have to be
-    known before the run, for example from a code book. Nothing is estimated from clients' data,
-    which clients do not share. By default features are used without a change.
+    known before the run, for example from a code book. They are not estimated from clients' data,
+    because clients do not share data. By default features are used without a change.
     """
 
     kind = "features"

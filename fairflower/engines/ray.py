@@ -47,7 +47,7 @@ from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError
 from fairflower.flower_compat import set_task_identity
 
-#: Bytes from which a record of arrays, or a node's state, is a separate Ray object.
+#: Smallest size, in bytes, of records and nodes' states that are separate Ray objects.
 _LARGE = 64 * 1024
 
 #: Batches per worker: the current batch, and the next so that the worker never waits.
@@ -79,7 +79,7 @@ class _Task:
 
 @dataclass
 class _Batch:
-    """Messages that a worker answers in one call, and references to nodes' large states after."""
+    """Messages that a worker answers in one call; references to the nodes' large new states."""
 
     tasks: list[_Task]
     states: list[Any]
@@ -111,7 +111,7 @@ class RayGrid(InlineGrid):
     num_gpus : int, optional
         GPUs of this machine. Default: those that Ray finds.
     address : str
-        Address of a cluster, as of `connect`; "" is this machine.
+        Address of a cluster, as in `connect`; "" is this machine.
     prepare : callable, optional
         Called once on every node of a cluster before clients run there; must return the same value
         everywhere.

@@ -19,7 +19,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
 
     All clients get ``H`` [T', d], and in the config the row of their cluster, ``cluster``
     (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that was never in a cohort gets no
-    ``cluster``; an absent client keeps its last.
+    ``cluster``; an absent client keeps its last cluster.
 
     If the strategy clusters (``FedGCR``), its clusters are used. Otherwise clients are clustered
     here in the same way, so FedGC works with every strategy: in the paper, FedGC without FedGR
@@ -28,7 +28,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     Parameters
     ----------
     num_clusters, clustering, variant
-        As of ``FedGCR``, for strategies that do not cluster. All variants but ``"adapted"``
+        As in ``FedGCR``, for strategies that do not cluster. All variants but ``"adapted"``
         need ``num_clusters``.
     """
 

@@ -20,7 +20,7 @@ from fairflower.report.figures.canvas import FigureDraft, PageFigure
 if TYPE_CHECKING:
     from fairflower.final_model.landscape import Landscape, Surface
 
-#: Contour lines at most, and at least where there is anything to draw.
+#: Largest number of contour lines, and the smallest.
 _LINES = 18
 _FEW = 5
 _COLORS = "viridis"
@@ -45,13 +45,13 @@ def levels_of(landscapes: Sequence[Landscape]) -> Vector:
     low, high = float(losses.min()), float(losses.max())
     ends = _rounded(low, math.floor), _rounded(high, math.ceil)
     levels = np.unique([_rounded(level, round) for level in np.geomspace(*ends, _LINES)])
-    if len(levels) < _FEW:  # hardly any difference: nothing is left of it in two digits
+    if len(levels) < _FEW:  # the losses are equal to two digits
         return np.linspace(low * (1 - 1e-6), high * (1 + 1e-6), _FEW)
     return levels
 
 
 def _rounded(value: float, rule: Callable[[float], int]) -> float:
-    """To two digits.
+    """Return a number rounded to two digits.
 
     >>> _rounded(0.03479, round), _rounded(0.03479, math.floor), _rounded(312.4, math.ceil)
     (0.035, 0.034, 320.0)
@@ -68,7 +68,7 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
         sharex=True, sharey=True,
     )  # fmt: skip
     title = f"Loss around the model of {landscape.label}"
-    sheet.suptitle(title, x=0.01, ha="left", size=10.5)  # a file on its own has no caption
+    sheet.suptitle(title, x=0.01, ha="left", size=10.5)  # the file may be used without its caption
     norm = BoundaryNorm(levels, 256)
     for surface in landscape.surfaces:
         panel = axes[splits.index(surface.split), domains.index(surface.domain)]

@@ -18,16 +18,16 @@ from fairflower.final_model.landscape import load_model, load_run_model
 from fairflower.registry import KINDS
 from fairflower.report.reading import Run
 
-#: What a model is exported as -> the name of its file in the run folder.
+#: Format of an exported model -> name of its file in the run folder.
 FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
 
 
 class Network(nn.Module):
-    """A classifier, in eval mode, of examples as they come: it normalizes them itself.
+    """A classifier in eval mode that takes raw examples and normalizes them itself.
 
-    Images are uint8 [N, C, H, W], 0 to 255 as in image files, with the channels and the size that
-    the run had; rows of a table float32 [N, D], as in the table; texts int64 [N, L]. The result
-    is logits [N, classes]; softmax makes probabilities of them.
+    Images are uint8 [N, C, H, W], 0 to 255 as in image files, with the channels and the size of the
+    run's images; rows of a table are float32 [N, D], not normalized; texts are token ids, int64 [N,
+    L]. The result is logits [N, classes]; their softmax is the probabilities.
     """
 
     mean: Tensor
@@ -70,7 +70,7 @@ class Network(nn.Module):
 
 def network(run: Run, data_dir: str = "") -> Network:
     """Load a run's final model, on the CPU; errors are those of `load_run_model`."""
-    if sites := run.info.get("sites"):  # whose data are theirs; the run knows what they are like
+    if sites := run.info.get("sites"):  # the data are at the sites; the run folder describes them
         federation = Federation.from_json(json.dumps(sites["federation"]), run.path)
         return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu")
@@ -80,21 +80,21 @@ def network(run: Run, data_dir: str = "") -> Network:
 def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "") -> Path:
     """Write a run's final model into a file that needs no fairflower, and return its path.
 
-    ``"onnx"`` and ``"torchscript"`` are the whole `Network`, of any number of examples at a time;
+    ``"onnx"`` and ``"torchscript"`` are the whole `Network`, for any number of examples at a time;
     ``"state-dict"`` has all arrays under the model's names, including frozen arrays, for
-    ``load_state_dict``, as safetensors. All have `Network.facts` as their metadata. By default
+    ``load_state_dict``, as safetensors. All files have `Network.facts` as metadata. By default
     the file is in the run folder (`FORMATS`); an earlier file is replaced.
 
     Raises
     ------
     ConfigError
-        On an unknown format.
+        If the format is unknown.
     NotInstalled
-        Where the libraries for ONNX are missing.
+        If the libraries for ONNX are missing.
     RunFolderError
-        When the run has no model, or it cannot be exported so.
+        If the run has no model, or its model cannot be exported in this format.
     DataError
-        When its data are not here.
+        If the run's data are not on this machine.
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
@@ -105,12 +105,12 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = {"onnx": _onnx, "torchscript": _torchscript, "state-dict": _state_dict}[format_]
     with replacing(path) as temporary, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that TorchScript is old, and what tracing cannot know
+        warnings.simplefilter("ignore")  # about TorchScript's age and the limits of tracing
         try:
             write(whole, temporary, whole.facts())
         except OSError:
             raise
-        except Exception as error:  # of a tracer, which may be any, in anybody's model
+        except Exception as error:  # tracing a user's model may raise anything
             reason = str(error).strip().partition("\n")[0]
             raise RunFolderError(
                 f"{run.path}: {run.config['model.name']} cannot be exported as {format_} "
@@ -137,7 +137,7 @@ def _onnx(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
 def _torchscript(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
     with torch.inference_mode():
         traced = torch.jit.trace(whole, whole.examples(2), check_trace=False)  # type: ignore[no-untyped-call]
-        for count in (1, 3):  # a trace may have taken the number for a constant
+        for count in (1, 3):  # a trace may have fixed the number of examples
             x = whole.examples(count)
             torch.testing.assert_close(traced(x), whole(x))
     torch.jit.save(traced, path, _extra_files=dict(facts))
@@ -147,4 +147,5 @@ def _state_dict(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
     from safetensors.torch import save
 
     arrays = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
-    path.write_bytes(save(arrays, dict(facts)))  # save_file would keep it from other users
+    # `save_file` would make the file unreadable for other users.
+    path.write_bytes(save(arrays, dict(facts)))

@@ -1,7 +1,7 @@
-"""A trained model itself: the loss around it, and its sharpness for each client (FedISM).
+"""A trained model's loss landscape, and its sharpness for each client (FedISM).
 
-The loss is along two random directions (FedISM's Fig. 7); sharpness is FedISM's Table 7, for any
-method.
+The landscape is along two random directions (FedISM's Fig. 7). Sharpness is measured as in FedISM's
+Table 7, for any method.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
 
-#: The most points along a side of a grid; the whole grid is as many passes squared.
+#: Largest number of points along a side of the grid; each point is a pass over the images.
 LARGEST_GRID = 501
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Mean cross entropy around a model, on the images of all of a domain's clients, as they are.
+    """Mean cross entropy around a model, on a domain's images without augmentation.
 
-    ``loss[i, j]``, [G, G], is at ``y = steps[i]``, ``x = steps[j]`` of the landscape.
+    ``loss[i, j]`` of the [G, G] losses is at ``y = steps[i]``, ``x = steps[j]`` of the landscape.
     """
 
     domain: str
@@ -63,11 +63,11 @@ class Surface:
 
 @dataclass(frozen=True)
 class Landscape:
-    """A model's surfaces, domain after domain, first of training and then of test images."""
+    """A model's surfaces by domain, first on training images and then on test images."""
 
-    label: str  # the run's method
+    label: str  # label of the run's method
     steps: Vector  # [G], from -span to span; the model is in the middle, at 0
-    surfaces: tuple[Surface, ...]  # all in the same two directions
+    surfaces: tuple[Surface, ...]  # all along the same two directions
 
     def write_csv(self, path: Path) -> None:
         """Write the columns domain, split, x, y, loss."""
@@ -93,25 +93,24 @@ def landscape(
 ) -> Landscape:
     """Compute the loss of ``w + x d + y e`` for a run's final model w.
 
-    d and e are random directions with w's filter norms (`filter_normalized`). Batch norm
-    keeps its running statistics. On a CPU each point of the grid is one core's, so the
-    result does not depend on how many there are.
+    d and e are random directions with w's filter norms (`filter_normalized`). Batch norm keeps its
+    running statistics. On a CPU each point of the grid is computed by a single thread, so the
+    result does not depend on the number of cores.
 
-    x and y take ``grid`` values each, an odd number of them so that the model itself is among the
-    points, up to ``span`` on either side: at 1 a filter has been moved by its own length (Li et
-    al.: 1). ``images`` of each domain and split are drawn at random, 0: all; by the ``seed``, as
-    the directions are, so that runs of one network get the same draws. ``data_dir`` is where the
-    data are, if not where they were in training; ``advance`` is called after every point, from
-    any thread.
+    x and y each take ``grid`` values from ``-span`` to ``span``; an odd number, so that the model
+    itself is a point. At 1 a filter is moved by its own norm (Li et al.: 1). ``images`` is the
+    number of random images of each domain and split; 0 means all. The ``seed`` draws images and
+    directions, so runs of a network get the same draws. ``data_dir`` is the data folder, if it is
+    not that of the training; ``advance`` is called after every point, by any thread.
 
     Raises
     ------
     ConfigError
-        On a grid, span or device that is none; it names the command's option.
+        If grid, span or device are invalid; the message names the command's option.
     RunFolderError
         If the run has no model, or its model does not fit the config.
     DataError
-        When its data are not here.
+        If the run's data are not on this machine.
     """
     if grid < 3 or grid % 2 == 0:
         raise ConfigError(f"--grid {grid}: expected an odd number from 3 on.")
@@ -170,12 +169,11 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
 def filter_normalized(model: nn.Module, seed: int) -> list[Tensor]:
     """Draw a random direction whose filters are as long as the model's.
 
-    A Gaussian draw d for every trainable parameter w, then ``d_i <- ||w_i|| / ||d_i|| d_i``
-    for each filter i, a slice of the first dimension: an output channel of a convolution, a
-    row of a matrix. Parameters of one dimension, which are biases and norms' scales and
-    shifts, do not move: zero, as in the authors' code (Li et al., NeurIPS 2018). Draws are
-    made on the CPU for every device. The tensors are those of the trainable parameters, in
-    their shapes and on their device.
+    For every trainable parameter w, d is drawn from a Gaussian and scaled, ``d_i <- ||w_i|| /
+    ||d_i|| d_i``, for each filter i: an output channel of a convolution, or a row of a matrix. For
+    parameters of one dimension (biases, and scales and shifts of norms) d is 0, as in the authors'
+    code (Li et al., NeurIPS 2018). Draws are made on the CPU for every device. Returns a tensor for
+    every trainable parameter, in its shape and on its device.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = []
@@ -198,9 +196,9 @@ def surfaces(
     batch_size: int = 500,
     advance: Callable[[], object] = lambda: None,
 ) -> Vector:
-    """Mean cross entropy of ``w + x d + y e`` on S sets of examples, [S, G, G] by set, y and x.
+    """Return the mean cross entropy of ``w + x d + y e`` on S sets, [S, G, G]: set, y, x.
 
-    ``model`` holds w; it is used as it is, in eval mode or not, and left alone. The
+    ``model`` has w; its mode is used, and it is not changed. The
     ``directions`` d and e have a tensor for every trainable parameter; ``steps``, [G], are the
     values of x, and of y. ``advance`` is called after every point, from any thread.
     """
@@ -225,7 +223,7 @@ def surfaces(
             advance()
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        # An error or interrupt cancels what has not begun: it need not wait for the whole grid.
+        # An error or interrupt cancels the points that are not begun.
         grid_losses = list(pool.map(losses_at, product(steps.tolist(), repeat=2)))
     return np.array(grid_losses).T.reshape(len(data), len(steps), len(steps))
 
@@ -255,7 +253,7 @@ def _images(
 
 @dataclass(frozen=True)
 class ClientSharpness:
-    """Sharpness by client, of a run's method and seed."""
+    """Sharpness of a run's final model for each client."""
 
     label: str
     seed: int
@@ -276,11 +274,11 @@ def client_sharpness(
     device: str = "auto",
     advance: Callable[[], object] = lambda: None,
 ) -> ClientSharpness:
-    """Measure the final model's sharpness on every client's training images, as they are.
+    """Measure the final model's sharpness on every client's training images, not augmented.
 
-    ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. The radius ``rho``, see
-    `fairflower.clients.sharpness`, is the run's ``measure.rho`` by default; ``advance`` is
-    called after every client.
+    ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. ``rho`` is the radius
+    (`fairflower.clients.sharpness`), by default the run's ``measure.rho``; ``advance`` is called
+    after every client.
     """
     if rho is not None and not 0 <= rho < float("inf"):
         raise ConfigError(f"--rho {rho}: expected a finite number from 0 on.")

@@ -28,7 +28,7 @@ from fairflower.statistics.differences import (
 #: Method -> federation -> accuracies in percent, by domain.
 Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
 
-#: Test sets beyond this size are not looked for.
+#: Largest test set that `examples_tested` infers.
 _MOST_EXAMPLES = 4000
 
 
@@ -45,7 +45,7 @@ class Metric:
 
 
 def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
-    """The places of the ``count`` lowest accuracies."""
+    """Return the positions of the ``count`` lowest accuracies."""
     return [int(place) for place in np.argsort(accuracies, kind="stable")[:count]]
 
 
@@ -60,7 +60,7 @@ def primary(design: Design) -> Metric:
 
 
 def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
-    """The worst domain, average, standard deviation over domains (ddof 0), and each domain."""
+    """Return the other metrics: worst domain, average, STD (ddof 0), and each domain."""
     margins = design.margins
     outcomes = [
         Metric(MIN.phrase, MIN, margins.worst, of=lambda a: worst_places(a, 1)),
@@ -80,7 +80,7 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
 
 
 class Findings:
-    """Differences in the confirmation and the sweeps of a design, from the rows there are."""
+    """Differences in the confirmation and the sweeps of a design, from the rows so far."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages, self.design = stages, stages.design
@@ -100,11 +100,11 @@ class Findings:
         return [benchmark for benchmark in self.stages.benchmarks if self.judged(benchmark)]
 
     def domains(self, benchmark: Benchmark) -> list[str]:
-        """The names of a benchmark's domains, in the order of the accuracies."""
+        """Return the names of a benchmark's domains, in the order of the accuracies."""
         return self.rows[benchmark.name][0].domain_names
 
     def figures(self, benchmark: Benchmark) -> Accuracies:
-        """The accuracies of every confirmed method."""
+        """Return the accuracies of every confirmed method."""
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
@@ -125,7 +125,7 @@ class Findings:
         return self._judged(self.figures(benchmark), measures, benchmark.overlap)
 
     def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
-        """Return a method's difference to another in the primary metric, not corrected for more."""
+        """Return a method's difference to another in the primary metric, as a single test."""
         figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
         judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
         return next(iter(judged.values()), None)
@@ -173,7 +173,7 @@ class Findings:
     def _alone(
         self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
-        """By measure and method; variances are moderated over the methods of a measure."""
+        """Return differences by metric and method, with variances moderated over the methods."""
         alone = {}
         examples = examples_tested(figures)
         for measure in measures:
@@ -241,7 +241,7 @@ def examples_tested(figures: Accuracies) -> list[int]:
 def _floor(
     figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
-    """Return a test example's worth, and the standard deviation from drawing test examples."""
+    """Return a metric's change by a test example, and its deviation due to their draw."""
     if measure.of is None or not examples or not all(examples):
         return 0.0, 0.0
     worth, variances = [], []

@@ -20,7 +20,7 @@ _BENCHMARK = ("federations", "overlap", "confirmed")
 _SWEEP = ("of", "methods", "federations")
 _TABLES = ("protocol", "settings", "benchmarks", "sweeps")
 
-#: What a federation decides: who holds which examples, and the model's and batches' seeds.
+#: Keys that the federation and the stage decide: partition, model and batches, tests.
 _OWN = ("seed", "data.seed", "evaluate.test")
 
 
@@ -41,14 +41,15 @@ class Benchmark:
     settings: Mapping[str, Any]  # run config keys
     confirmed: tuple[str, ...]  # methods
     federations: tuple[int, ...]
-    #: Test examples per training example of a federation, where draws of federations overlap
-    #: (Nadeau and Bengio 2003); 0 where they hardly do, or the claim is of these examples alone.
+    #: Test examples per training example of a federation, if federations redraw the same examples
+    #: (Nadeau and Bengio 2003); 0 if they hardly overlap, or if claims are about these examples
+    #: only.
     overlap: float = 0.0
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings of a benchmark that are varied, with the methods' values from there."""
+    """Settings of a benchmark that are varied; methods have the values chosen on it."""
 
     name: str
     benchmark: Benchmark
@@ -58,16 +59,17 @@ class Sweep:
 
     @property
     def named(self) -> dict[str, Mapping[str, Any]]:
-        """The places by what is varied there, ``train.local-epochs=8``."""
+        """The settings of each place, by what is varied: ``train.local-epochs=8``."""
         return {"{}={}".format(*list(place.items())[-1]): place for place in self.places}
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is compared, how it is tuned, and on which federations.
+    """The methods, benchmarks and federations of a leaderboard, and how methods are tuned.
 
-    A method is named as its row: ``fedheal``, or ``gsam+fedism``, local training first. Federation
-    i has ``seed`` and ``data.seed`` i: partition, clients' data, first model and batches together.
+    A method has the name of its row: ``fedheal``, or ``gsam+fedism``, local training first.
+    Federation i has ``seed`` and ``data.seed`` i: partition, clients' data, first model and batches
+    together.
     """
 
     path: Path
@@ -76,7 +78,7 @@ class Design:
     benchmarks: tuple[Benchmark, ...]  # in the order of the file
     sweeps: tuple[Sweep, ...]
     points: int  # settings tried for each method, the first being the paper's
-    again: int  # the best of them that are tried on the other federations, too
+    again: int  # number of the best that are tried on the other federations, too
     scrambling: int  # seed of the points
     tuned_on: tuple[int, ...]  # federations: all points on the first
     margins: Margins
@@ -86,14 +88,14 @@ class Design:
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
         """Read a TOML file with tables ``protocol``, ``settings``, ``benchmarks`` and ``sweeps``.
 
-        ``settings`` are run config keys of all benchmarks, over which go those of
-        ``benchmarks.<name>``, and over these what is ``given``.
+        ``settings`` are run config keys of all benchmarks; those of ``benchmarks.<name>`` override
+        them, and ``given`` keys override both.
 
         Raises
         ------
         ConfigError
-            If the file is no design, has an unknown key or method, or confirms on a
-            federation of the tuning.
+            If the file is not a design, has an unknown key or method, or confirms on a federation
+            that methods are tuned on.
         """
         flat = read_toml(path)
         _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
@@ -208,7 +210,9 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
 
 def _methods(path: Path, text: Any) -> tuple[str, ...]:
     if not isinstance(text, str):
-        raise ConfigError(f"{path}: methods = {text!r}: expected a text, as 'uniform,gsam+fedism'.")
+        raise ConfigError(
+            f"{path}: methods = {text!r}: expected a text, for example 'uniform,gsam+fedism'."
+        )
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: method {twice[0]!r} is named twice. Remove the second entry.")
@@ -247,12 +251,12 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By the first part of the keys, the rest of them."""
+    """Return the keys below each table, by the table's name."""
     return {name: _table(flat, name) for name in dict.fromkeys(k.partition(".")[0] for k in flat)}
 
 
 def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The keys below a table of a flat mapping."""
+    """Return the keys below a table of a flat mapping."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
 

@@ -10,7 +10,7 @@ from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block
 
-#: Of intervals: worse, undecided, equivalent, better.
+#: Colors of intervals: worse, undecided, equivalent; and better.
 _COLORS = {"worse": "#b23819", "undecided": canvas.GRAY, "equivalent": "#19a3ff"}
 _BETTER = "#00a866"
 
@@ -68,8 +68,8 @@ def differences(findings: Findings) -> FigureDraft:
         "differences",
         sheet,
         f"Worst half of the domains against {reference}",
-        "Mean over federations with simultaneous 95 % intervals of each benchmark's methods. Band: "
-        f"equivalence within {margin:g} points. Green better, red worse, blue equivalent, gray "
-        "undecided.",
+        "Mean over federations, with 95 % intervals that hold together for a benchmark's methods. "
+        f"Band: equivalence within {margin:g} points. Green better, red worse, blue equivalent, "
+        "gray undecided.",
         "; ".join(shown) or f"No method is shown to differ from {reference}.",
     )

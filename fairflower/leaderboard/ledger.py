@@ -17,7 +17,7 @@ from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
 from fairflower.paths import read_text
 
-#: Completed, or lost: the run diverged, or a domain was not tested throughout.
+#: A run is completed, or lost: it diverged, or a domain was not tested throughout.
 Outcome = Literal["completed", "lost"]
 
 
@@ -29,12 +29,12 @@ class Row:
     benchmark: str
     method: str
     federation: int
-    settings: str  # those that were tried or varied, "train.lr=0.1 strategy.tau=0.3"
-    domains: str  # their names, quoted as for a shell
+    settings: str  # tried or varied settings, "train.lr=0.1 strategy.tau=0.3"
+    domains: str  # names, quoted as for a shell
     validation: str  # accuracy by domain, in this order; empty if not measured
-    test: str  # likewise: a trial has none
+    test: str  # the same on test examples; empty for a trial
     outcome: Outcome
-    reason: str  # why it is lost
+    reason: str  # why the run is lost
     processor: str
     seconds: float
     data: str  # digest of what every client holds
@@ -65,7 +65,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 def key_of(config: RunConfig) -> str:
     """Return a digest of all that decides a run's result: seed and non-default settings.
 
-    Settings of execution do not enter. A setting at its default does not either, so that later
+    Settings of the execution are left out, and so are settings at their default, so that later
     versions with new settings give the same digest.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
@@ -83,7 +83,7 @@ class Ledger:
         Raises
         ------
         RunFolderError
-            If the file is no ledger, or a row of it cannot be read.
+            If the file is not a ledger, or a row of it cannot be read.
         """
         self.path = path
         self.rows: dict[str, Row] = {}

@@ -25,12 +25,12 @@ from fairflower.plans.protocol import EXAMPLES
 STAGES = ("screening", "finalists", "confirmation", "sweep")
 SCREENING, FINALISTS, CONFIRMATION, SWEEP = STAGES
 
-#: The primary measure is the mean of this share of the domains, the worst of them.
+#: Share of the domains, the worst, whose mean is the primary metric.
 HALF = 0.5
 
 
 def worst_half(accuracies: Sequence[float]) -> float:
-    """The primary measure: the mean accuracy of the worst half of the domains.
+    """Return the primary metric: the mean accuracy of the worst half of the domains.
 
     >>> worst_half([0.9, 0.5, 0.7, 0.6]), worst_half([0.9, 0.5, 0.7, 0.6, 0.8])
     (0.55, 0.55)
@@ -43,16 +43,16 @@ class Planned:
     """A run of the design."""
 
     stage: str
-    benchmark: str  # or a place of a sweep
+    benchmark: str  # name
     method: str
     federation: int
-    settings: str  # as a row has them
+    settings: str  # as in a row of the ledger
     config: RunConfig
     key: str
 
 
 class Stages:
-    """The runs of a design beside those that a ledger has."""
+    """The runs of a design, and which of them a ledger has."""
 
     def __init__(
         self, design: Design, ledger: Ledger, benchmarks: Sequence[str] | None = None
@@ -74,7 +74,7 @@ class Stages:
         return self.ledger.rows.get(planned.key)
 
     def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
-        """The trials of a point: on the first tuning federation, then on the others."""
+        """Return the trials of a point: on the first tuning federation, then on the others."""
         return [
             self.screened(benchmark, method, number),
             *(
@@ -84,11 +84,11 @@ class Stages:
         ]
 
     def screened(self, benchmark: Benchmark, method: str, number: int) -> Planned:
-        """The first trial of a point."""
+        """Return the first trial of a point."""
         return self._planned(SCREENING, benchmark, method, self.design.tuned_on[0], number)
 
     def finalists(self, benchmark: Benchmark, method: str) -> list[int] | None:
-        """The points that are tried again, best first; None while screening is unfinished."""
+        """Return the points that are tried again, best first; None during screening."""
         scores = {}
         for number in range(self.design.points):
             row = self.row(self.screened(benchmark, method, number))
@@ -99,9 +99,9 @@ class Stages:
         return sorted(scores, key=lambda number: -scores[number])[: self.design.again]
 
     def chosen(self, benchmark: Benchmark, method: str) -> int | None:
-        """The point whose mean over the tuning federations is highest; None if not known yet.
+        """Return the point with the highest mean over tuning federations; None if not known.
 
-        A point that was lost on a federation is not chosen. -1 if all points were lost.
+        A point with a lost run is not chosen. -1 if no point is left.
         """
         finalists = self.finalists(benchmark, method)
         if finalists is None:
@@ -120,19 +120,19 @@ class Stages:
     # --- the runs of a stage ---------------------------------------------------------------
 
     def screening(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
-        """Every point of the methods, method after method."""
+        """Yield every point of the methods, method after method."""
         for method in methods:
             for number in range(len(self.points(benchmark, method))):
                 yield self.screened(benchmark, method, number)
 
     def again(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
-        """The best points on the other tuning federations, as far as they are known."""
+        """Yield the best points, if known already, on the other tuning federations."""
         for method in methods:
             for number in self.finalists(benchmark, method) or ():
                 yield from self.trials(benchmark, method, number)[1:]
 
     def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
-        """The chosen settings, federation after federation, so that pairs are complete early."""
+        """Yield the chosen settings, by federation, so that pairs are complete early."""
         chosen = {method: self.chosen(benchmark, method) for method in benchmark.confirmed}
         for federation in benchmark.federations:
             for method, number in chosen.items():
@@ -140,7 +140,7 @@ class Stages:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
-        """All methods with their benchmark's settings, at every place, which is named."""
+        """Yield the sweep's runs, each with the name of its place."""
         for name, place in sweep.named.items():
             for federation in sweep.federations:
                 for method in sweep.methods:

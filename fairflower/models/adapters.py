@@ -86,7 +86,7 @@ def _layers(body: nn.Module) -> list[str]:
 
 
 def _last_parts(names: Iterable[str]) -> str:
-    """Return the last parts of names, in which numbers are no part of their own.
+    """Return the last parts of names; a number is joined with the part before it.
 
     >>> _last_parts(["a.0.query", "a.1.query", "a.conv.0"])
     'query, conv.0'

@@ -9,9 +9,9 @@ from fairflower.models import local_tensors, travelling
 
 
 def head_arrays(model: nn.Module) -> list[str]:
-    """Return the names of the arrays of ``model.head``, of those that travel.
+    """Return the names of the arrays of ``model.head`` that travel.
 
-    ``ConfigError`` if the network has no such layer, or nothing besides.
+    ``ConfigError`` if the network has no such layer, or no other arrays.
 
     >>> from fairflower.models import build
     >>> head_arrays(build("mlp", num_classes=3, shape=(5,), seed=0))
@@ -21,7 +21,7 @@ def head_arrays(model: nn.Module) -> list[str]:
 
 
 def body_arrays(model: nn.Module) -> list[str]:
-    """Return the names of all other travelling arrays; errors as of `head_arrays`."""
+    """Return the names of all other travelling arrays; errors as in `head_arrays`."""
     return _parts(model)[1]
 
 

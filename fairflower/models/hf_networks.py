@@ -156,7 +156,7 @@ def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> Non
 
 
 def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
-    """Raise ``ConfigError`` if weights of the pretrained part are missing, but for a pooler's."""
+    """Raise ``ConfigError`` if weights of the pretrained part are missing, except a pooler's."""
     lost = [
         key
         for key in missing

@@ -14,8 +14,8 @@ from fairflower.models import Classifier
 class MLP(Classifier):
     """Two hidden layers with ReLU, on features or on the flattened pixels of an image.
 
-    There is no norm layer: batch statistics depend on a client's data, and their averages fit no
-    client. Features must therefore be standardized (`fairflower.data.FeatureSet`).
+    There is no norm layer: batch statistics depend on a client's data, and averages of them do not
+    fit any client. Features must therefore be standardized (`fairflower.data.FeatureSet`).
 
     Parameters
     ----------

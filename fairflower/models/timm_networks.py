@@ -21,8 +21,8 @@ class TimmClassifier(BodyClassifier):
     """Network of timm under a linear head.
 
     Gray images get three channels. Images are resized to ``image_size`` or, if the network takes
-    one size alone, to that size. They are normalized as the data set declares, whatever the
-    network was pretrained with.
+    images of a single size, to that size. They are normalized as the data set declares, even if the
+    network was pretrained with another normalization.
     """
 
     def __init__(self, body: nn.Module, num_classes: int, size: tuple[int, int] | None) -> None:
@@ -38,7 +38,8 @@ class TimmClassifier(BodyClassifier):
 class TimmPromptViT(PromptViT):
     """FedGCR's prompts for a frozen ViT of timm; see `PromptViT`.
 
-    Prompts follow the tokens of the image, which alone are averaged in a ViT that averages tokens.
+    Prompts follow the tokens of the image. A ViT that averages tokens averages only those of the
+    image.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ def prompt_timm(
     *,
     image_size: Annotated[int, Range(0)] = 0,
 ) -> TimmPromptViT:
-    """Build ``model.name = "prompt-timm:NAME"``; ``weights`` and ``image_size`` as of `timm`.
+    """Build ``model.name = "prompt-timm:NAME"``; ``weights`` and ``image_size`` as in `timm`.
 
-    ``ConfigError`` if NAME is no Vision Transformer of timm.
+    ``ConfigError`` if NAME is not a Vision Transformer of timm.
     """
     body = _body(name, weights, image_size)
     from timm.models.vision_transformer import VisionTransformer

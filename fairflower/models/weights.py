@@ -75,7 +75,7 @@ def load_weights_file(path: str) -> dict[str, Tensor]:
 
 
 def check_file(path: str) -> None:
-    """Raise ``ConfigError`` if ``model.weights`` is no file, without reading it."""
+    """Raise ``ConfigError`` if ``model.weights`` is not a file, without reading it."""
     if not Path(path).expanduser().is_file():
         raise ConfigError(
             f"model.weights = {path!r}: file not found. Expected a .safetensors file, or a .pth "

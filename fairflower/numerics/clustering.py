@@ -4,11 +4,11 @@ Few clients (K of about 20) have long representations (d = 768), from a handful 
 from thousands; some clusters have a single client, and the number of clusters may be unknown.
 FedGCR's paper and code use a Gaussian mixture, ``"gmm"``: scikit-learn's with its defaults, a
 single start, and a full covariance per component. These covariances cannot be estimated from a
-client or two, so the result is decided by the k-means from which the mixture starts.
+client or two, so the k-means that starts the mixture decides the result.
 ``"kmeans"`` replaces the mixture; it is this library's and from no paper:
 
 - A client with n images has the weight n / (n + 100). Its vector, a mean over the images, has a
-  sampling variance in proportion to 1 / n, and a variance for which its type is not the cause.
+  sampling variance in proportion to 1 / n, and a variance that its type does not explain.
 - T centers span T - 1 directions, so vectors are projected on as many principal axes.
 - k-means then finds the clusters, the best of ten starts. This equals a Gaussian mixture with a
   single small common variance; scikit-learn's mixtures do not support weights.
@@ -93,7 +93,7 @@ def cluster(
     clustering : {"kmeans", "gmm"}
         The algorithm; see this module.
     sizes : array of shape (K,), optional
-        Number of images of which each vector is the mean; by default equal. Unused by ``"gmm"``.
+        Number of images that each vector is the mean of; by default equal. Unused by ``"gmm"``.
     members, centres : mapping, optional
         `Clusters` of the last round.
     seed : int

@@ -47,7 +47,7 @@ class Levels(NamedTuple):
     """A metric on all data and at K clients."""
 
     overall: float  # from the sums of counts: the global metric
-    local: Vector  # of each client alone, shape (K,); NaN where undefined
+    local: Vector  # of each client, shape (K,); NaN where undefined
     worst: float  # largest difference of a client; NaN if all are undefined
 
 

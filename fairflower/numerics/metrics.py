@@ -181,7 +181,7 @@ def entropy(a: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """A number for the values of all domains or clients: a row of what everything here shows.
+    """A number that summarizes the values of all domains or clients, such as AVG or MIN.
 
     The screen, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard take
     name, direction and formula from these rows.
@@ -194,20 +194,20 @@ class Summary:
 
     #: Key in `summary`.
     name: str
-    #: In tables, and in the names of a callback's and a tracker's metrics: ``accuracy/AVG``.
+    #: Title in tables, and in names of metrics for callbacks and trackers: ``accuracy/AVG``.
     title: str
-    #: In sentences.
+    #: Name in sentences.
     phrase: str
     #: 1 if more is better, -1 if less is, 0 if neither.
     better: int
     formula: Callable[[ArrayLike], float]
-    #: Of a standard deviation.
+    #: The ddof of a standard deviation; None for other numbers.
     ddof: int | None = None
-    #: Whether the unit of the values cancels; a percentage stays a percentage where it does not.
+    #: Whether the number has no unit, because the unit of the values cancels.
     relative: bool = False
-    #: Whether it compares values, so that a single value of several that are expected has none.
+    #: Whether it compares values, and so is undefined for a single value.
     compares: bool = False
-    #: By the values, of shape (K,).
+    #: Gradient with respect to the values, shape (K,).
     gradient: Callable[[Vector], Vector] | None = None
 
     def __call__(self, a: ArrayLike) -> float:
@@ -258,7 +258,7 @@ SUMMARIES = (
 
 
 def average_and_worst(better: int) -> tuple[Summary, Summary]:
-    """Return the summaries AVG and worst domain of values of which more (1) or less (-1) is better.
+    """Return the summaries for average and worst; ``better`` is 1 (higher is better) or -1.
 
     Examples
     --------

@@ -61,7 +61,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
 
 
 def clients_that_fit(runs: Sequence[RunConfig], device: torch.device, count: int) -> int:
-    """Return the number of clients that fit in ``count`` GPUs' memory beside the server's tests."""
+    """Return how many clients fit in ``count`` GPUs' memory together with the server's tests."""
     need, free = _need(_methods(runs), device), free_memory(device)
     if need.client > free:
         raise probe.does_not_fit(runs[0], need.client, free)

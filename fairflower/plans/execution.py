@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 @contextmanager
 def spinner(what: str, console: Console) -> Iterator[Status]:
-    """Show a spinner with a text, or print the text if the console is no terminal."""
+    """Show a spinner with a text, or print the text if the console is not a terminal."""
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:

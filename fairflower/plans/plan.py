@@ -55,7 +55,7 @@ def grid_configs(
     ----------
     flat : mapping
         Run config keys of all runs. Its ``strategy.*`` and ``client.*`` arguments belong to the
-        methods that it names, and apply to these alone (`MethodSpec.override`).
+        methods that it names, and apply only to these (`MethodSpec.override`).
     strategies, clients : sequence, optional
         Methods. Their arguments override all others. Default: the methods that ``flat`` names.
     shared : mapping, optional
@@ -129,7 +129,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Return the numbers of an option's value, as ``"0,1,5"`` or ``"0-2"``.
+    """Return the numbers of an option's value, for example ``"0,1,5"`` or ``"0-2"``.
 
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
@@ -143,7 +143,9 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     if len(seeds) > MOST_SEEDS:
         raise ConfigError(f"{option} {text!r}: more than {MOST_SEEDS} numbers. Name fewer.")
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{option} {text!r}: expected different numbers as 0,1,2 or 0-2.")
+        raise ConfigError(
+            f"{option} {text!r}: expected different numbers, for example 0,1,2 or 0-2."
+        )
     return seeds
 
 
@@ -171,7 +173,7 @@ def replicates(
     except (TypeError, ValueError):
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{name} = {values!r}: expected different numbers, as range(3).")
+        raise ConfigError(f"{name} = {values!r}: expected different numbers, for example range(3).")
     return numbers, seeds is None
 
 
@@ -370,13 +372,13 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
     """
     if jobs not in (None, 1) and flat.get("ray-address"):
         raise ConfigError(
-            f"--jobs {jobs}: parallel runs need this machine alone, and ray-address = "
+            f"--jobs {jobs}: parallel runs work only on this machine, and ray-address = "
             f"{flat['ray-address']!r} is given. Leave --jobs or --ray-address out."
         )
     if jobs not in (None, 1) and flat.get("engine", "auto") not in ("auto", "inline"):
         raise ConfigError(
             f"--jobs {jobs}: parallel runs are each on the inline engine, and engine = "
-            f"{flat['engine']!r} is given. Leave either out."
+            f"{flat['engine']!r} is given. Leave one of them out."
         )
     chosen = "ray-address" in flat or "workers" in flat or flat.get("engine", "auto") != "auto"
     return 1 if jobs is None and chosen else jobs
@@ -387,8 +389,8 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
 
     As many as the cores allow, if there are at least as many runs; otherwise 1, since the clients
     of a single run use several cores, too, or without Ray the number of runs. On a GPU, as many as
-    its memory holds as well; 1 if ``client-gpus`` is a number, which speaks of the clients of one
-    run.
+    its memory holds as well; 1 if ``client-gpus`` is a number, since it is about the clients of a
+    single run.
 
     Parameters
     ----------

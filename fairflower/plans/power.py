@@ -55,7 +55,7 @@ def comparisons_of(plan: Plan) -> int:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the spread of worst domain, STD and average over a pilot's methods.
+    """Return the spread of paired differences to Uniform in worst domain, STD and average.
 
     ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
     """

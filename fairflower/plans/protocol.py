@@ -65,7 +65,7 @@ def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: s
 
 
 def selection_score(select: str, accuracies: Iterable[float]) -> float:
-    """Return the criterion's first value of accuracies by domain; NaN if a domain lacks a test."""
+    """Return a trial's score, worst or average accuracy; NaN if a domain lacks a test."""
     values = list(accuracies)
     if not all(map(math.isfinite, values)):
         return math.nan
@@ -121,7 +121,7 @@ class BaselinePruner:
 
 
 def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
-    """Return the number of images on which plain accuracy has the same variance as a metric.
+    """Return the number of images that give plain accuracy the variance of a metric.
 
     Class-balanced accuracy of K classes with n_c images each has the variance of accuracy on
     K^2 / sum(1 / n_c) images.

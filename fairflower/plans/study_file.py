@@ -28,14 +28,14 @@ class TrialEntry(TypedDict):
 
 
 class MethodEntry(TypedDict):
-    """A method in the file; its facts are what further trials must have in common with earlier."""
+    """A method in the file; ``facts`` are the settings that all of its trials share."""
 
     facts: dict[str, Any]
     trials: list[TrialEntry]
 
 
 class Content(TypedDict):
-    """The file."""
+    """Content of the file."""
 
     methods: dict[str, MethodEntry]
 
@@ -64,7 +64,7 @@ class StudyFile:
         return {entry["number"]: _trial(entry) for entry in self._methods[method]["trials"]}
 
     def add_method(self, method: str, facts: dict[str, Any]) -> None:
-        """Add a method, as yet without trials."""
+        """Add a method that has no trials yet."""
         self._methods[method] = {"facts": facts, "trials": []}
         self._write()
 

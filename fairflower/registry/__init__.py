@@ -140,7 +140,7 @@ MODELS = FamilyRegistry(
         ),
         "vpt-vit-b-16": (
             "prompt_vits:vpt_vit_b_16",
-            "prompt-vit-b-16 without GC-Net, likewise: 10.8 k are trained",
+            "prompt-vit-b-16 without GC-Net: 10.8 k are trained",
         ),
     },
     families={

@@ -33,7 +33,7 @@ class Registry(UserDict[str, Any]):
     kind : str
         Word for an entry in messages, e.g. "strategy".
     base : str
-        Place of the class of which all entries are subclasses.
+        ``module:Class`` of the base class of all entries.
     makers : bool, default=False
         Whether functions that return an instance are allowed.
     """
@@ -65,8 +65,8 @@ class Registry(UserDict[str, Any]):
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(
-                f"Two packages offer a {self.kind} {name!r}: {listed}. Name it by its place, "
-                f"{claims[0].value}, or uninstall one of the packages."
+                f"Two packages offer a {self.kind} {name!r}: {listed}. Write {claims[0].value} "
+                "instead, or uninstall one of the packages."
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
@@ -118,10 +118,9 @@ class Registry(UserDict[str, Any]):
 
     def _check_entry(self, start: str, entry: Any, base: type) -> None:
         if not self._fits(entry, base) and not (self._makers and inspect.isroutine(entry)):
-            raise ConfigError(
-                f"{start} is no {self.kind}: expected a subclass of {self._base.replace(':', '.')}"
-                f"{', or a function that makes it' if self._makers else ''}, got {entry!r}."
-            )
+            base_name = self._base.replace(":", ".")
+            maker = ", or a function that makes it" if self._makers else ""
+            raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
         try:
             argument_specs(entry)
         except Exception as error:
@@ -132,7 +131,7 @@ class Registry(UserDict[str, Any]):
 
 
 class FunctionRegistry(Registry):
-    """Registry of functions, of which none is built in."""
+    """Registry of functions without built-in entries."""
 
     def __init__(self, package: str, kind: str) -> None:
         super().__init__(package, {}, kind, "builtins:object")
@@ -143,7 +142,7 @@ class FunctionRegistry(Registry):
 
     def _check_entry(self, start: str, entry: Any, base: type) -> None:
         if not callable(entry) or isinstance(entry, type):
-            raise ConfigError(f"{start} is no {self.kind}: expected a function, got {entry!r}.")
+            raise ConfigError(f"{start}: expected a function, got {entry!r}.")
 
 
 def add_cwd_to_path() -> None:

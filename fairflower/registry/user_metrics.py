@@ -68,7 +68,7 @@ def load_function(place: str) -> Any:
 
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:
-    """Return 1 for each metric of which more is better, and -1 if less is (``better = -1``)."""
+    """Return 1 for metrics whose higher values are better, and -1 for others (``better = -1``)."""
     found = {name: getattr(function, "better", 1) for name, function in functions.items()}
     for name, better in found.items():
         if better not in (1, -1):
@@ -114,5 +114,7 @@ def _number(name: str, returned: Any) -> float:
     if not abs(value) <= LARGEST:  # NaN, too
         raise _WrongValue(f"it returned {value}; expected a finite number")
     if name.endswith("accuracy") and not 0 <= value <= 1:
-        raise _WrongValue(f"it returned {value}; expected 0 to 1 of a name that ends in accuracy")
+        raise _WrongValue(
+            f"it returned {value}; expected a number from 0 to 1, as the name ends in accuracy"
+        )
     return value

@@ -1,15 +1,14 @@
-"""Run folders in, an honest comparison out: tables, figures and one HTML page.
+"""Reports on run folders: tables, verdicts and figures, in the terminal or on an HTML page.
 
     runs = [read_run(folder) for folder in folders]
     console.print(terminal_table(runs))
     page = write_report(runs, Path("report"))  # report/index.html, report/figures/*
 
-``reading`` opens a run folder, and ``summary`` one small file of many runs; ``methods``
-groups runs by everything but the seed, and methods into products and sweeps;
-``verdicts`` compares methods by ``measures``, and says what that is worth.
-``tables`` hold the numbers and notes; ``pages`` puts all of it in order, which a
-terminal, Markdown and one HTML page draw alike; ``figures`` stand on the HTML page.
-``landscape`` looks at a run's final model itself.
+``reading`` reads run folders, and ``summary`` reads and writes a small file about many runs.
+``methods`` groups runs that differ only in the seed, and methods into grids and sweeps.
+``contrasts`` compares methods by ``measures``, and ``verdicts`` says what the differences show.
+``tables`` has the numbers and notes, ``figures`` the plots. ``pages`` arranges all of it for the
+terminal, Markdown and the HTML page.
 """
 
 from fairflower.errors import RunFolderError

@@ -95,7 +95,7 @@ def _vector(value: object, length: int) -> Vector:
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """Return a recorded value as an array, or None where it is not of numbers; NaN if too large."""
+    """Return a recorded value as an array, too large numbers as NaN; None if it is not numbers."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

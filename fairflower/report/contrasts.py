@@ -36,7 +36,7 @@ from fairflower.statistics.differences import (
 #: Judgement of differences from too few pairs.
 TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 
-#: Judgement of differences that may be none, or too small to be shown.
+#: Judgement of differences that may be zero or too small to detect.
 UNDECIDED = "undecided"
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
@@ -231,7 +231,7 @@ def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGro
     return [ContrastGroup(*names, contrasts) for names, contrasts in groups.items()]
 
 
-#: A heading, the name of the other method, and by name methods, each with its counterpart.
+#: A heading, the name of the other method, and name -> (method, method it is compared with).
 Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
 Against = Callable[[Comparison, Measure], list[ContrastGroup]]
 
@@ -287,7 +287,7 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
 
 PLAIN_TITLE = "Local training against plain local training"
 
-#: Comparisons beside that with the baselines, by title.
+#: Further comparisons, in addition to that with the baselines, by title.
 FURTHER: Mapping[str, Against] = {
     PLAIN_TITLE: against_plain,
     "Models against each other": against_other_models,

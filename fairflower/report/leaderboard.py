@@ -1,9 +1,9 @@
-"""The leaderboard's tables and sentences: what tuned methods reached, and what follows.
+"""Tables and conclusions of a leaderboard of one federation per benchmark.
 
-A CSV file has, of each benchmark, its protocol, the trials from which values were chosen, and the
-tests of the chosen and of the paper's values with several seeds; from it a document's numbers can
-be made again. Methods are compared with uniform weights, paired by seed, and p-values are Holm's
-over all methods of a benchmark.
+For each benchmark, a CSV file has the protocol, the trials from which values were chosen, and the
+tests of the chosen and of the paper's values with several seeds; all numbers of the document are
+computed from it. Methods are compared with uniform weights, paired by seed, and p-values are
+corrected by Holm's method over all methods of a benchmark.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fairflower.report.text import DASH, format_number, format_p_value, join_wor
 from fairflower.report.tuning import METRICS
 from fairflower.server.contents import read_text
 
-#: Columns of the file. ``kind``: protocol, with what all methods have in common in ``settings``;
-#: trial; or test of the values that were chosen, of the paper's, or both where they are the same.
-#: ``number``: of the trial, or the seed; ``domains``: their names, as a shell would take them;
-#: ``figures``: a number for each domain.
+#: Columns of the file. ``kind``: protocol, whose ``settings`` are common to all methods; trial; or
+#: test of the chosen values, of the paper's values, or of both where they are equal. ``number``:
+#: number of the trial, or seed of the test; ``domains``: names, quoted as for a shell; ``figures``:
+#: a number for each domain.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
@@ -47,14 +47,14 @@ COLUMNS = (
 PROTOCOL, TRIAL, *TESTS = "protocol", "trial", "chosen", "paper's", "both"
 CHOSEN, PAPERS, BOTH = TESTS
 
-#: With which all others are compared.
+#: The method that all others are compared with.
 REFERENCE = "uniform"
 
-#: What is compared, of a run's figures by domain.
+#: Summaries of a run's accuracies by domain that are compared.
 WORST, AVERAGE = MIN.phrase, AVG.phrase
 _FIGURES: dict[str, Summary] = {WORST: MIN, AVERAGE: AVG}
 
-#: What differs between trials, in the order of the table.
+#: Factors that differ between trials, in the order of the table.
 _FACTORS = ("aggregation", "local training", "learning rate", "local epochs")
 
 
@@ -74,28 +74,28 @@ class Board:
         return " ".join(self._of(benchmark, [PROTOCOL])["settings"])
 
     def trials(self, benchmark: str) -> pd.DataFrame:
-        """The rows of a benchmark's trials."""
+        """Return the rows of a benchmark's trials."""
         return self._of(benchmark, [TRIAL])
 
     def tests(self, benchmark: str) -> pd.DataFrame:
-        """The rows of a benchmark's tests."""
+        """Return the rows of a benchmark's tests."""
         return self._of(benchmark, TESTS)
 
     def _of(self, benchmark: str, kinds: Sequence[str]) -> pd.DataFrame:
         return self.rows[(self.rows["benchmark"] == benchmark) & self.rows["kind"].isin(kinds)]
 
     def domains(self, benchmark: str) -> list[str]:
-        """Their names, in the order of the figures."""
+        """Return the names of a benchmark's domains, in the order of ``figures``."""
         return shlex.split(self.tests(benchmark)["domains"].iloc[0])
 
     def chosen(self, benchmark: str) -> dict[str, str]:
-        """The settings that were chosen there, by method, as the file has them."""
+        """Return the settings that were chosen on a benchmark, as text by method."""
         tests = self.tests(benchmark)
         rows = tests[tests["kind"] != PAPERS].drop_duplicates("method")
         return dict(zip(rows["method"], rows["settings"], strict=True))
 
     def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
-        """A figure in percent: a row for each method, a column for each seed."""
+        """Return a summary in percent: a row for each method, a column for each seed."""
         return self._figures(benchmark, values, _FIGURES[figure])
 
     def _figures(
@@ -107,18 +107,18 @@ class Board:
         return completed.pivot(index="method", columns="number", values="figure")
 
     def over_benchmarks(self, figure: str) -> pd.DataFrame:
-        """The means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
+        """Return means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
         return pd.DataFrame({b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks})
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
-        """Every method's difference to uniform weights, with Holm's p-values."""
+        """Return every method's difference to uniform weights, with Holm's p-values."""
         figures = self.figures(benchmark, figure)
         if REFERENCE not in figures.index:
             return {}
         return holm_correction(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
     def by_tuning(self, benchmark: str) -> dict[str, Difference]:
-        """What the worst domain gains by the chosen values: nothing, where they are the paper's."""
+        """Return the gain of the worst domain by tuning; 0 if the paper's values were chosen."""
         tuned, papers = (self.figures(benchmark, WORST, v) for v in (CHOSEN, PAPERS))
         return _by_method(tuned - papers)
 
@@ -129,10 +129,10 @@ class Board:
         return ranks(table) if min(table.shape) >= 3 else None
 
     def variance(self, benchmark: str) -> dict[str, float]:
-        """Shares of the variance of the worst domain over trials, by factor.
+        """Return the shares of the variance of the worst domain over trials, by factor.
 
-        A pruned trial counts with what it was pruned for: without those, the more of the worst
-        learning rates were pruned, the less would learning rates seem to matter.
+        A pruned trial counts with its accuracy when it was pruned. Without pruned trials, the worst
+        learning rates would be missing, and learning rates would seem to matter less.
         """
         trials = self.trials(benchmark)
         trials = trials[trials["figures"] != ""]
@@ -152,7 +152,7 @@ class Board:
 
 
 def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
-    """What differences of methods, the rows, say of their mean; nothing of a row without any."""
+    """Return the mean difference of each method, a row; methods without a value are left out."""
     rows = ((str(name), row.dropna().tolist()) for name, row in differences.iterrows())
     return {name: paired_t_test(values) for name, values in rows if values}
 
@@ -164,12 +164,14 @@ def read_board(path: Path) -> Board:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
     if missing := set(COLUMNS) - set(rows.columns):
-        raise RunFolderError(f"{path} is no leaderboard's: it lacks {join_words(sorted(missing))}.")
+        raise RunFolderError(
+            f"{path} is not the file of a leaderboard: it lacks {join_words(sorted(missing))}."
+        )
     return Board(rows)
 
 
 def is_board(path: Path) -> bool:
-    """Whether a CSV file is a leaderboard's; `RunFolderError` if it cannot be read."""
+    """Return whether a CSV file is a leaderboard's; `RunFolderError` if it cannot be read."""
     return read_text(path).startswith(f"{COLUMNS[0]},")
 
 
@@ -184,7 +186,7 @@ def board_tables(board: Board) -> list[Table]:
 
 
 def _overview(board: Board, figure: str) -> Table:
-    """A row for each method, best first, and a column for each benchmark."""
+    """Return a table with a row for each method, best first, and a column per benchmark."""
     means = {b: board.figures(b, figure) for b in board.benchmarks}
     signs = {b: board.against_reference(b, figure) for b in board.benchmarks}
     over = board.over_benchmarks(figure)
@@ -370,7 +372,7 @@ def _decided(board: Board) -> Iterator[str]:
     for benchmark in board.benchmarks:
         shares = board.variance(benchmark)
         if not shares:
-            continue  # all trials came to the same
+            continue  # all trials have the same accuracy
         told = join_words(
             [f"{name} {format_number(100 * share, 1)} %" for name, share in shares.items()]
         )
@@ -391,11 +393,11 @@ def _worst(text: str) -> float:
 
 
 def _setting(text: str, key: str) -> float:
-    """Return a key's value in a text as ``train.lr=0.1 train.local-epochs=2``; NaN without it."""
+    """Return a key's value in a text like ``train.lr=0.1 strategy.q=2``; NaN without it."""
     return float(dict(part.split("=") for part in text.split()).get(key, math.nan))
 
 
 def _parts(method: str) -> tuple[str, str]:
-    """Local training and aggregation rule of ``feddyn+fedheal`` or ``fedmgda+``."""
+    """Return client and strategy of a name such as ``feddyn+fedheal`` or ``fedmgda+``."""
     client, plus, rule = method.partition("+")
     return (client, rule) if plus and rule and rule[0] != ":" else ("", method)

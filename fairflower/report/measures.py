@@ -1,4 +1,4 @@
-"""Metrics by which methods are compared, each with its better direction and margin."""
+"""Metrics that methods are compared by, with the better direction and the margin of each."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Method:
 
     @property
     def unit(self) -> str:
-        """What a run stands for, in words: ``federation``, or ``seed of federation 0``."""
+        """What runs differ in, in words: ``federation``, or ``seed of federation 0``."""
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
 
     @cached_property
@@ -97,7 +97,7 @@ class Method:
         return self.identity - self.settings(*METHOD_TABLES)
 
     def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
-        """Return the settings of some tables of the run config, as ``"data."``."""
+        """Return the settings of some tables of the run config, for example ``"data."``."""
         return frozenset(item for item in self.identity if item[0].startswith(tables))
 
     @property
@@ -136,8 +136,8 @@ class Method:
     ) -> Curve:
         """Return a metric of the domains' accuracies over rounds, by default of all domains.
 
-        In a round in which some run did not test a domain, the metric is of the other domains; NaN
-        without other domains.
+        If a run did not test some domain in a round, the round's value is over the other domains;
+        NaN without any.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
         accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
@@ -167,7 +167,7 @@ class Comparison:
 
     @property
     def replicates(self) -> str:
-        """What a method's runs are means over, in words: ``federations`` or ``seeds``."""
+        """What a method's numbers are means over, in words: ``federations`` or ``seeds``."""
         return "federations" if any(method.federations for method in self.methods) else "seeds"
 
     @property

@@ -264,7 +264,7 @@ def _templates() -> Environment:
 
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the config keys in which methods differ, with each method's value."""
+    """Return the config keys that differ between methods, with each method's value."""
     left_out = {"seed", *execution()}
     return differing(
         [
@@ -295,10 +295,10 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:
-    """Return tables of clients, each with its columns and, if runs differ, the runs it is of."""
+    """Return tables of clients: columns and, if runs differ, the runs that a table describes."""
     owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
     for _, run in comparison.runs:
-        if any(client.num_examples for client in run.clients):  # a summary does not say
+        if any(client.num_examples for client in run.clients):  # a summary lacks the class counts
             owners.setdefault(run.clients, []).append(run)
     tables = []
     for clients, runs in owners.items():

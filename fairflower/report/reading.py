@@ -21,7 +21,7 @@ from fairflower.server.folder import LEVELS, is_locked
 from fairflower.server.history import ADAPTED, HELD_OUT
 from fairflower.server.history import WINDOW as WINDOW
 
-#: Scores of domains beside accuracy, as fractions: title in tables and name in sentences.
+#: Scores of domains other than accuracy, as fractions: titles in tables, names in sentences.
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
@@ -176,8 +176,8 @@ def read_run(path: str | Path) -> Run:
     Raises
     ------
     RunFolderError
-        When the folder does not exist, is no run folder, has a malformed file, or
-        no round was trained and tested in full.
+        If the folder does not exist or is not a run folder, has a malformed file, or no round was
+        trained and tested in full.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
@@ -295,7 +295,7 @@ def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
 
 
 def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
-    """Return the tested rounds: of an unfinished round all domains must have a value."""
+    """Return the tested rounds; an unfinished round counts only if all domains have a value."""
     tests = _all_tests(history, domains)
     there = np.isfinite(tests.accuracy)
     kept = there.all(axis=1) | (there.any(axis=1) & np.isin(tests.rounds, list(finished)))

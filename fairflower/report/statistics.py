@@ -1,4 +1,4 @@
-"""What may be concluded from figures of several methods, seeds and benchmarks."""
+"""Tests, ranks and shares of variance for leaderboards of several seeds and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflower.statistics.power import LEVEL, detectable
 
 
 def paired_t_test(values: Sequence[float]) -> Difference:
-    """Return mean, interval and p-value of paired differences; NaN but for the mean with 1 pair.
+    """Return mean, interval and p-value of paired differences; only the mean for a single pair.
 
     >>> gain = paired_t_test([1.0, 2.0, 3.0])
     >>> gain.mean, round(gain.low, 2), round(gain.high, 2), round(gain.p, 3)

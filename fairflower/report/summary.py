@@ -35,7 +35,7 @@ _DIGITS = 8
 _FIRST = ("method", "run", "seed", "status", "started", "done")
 _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 
-#: Column that lists the user's metrics of which lower values are better.
+#: Column that lists the user's metrics whose lower values are better.
 _LOWER = "lower is better"
 
 #: Separators: between the sessions of a resumed run, and between remarks.
@@ -80,7 +80,7 @@ def read_summary(path: str | Path) -> list[Run]:
     Raises
     ------
     RunFolderError
-        If the file is missing or is no summary, or a row cannot be read.
+        If the file is missing, is not a summary, or has a row that cannot be read.
     """
     path = Path(path).expanduser()
     try:
@@ -91,7 +91,7 @@ def read_summary(path: str | Path) -> list[Run]:
     missing = {*_FIRST, *_LAST, "rounds", "clients"} - set(reader.fieldnames or ())
     if missing:
         raise RunFolderError(
-            f"{path} is no summary of runs: it has no column {sorted(missing)[0]!r}. "
+            f"{path} is not a summary of runs: it has no column {sorted(missing)[0]!r}. "
             "`fairflower report RUNS --summary FILE` writes a summary."
         )
     runs = []

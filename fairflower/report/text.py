@@ -15,7 +15,7 @@ DASH = "\N{EN DASH}"
 #: Where tables and verdicts are explained.
 GUIDE = "How to read the tables and verdicts: docs/report.md."
 
-#: Mark of a metric over domains of which some lack tests.
+#: Mark of a metric for which some domain was not tested.
 MARK = "\N{DAGGER}"
 
 #: Largest number of ranges of rounds that are listed.

@@ -162,5 +162,5 @@ def _range(method: Tuned, key: str, search: Search) -> Row:
 
 
 def values(trial: Trial) -> str:
-    """Return a trial's values, as ``strategy.tau = 0.3``; ``defaults`` if nothing is tuned."""
+    """Return a trial's values, like ``strategy.tau = 0.3``; ``defaults`` if nothing is tuned."""
     return ", ".join(f"{key} = {shown(v)}" for key, v in trial.values.items()) or "defaults"

@@ -99,7 +99,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     Raises
     ------
     ConfigError
-        If ``run`` is no run folder, the run is completed, its clients would get other data, or
+        If ``run`` is not a run folder, the run is completed, its clients would get other data, or
         another setting is given or was changed in its ``config.toml``.
     """
     run = run.expanduser().absolute()

@@ -1,7 +1,7 @@
-"""What the files of a run folder hold, declared once, and held to that wherever they are read.
+"""Contents of a run folder's files: declared once, and checked wherever they are read.
 
-A run folder may be damaged, or anybody's: what is read here raises nothing but `RunFolderError`,
-which names the file, the field and what was expected.
+A run folder may be damaged, or come from anybody. Reading it raises only `RunFolderError`, which
+names the file, the field and what was expected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairflower.errors import ConfigError, RunFolderError, is_text, quoted
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
-#: Doubles count no further.
+#: Doubles represent all whole numbers up to this one.
 Count = Annotated[int, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e12)]
 Digits = Annotated[str, re.compile(r"\d{1,9}", re.ASCII)]
@@ -51,7 +51,7 @@ class Client(TypedDict):
 
 
 class Sites(TypedDict):
-    """Sites that bring their data: a federation without clients' accounts, to resume with."""
+    """Description of a federation of sites, with which its run can be resumed."""
 
     federation: dict[str, Any]
     numbered: bool
@@ -78,7 +78,7 @@ class Info(Part, total=False):
     seconds: Seconds | None
     rounds: Required[Count]
     command: str
-    # A folder is named by it, and deleted.
+    # It names a folder that is deleted after the run.
     run_id: Annotated[str, re.compile("[0-9a-f]{32}")]
     num_parameters: Count | None
     model_bytes: Count | None
@@ -127,7 +127,7 @@ class Value(NamedTuple):
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """A run folder's ``run.json``."""
+    """Return a run folder's ``run.json``."""
     file = path / "run.json"
     try:
         text = paths.read_text(file)
@@ -137,7 +137,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     info = _json(text, str(file))
     if isinstance(info, dict):
         info.pop("remarks", None)  # a summary's
-        for name in ("command", "error"):  # in which the system's names of files may stand
+        for name in ("command", "error"):  # may contain names of files in any encoding
             if isinstance(info.get(name), str):
                 info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")
     _held_to(info, Info, str(file))
@@ -152,7 +152,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """All settings of a run folder, by run config key."""
+    """Return all settings of a run folder, by run config key."""
     file = path / "config.toml"
     try:
         settings = read_toml(file)
@@ -248,7 +248,7 @@ _WORDS |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
 def conform(value: Any, hint: Any, name: str = "") -> None:
-    """Hold what JSON had to a type, of the kinds that are used above; ``ValueError`` names it.
+    """Check a value from JSON against a type; ``ValueError`` names the part that does not fit.
 
     >>> conform({"domain": "a", "client_id": -1}, Client)
     Traceback (most recent call last):
@@ -296,7 +296,7 @@ def _conform_fields(value: Any, hint: Any, name: str) -> None:
 
 
 def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
-    """Check a value against several types, at most one of which is not a plain name."""
+    """Check a value against several types, at most one of which is not a plain type."""
     others = [hint for hint in hints if hint not in _PLAIN]
     if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
         words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)

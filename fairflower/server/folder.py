@@ -132,13 +132,14 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            If ``path`` is no run folder, another process writes to it, a fact has changed, or a
+            If ``path`` is not a run folder, another process writes to it, a fact has changed, or a
             file is shorter than at the checkpoint.
         """
         lock = lock_folder(path)
         try:
             for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
-                check_regular(file, file.stat().st_mode)  # to open a named pipe is to wait
+                # Opening a named pipe would wait for its writer.
+                check_regular(file, file.stat().st_mode)
             earlier = read_facts(path)
             _compare(path, earlier, facts)
             folder = cls(path, lock, {**facts, **earlier}, seconds)
@@ -265,7 +266,7 @@ class RunFolder:
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if data or model are not those with which the run began."""
+    """Raise ``ConfigError`` if data or model have changed since the run began."""
     # The path of the data identifies them only in runs of earlier versions.
     passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
@@ -300,7 +301,7 @@ def lock_folder(path: Path) -> FileLock:
     except Timeout:
         raise ConfigError(f"Another process is at work on {path}.") from None
     except NotImplementedError:
-        pass  # a file system without locks, by filelock's word
+        pass  # filelock found a file system without locks
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error

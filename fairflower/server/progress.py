@@ -28,7 +28,7 @@ class RunProgress:
     """Progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
     It is a live table in a terminal or notebook, and otherwise a line for each tested round. The
-    title is the method's name, as ``"fedheal (2 of 6)"``.
+    title is the method's name, for example ``"fedheal (2 of 6)"``.
     """
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:

@@ -245,7 +245,7 @@ def register_resumed_clients(
         back, strangers = _match_known_sites(discovery.infos, earlier)
         away = ", ".join(_name_of(client) for client in clients if client.client_id not in back)
         notice = (
-            f"{away} not back yet. After {timeout:g} s the run goes on without "
+            f"{away} not back yet. After {timeout:g} s the run goes on without them "
             "(round-timeout, which can be changed when resuming)."
         )
         if not fresh and not (away and discovery.wait(notice)):

@@ -175,7 +175,7 @@ class RoundLoop:
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
             folder.history(server_round, "client", str(client), scalars)
         folder.model(arrays_of(merged))
-        with self._named(server_round):  # what a strategy leaves there may be no numbers
+        with self._named(server_round):  # a strategy may store anything there
             folder.diagnostics(
                 server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
             )
@@ -199,7 +199,7 @@ class RoundLoop:
 
     @contextmanager
     def _named(self, server_round: int) -> Iterator[None]:
-        """Raise ``StrategyError`` for an exception in the strategy's code, or by what it left."""
+        """Raise ``StrategyError`` for an exception of the strategy, or due to its diagnostics."""
         name, module = self.config.strategy.name, type(self.strategy).__module__
         remedy = f"The traceback is in {self.folder.path / LOG}."
         try:

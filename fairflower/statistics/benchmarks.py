@@ -1,7 +1,7 @@
 """Differences of methods over several benchmarks.
 
 There are two questions. About *these* benchmarks: the mean of a method's differences, with an error
-due to federations alone (`pooled`). About benchmarks *like* these: a mixed model in which
+due only to federations (`pooled`). About benchmarks *like* these: a mixed model in which
 differences vary at random between benchmarks (`mixed`), with an error due to this variance. With
 four benchmarks the second interval is wide.
 """
@@ -70,7 +70,7 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
     reference : str
         The method that all others are compared with.
     margin : float
-        Within which methods count as equivalent.
+        Margin within which methods count as equivalent.
 
     Returns
     -------

@@ -159,7 +159,7 @@ def differences(
 def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     """Return the differences with Holm's p-values, simultaneous intervals and detectable sizes.
 
-    Differences without a p-value are no part of the family.
+    Differences without a p-value do not belong to the family.
     """
     members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
     p, p_same = (
@@ -297,7 +297,7 @@ def _large(values: Sequence[float]) -> NDArray[np.bool_]:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """The x with trigamma(x) = value, by Newton's method on 1 / trigamma, nearly linear."""
+    """Return x with trigamma(x) = value, by Newton's method on the nearly linear 1 / trigamma."""
     x = 0.5 + 1 / value
     for _ in range(50):
         trigamma = float(polygamma(1, x))

@@ -1,4 +1,4 @@
-"""What a design can see: power of two-sided t tests, and the smallest difference that they find.
+"""Power of two-sided t tests, and the smallest difference that they detect.
 
 A t test of an estimate with a standard error s on df degrees of freedom rejects "no difference"
 where its absolute value exceeds t(1 - level / 2; df) s. Under a true difference d the estimate
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
-#: Probability of a false claim over all claims of a table, and of finding what is there.
+#: Probability of a false claim in a whole table, and of detecting a true difference.
 LEVEL, POWER = 0.05, 0.8
 
-#: Replicates beyond which no design is sought.
+#: Largest number of replicates that is considered.
 MOST = 10_000
 
 #: Nodes of a Gauss-Legendre rule on probabilities from 0 to 1, and its weights.
@@ -28,7 +28,7 @@ _CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0
 
 @lru_cache(256)
 def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Nodes and weights [400] for means over s / sigma, s**2 being a variance on ``df`` degrees."""
+    """Return nodes and weights [400] for means over s / sigma, if s**2 has ``df`` degrees."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
     return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
@@ -82,7 +82,7 @@ def detectable(error: float, df: float, level: float = LEVEL, wanted: float = PO
 
 
 def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER) -> int:
-    """Return the number of pairs with which a t test detects a difference.
+    """Return the number of pairs that a t test needs to detect a difference.
 
     Parameters
     ----------

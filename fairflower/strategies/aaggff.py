@@ -59,13 +59,13 @@ class AAggFF(FairStrategy):
         Default ``"silo"``; the authors' code uses ``"device"`` wherever C < 1.
     cdf : {"weibull", "exponential", "frechet", "normal", "gumbel", "logistic"}
         Distribution function of a loss over the mean loss. Default ``"weibull"``, 1 - exp(-x^2)
-        (the authors' script for ISIC 2019, the images among their silos; they search all six). The
-        last three are centered at 1.
+        (the authors' script for ISIC 2019, their only image data with silos; they search all six).
+        The last three are centered at 1.
     variant : {"paper", "released"}
-        ``"released"``: the authors' code. Its silo form leaves p_s out of the square and has
-        beta alpha/2 ||p||^2 in addition, so it moves 1 + K/4 times more slowly. Its device form
-        drops the mean of the present clients, which then lose weight by taking part. Its first p
-        is C per client, which sums to C K and changes only the first g.
+        ``"released"``: the authors' code. Its silo form leaves p_s out of the square and adds beta
+        alpha/2 ||p||^2, so it moves 1 + K/4 times more slowly. Its device form drops the mean of
+        the present clients, which then lose weight by taking part. Its first p is C per client,
+        which sums to C K and changes only the first g.
 
     See Also
     --------
@@ -132,7 +132,7 @@ class AAggFF(FairStrategy):
         now = dict(zip(clients, response / K, strict=True))
         self.means = np.append(self.means, response.mean() / K)
         known = sorted(self.p)
-        R = np.repeat(self.means[:, None], K, axis=1)  # (rounds, K), the unknown behind
+        R = np.repeat(self.means[:, None], K, axis=1)  # (rounds, K), new clients last
         for i, client in enumerate(known):
             responses = np.append(self.responses[client], now.get(client, np.nan))
             self.responses[client] = responses

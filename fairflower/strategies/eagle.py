@@ -45,11 +45,10 @@ class EAGLE(FairStrategy):
     Notes
     -----
     A reconstruction. Known from the paper's abstract and a second-hand account: the objective, and
-    that F_k* is approximated by local training with a stopping criterion. Inferred: that models
-    are merged with the weights of the gradients, although several local steps are no gradient;
-    that a negative weight, which would drive the model away from a client, becomes 0 and the
-    others are normalized; and the stopping criterion
-    (`fairflower.training.measurements.standalone_loss`).
+    that F_k* is approximated by local training with a stopping criterion. Inferred: that models are
+    merged with the weights of the gradients, although several local steps are not a gradient step;
+    that a negative weight, which would drive the model away from a client, becomes 0 and the others
+    are normalized; and the stopping criterion (`fairflower.training.measurements.standalone_loss`).
 
     Examples
     --------

@@ -38,8 +38,8 @@ class FairRFL(FairStrategy):
     Parameters
     ----------
     tau : float >= 0
-        Deviations above the median from which an update counts as selfish. Default 2.5 (paper, as
-        read by others).
+        Number of deviations above the median at which an update counts as selfish. Default 2.5 (the
+        paper's, quoted in a port of the authors' code).
     recovery : {"median", "downscale"}
         What becomes of a selfish update: moved towards m, or only shortened,
         Delta_k' = (median N / N_k) Delta_k.

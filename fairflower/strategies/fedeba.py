@@ -42,8 +42,8 @@ class FedEBAPlus(FairStrategy):
         Largest angle, in degrees, at which the common step is taken. Default 45 (this project's
         choice).
     lr : float > 0, optional
-        Length of the common step. Default: ``train.lr`` of the config sent to the clients in the
-        same round, as in fairflower's app.
+        Learning rate of the common step. Default: ``train.lr`` of the config sent to the clients in
+        the same round, as in fairflower's app.
 
     Raises
     ------

@@ -59,12 +59,12 @@ class FedFV(FairStrategy):
     touches the model once, at the end.
 
     The ages tau ... 1 are those of the code released with the paper (easyFL, May to August 2021),
-    whose script for the tables compares tau = 0, 1, 3 and 10; the text of Alg. 3 was not
-    available. Since easyFL's rewrite of 25 August 2021, and so in FLGo and FedLF, the ages are
-    tau-1 ... 0: clients seen tau rounds ago are forgotten, and g is projected once more off the
-    present round's gradients.
+    whose script for the tables compares tau = 0, 1, 3 and 10; the text of Alg. 3 was not available.
+    Since easyFL's rewrite of 25 August 2021, and so in FLGo and FedLF, the ages are tau-1 ... 0:
+    clients seen tau rounds ago are forgotten, and conflicts of g with the present round's gradients
+    are removed once more.
 
-    Inner products are over trainable parameters alone. Over whole state dicts, as in the authors'
+    Inner products are only over trainable parameters. Over whole state dicts, as in the authors'
     code, BatchNorm's step counters outweigh all conflicts, which leaves plain averaging.
 
     Examples
@@ -134,7 +134,7 @@ class FedFV(FairStrategy):
 
 
 def _reconcile(c: Vector, gram: Matrix, selected: NDArray[np.bool_]) -> Vector:
-    """Project g off the sum of the selected gradients that conflict with it."""
+    """Remove from g its part along the sum of the selected gradients that conflict with it."""
     conflicting = (selected & (gram @ c < 0)).astype(np.float64)
     inner = conflicting @ gram @ c
     if inner < 0:

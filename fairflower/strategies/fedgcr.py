@@ -86,7 +86,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
     -----
     Why the paper's text is not the default: L_k as a sum weights a client by n^(q+2), which gives
     small clients the least; h_k by the trained model reflects the length of training more than the
-    data; T' is unknown where the types are.
+    data, and T' is unknown if the types are.
 
     In a run per variant, each with ``fedgc`` of the same variant, average and worst domain were
     77.5 and 65.9 % by the paper's text, 82.5 and 70.2 % released, and 81.9 and 70.6 % adapted

@@ -158,7 +158,7 @@ class FedHEAL(FairStrategy):
         return kept, d.sum(axis=0)
 
     def _needed(self, client: int, tau: float) -> int:
-        """Return the number of earlier rounds with the same sign that keeps a coordinate."""
+        """Return how many earlier rounds must have the same sign for a coordinate to be kept."""
         t = self.rounds.get(client, 0)
         # The decimal value of tau, 3/10 and not its nearest double, so that ties are exact.
         share = Fraction(str(float(tau)))
@@ -206,7 +206,8 @@ class FedHEAL(FairStrategy):
         if released:
             p = p + dp
         else:
-            # Eq. 12 within the cohort. The cohort keeps its mass, so absent clients keep theirs.
+            # Eq. 12 within the cohort. The cohort's total weight stays, so absent clients keep
+            # their weights.
             p = p / mass + dp
             p = p / p.sum() * mass
         self.p.update(zip(clients, p.tolist(), strict=True))

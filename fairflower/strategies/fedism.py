@@ -14,7 +14,7 @@ from fairflower.arguments import Range, Search
 #: Lower bound of a sharpness (released code), which is negative in rare cases.
 FLOOR = 1e-10
 
-#: Smallest sum of weights by which others can be divided.
+#: Smallest sum of weights that weights are divided by.
 SMALLEST = np.finfo(np.float64).tiny
 
 

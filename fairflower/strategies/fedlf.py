@@ -25,7 +25,7 @@ Layer = tuple[str, ...]  # names of its parameters
 
 
 class FedLF(FairStrategy):
-    """Take in each layer a step that lowers every client's loss and makes the losses more equal.
+    """In each layer, take a step that lowers every client's loss and makes the losses more equal.
 
     With F_k the received model's loss on client k's data and g_k = -Delta_k, the clients'
     objectives are joined by a fairness objective, P = -cos(1, F), with the gradient (Eq. 5)::
@@ -37,9 +37,10 @@ class FedLF(FairStrategy):
         d_l = sum_k lambda_k g_k,l + mu g_P,l,    lambda, mu on the simplex
         theta <- theta - d ||mean_k Delta_k|| / ||d||               over all layers
 
-    A layer is the parameters of a module, for example its weight and bias. A layer with d_l = 0, as
-    with fewer parameters than clients, is joined with the next layer, and the last layer with the
-    previous layers (Alg. 1). If d is 0 for all layers together, the model does not change.
+    A layer is the parameters of a module, for example its weight and bias. A layer with d_l = 0,
+    for example a layer with fewer parameters than clients, is joined with the next layer, and the
+    last layer with the previous layers (Alg. 1). If d is 0 for all layers together, the model does
+    not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
     The server keeps every client's last update: with M clients known and K present, absent clients
@@ -108,14 +109,14 @@ class FedLF(FairStrategy):
         return everyone.move(by_name, equal)
 
     def _oldest(self, cohort: Cohort) -> int:
-        """Return for how many rounds absent clients count."""
+        """Return the largest age, in rounds, at which an absent client's update counts."""
         if self.variant == "paper":
             return len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
         known = len(self.seen)
         return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
-        """Return coefficients of d over the updates, shape (M,), for every layer."""
+        """Return, for every layer, the coefficient of each update in d, shape (M,)."""
         joined: list[tuple[list[Layer], Vector]] = []
         left: list[Layer] = []  # layers without a direction yet
         for layer in layers:
@@ -151,7 +152,7 @@ class FedLF(FairStrategy):
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
-        # Back from the scaled vectors' unit, which differs from layer to layer.
+        # Undo the scaling of the vectors, which differs from layer to layer.
         unit = length[0] if self.variant == "paper" else lengths[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
 

@@ -40,7 +40,7 @@ class FedMDFG(FairStrategy):
     not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
-    The server keeps the updates of a round.
+    The server keeps the updates of the last round.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class FedMDFG(FairStrategy):
     **The paper's line search is not included.** There all clients test the model at up to 2 s + 1
     step lengths in every round, which needs further messages; here the length is that of the mean
     update (its Appendix A.3). Reconstructed: the equations are from this appendix; the main text
-    was not available. From the authors' code are the scaling to the mean length, and the memory of
-    a round, whose clients keep the mean length of that round. The code also uses g_fair wherever
-    a client's loss rose above its mean so far, which is neither in the appendix nor here.
+    was not available. The scaling to the mean length is from the authors' code, as is the use of
+    the last round's updates, which keep the mean length of their round. The code also uses g_fair
+    wherever a client's loss rose above its mean so far, which is neither in the appendix nor here.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class FedMDFG(FairStrategy):
     def _descend(
         self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
     ) -> NDArray[np.float64]:
-        """Return coefficients of d over the updates, shape (M,), present clients first.
+        """Return the coefficient of each update in d, shape (M,), present clients first.
 
         ``before`` is the mean length of the last round's updates.
         """

@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 #: Smallest loss, so that its inverse is finite.
 SMALLEST = 1e-10
 
-#: Of the sorted coordinates whose mean is taken, every tenth counts, from the first.
+#: A mean over sorted coordinates is taken over every tenth of them, from the first.
 EVERY = 10
 
 
@@ -30,7 +30,7 @@ class Pruned:
 
     kept: list[Mask]  # K times [n]
     norms: Vector  # lengths of the kept updates, shape (K,)
-    dropped: float  # mean size of what was dropped (m); NaN if unknown
+    dropped: float  # mean size of the dropped coordinates (m); NaN if unknown
 
 
 class FedPW(FairStrategy):
@@ -44,13 +44,13 @@ class FedPW(FairStrategy):
         d'_k <- (1 - b') d'_k + b' s_k,  q_k <- q_k + d'_k,  normalized
         w    = r p + (1 - r) q,          r = std(p) / (std(p) + std(q))
 
-    From the second round on, in each array separately, client k's share
-    ``min(1, K drop (1/L_k) / sum_j 1/L_j)`` of coordinates with the smallest |u_k| is dropped, so
-    clients with a small loss are pruned more. Then g = sum_k w_k u_k, without new weights for a
-    coordinate that clients dropped. Coordinates on which the clients agree most (smallest spread of
-    the updates, scaled to length 1 by client and then by coordinate), a share ``drop`` of them, are
-    scaled by 1 + m/r if that is below 2: m is the mean size of dropped coordinates, r the mean |g|
-    of these. theta <- theta - g.
+    From the second round on, in each array separately, client k's share ``min(1, K drop (1/L_k) /
+    sum_j 1/L_j)`` of coordinates with the smallest |u_k| is dropped, so clients with a small loss
+    are pruned more. Then g = sum_k w_k u_k; the weights of a coordinate are the same if some
+    clients dropped it. Coordinates on which the clients agree most (smallest spread of the updates,
+    scaled to length 1 by client and then by coordinate), a share ``drop`` of them, are scaled by 1
+    + m/r if that is below 2: m is the mean size of dropped coordinates, r the mean |g| of these.
+    theta <- theta - g.
 
     Clients send nothing besides their model and ``train_loss``. The number of examples does not
     enter.
@@ -206,7 +206,7 @@ class FedPW(FairStrategy):
 def _track(
     cohort: Cohort, held: dict[int, float], rates: dict[int, float], share: Vector, b: float
 ) -> Vector:
-    """Add a round's shares to a track of weights; return the weights, shape (K,), with sum 1."""
+    """Update stored weights ``held`` by a round's shares; return them, shape (K,), with sum 1."""
     clients, equal = cohort.client_ids, np.ones(len(cohort))
     rate = np.array([rates.get(client, 0.0) for client in clients]) / len(cohort)
     rate = (1 - b) * rate + b * share
@@ -228,7 +228,7 @@ def _ratio(a: float, b: float, otherwise: float = 1.0) -> float:
 
 
 def _drop_smallest(sizes: NDArray[Any], count: int) -> tuple[Mask, NDArray[Any]]:
-    """Return the mask without the ``count`` smallest sizes, and these in ascending order.
+    """Return a mask that leaves out the ``count`` smallest sizes, and these sizes, ascending.
 
     Of equal sizes the first are dropped. Only the smallest are sorted, as values, which is several
     times as fast as sorting all, or positions.

@@ -65,7 +65,7 @@ class QFFL(FairStrategy):
     which uses plain SGD. With momentum m, a gradient enters all later steps and moves the model by
     up to lr / (1 - m) in total, which is the limit for many steps: L = (1 - m) / lr. (`SCAFFOLD`
     uses the exact length for a client's number of steps; L is common to all clients.) Adam's steps
-    are no sum of gradients, so no L exists for them.
+    are not a sum of gradients, so no L exists for them.
 
     Flower's ``QFedAvg`` treats statistics and step counters as parameters, and uses ``train_loss``,
     in Flower the mean loss during training. Another known implementation includes them in the step

@@ -79,7 +79,8 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
     for k, row in enumerate(rows):
         (alone,) = second.examples(domain, split, np.array([row]))
         assert np.array_equal(alone, x[k]), (
-            f"{where}: {first.kind} of row {row} differ from call to call, or by the other rows."
+            f"{where}: {first.kind} of row {row} differ from call to call, or depend on the other "
+            "rows."
         )
 
 

@@ -78,7 +78,7 @@ def check_model(
             f"{name}: `represent` returns another number of examples."
         )
         assert torch.equal(logits, again(x)), (
-            f"{name}: two models with the same seed differ. Draw from torch's generator alone."
+            f"{name}: two models with the same seed differ. Draw only from torch's generator."
         )
         set_arrays(other, copy_arrays(model), name)
         assert torch.equal(logits, other(x)), (

@@ -107,7 +107,7 @@ def check_order_of_replies(make: Make) -> None:
             a,
             b,
             f"{_name(first)}: the same replies in another order gave another model. Sum in the "
-            "order of cohort.client_ids, and draw from self.seed and the round alone",
+            "order of cohort.client_ids, and draw only from self.seed and the round",
         )
 
 
@@ -126,7 +126,7 @@ def check_weights_and_hull(make: Make) -> None:
                 if rounds.strategy.extrapolates:
                     continue
                 steps = np.stack([moves[k]["conv.weight"] for k in moves])
-                # A masked coordinate may keep its value, which is no convex combination.
+                # A masked coordinate may keep its value, which is not a convex combination.
                 low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
                 inside = (after >= before + low - 1e-5) & (after <= before + high + 1e-5)
                 assert inside.all(), (

@@ -161,7 +161,7 @@ def make_client_app(
 def _naming_failures(
     app: Callable[[Message, Context], Message],
 ) -> Callable[[Message, Context], Message]:
-    """Give exceptions whose text alone says little, as of a ``KeyError``, their type and place."""
+    """Add type and place to exceptions whose text alone says little, such as a ``KeyError``."""
 
     @functools.wraps(app)
     def call(message: Message, context: Context) -> Message:

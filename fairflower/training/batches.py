@@ -71,7 +71,7 @@ class ClientData:
 
 
 class Examples(ABC):
-    """A split on a device, dealt in batches; `examples_of` makes the class for its kind.
+    """A split on a device, in batches; `examples_of` makes the class for its kind.
 
     The ``split`` has examples and labels, int64 [N]. If ``model`` has a frozen first stage
     (`Classifier.two_stages`), its output is computed once for every example, and batches carry it;
@@ -102,7 +102,7 @@ class Examples(ABC):
     def epoch_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every example once, in random order; images are augmented.
+        """Yield batches with every example once, in random order; images are augmented.
 
         Batches are x, float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
         int64 [B, length], and y, int64 [B]. A last batch of a single example is joined to the batch
@@ -114,7 +114,7 @@ class Examples(ABC):
             yield self._with_first_stage(x, index), self._y[index]
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Deal every example once, in order, not augmented; the last batch may be smaller."""
+        """Yield batches with every example once, in order, not augmented."""
         for start in range(0, len(self), batch_size):
             rows = slice(start, start + batch_size)
             yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
@@ -158,7 +158,7 @@ class Images(Examples):
     mean, std
         Per channel, of images in [0, 1].
     augment
-        Applied by ``epoch_batches`` alone. Crops are cut from the image padded with black, as
+        Applied only by ``epoch_batches``. Crops are cut from the image padded with black, as
         torchvision pads a PIL image before normalization.
 
     Raises

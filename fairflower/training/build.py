@@ -45,8 +45,8 @@ def build_trainer(
 ) -> Trainer:
     """Make the trainer of a config; ``ConfigError`` if its name or an argument is unknown.
 
-    Arguments of the method's exchanges alone are not passed to it. See `Trainer` for the other
-    parameters.
+    Arguments that only the method's exchanges have are not passed to it. See `Trainer` for the
+    other parameters.
     """
     client.check()
     trainer: type[Trainer] = client.factory

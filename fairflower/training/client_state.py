@@ -43,7 +43,7 @@ def load_state(
     State is stored with the message's ``run-id`` and its round, as a node may serve several runs.
     State of another run is not used, nor state of round ``before`` or later (of a round that is
     repeated), nor state of a round after ``merged-round``, the last round in which the server
-    merged this client: an update that came too late or was left out counts as not made.
+    merged this client: an update that came too late or was left out does not count.
     """
     trainer.state = {}
     folder = _folder(trainer, config)
@@ -99,8 +99,9 @@ def rounds_to_keep(
     """Select the ``rounds`` whose state a run may need after round ``now``.
 
     The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now`` (none if
-    ``every`` is 0). A client resumes from each of them with its newest state that is not newer. If
-    round ``now`` is not merged, it continues with its state of round ``merged`` or before.
+    ``every`` is 0). If the run resumes from a checkpoint, a client uses its newest state that is
+    not newer than the checkpoint. If round ``now`` is not merged, it continues with its state of
+    round ``merged`` or before.
 
     >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2))
     [5, 6, 7]

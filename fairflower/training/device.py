@@ -18,7 +18,7 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     name
         ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` is
         ``cuda`` if there is a GPU, which must be granted to this process if it is a Ray worker;
-        else ``cpu``. It never is ``mps``, where PyTorch has neither float64
+        else ``cpu``. It is never ``mps``, where PyTorch has neither float64
         (`float64_on`) nor repeatable kernels.
     option
         Name of the command-line option, for errors; by default ``train.device``.

@@ -18,7 +18,7 @@ from fairflower.training.trainer import Trainer
 
 
 class FeatureTrainer(Trainer):
-    """Local training whose loss uses the network's features z [B, d] beside its logits.
+    """Local training whose loss uses the network's features z [B, d] and its logits.
 
     ``TypeError`` if the model is not a `fairflower.models.Classifier`.
     """

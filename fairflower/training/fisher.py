@@ -1,10 +1,11 @@
 """Diagonal of the empirical Fisher information: the mean of squared per-sample gradients.
 
-There are three ways to per-sample gradients. `torch.func` works for most differentiable models, but
-is slow for convolutions on a CPU. For models of common layers, an ordinary backward pass over a
-batch gives every layer's input and the gradient of its output, whose product is the gradient of the
-layer's weight. Two samples are used to test whether the second way is right for a model. What
-`torch.func` refuses, as most networks of transformers, takes a backward pass for each sample.
+Per-sample gradients can be computed in three ways. `torch.func` works for most differentiable
+models, but is slow for convolutions on a CPU. For models of common layers, an ordinary backward
+pass over a batch gives every layer's input and the gradient of its output, whose product is the
+gradient of the layer's weight. Two samples are used to test whether the second way is right for a
+model. Models that `torch.func` refuses, such as most networks of transformers, need a backward pass
+for each sample.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def fisher_diagonal(
         See `mean_gradient`.
     memory_mb
         Memory in MiB for gradients and activations of the samples that are processed at a time, at
-        least one sample. The result, and for a moment five arrays of the model's size, come on top.
+        least one sample. The result, and for a moment five arrays of the model's size, need further
+        memory.
 
     Returns
     -------
@@ -200,7 +202,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
         isinstance(module, nn.Embedding) and module.weight.requires_grad
         for module in model.modules()
     ):
-        return False  # the vectors of tokens, which no other layer can replace
+        return False  # the gradient of embeddings is not implemented by layer
     # A single sample is repeated: two are needed to see whether samples are mixed.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
@@ -210,7 +212,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items()}
-    # Values that are zero up to rounding may differ by all of it.
+    # Rounding errors of values that should be zero may differ by their whole size.
     noise = 1e-12 * max(largest.values(), default=0.0)
     return all(
         torch.allclose(by_layer[name], truth[name], rtol=0, atol=1e-4 * largest[name] + noise)
@@ -233,7 +235,7 @@ def _is_understood(module: nn.Module, x: Tensor) -> bool:
 
 
 def _by_channel(module: nn.Module, d: Tensor) -> Tensor:
-    """Return d as [n, channels, places]; a linear layer's channels are last, all others' second."""
+    """Return d as [n, channels, places]; channels are last for linear layers, else second."""
     if isinstance(module, nn.Linear):
         return d.reshape(len(d), -1, d.shape[-1]).transpose(1, 2)
     return d.reshape(*d.shape[:2], -1)

@@ -25,7 +25,7 @@ class LocalArraysTrainer(Trainer):
     shared arrays with its own local arrays.
     """
 
-    #: Part of the network that stays with the clients, as warnings and reports call it.
+    #: Name, in warnings and reports, of the part of the network that stays with the clients.
     local_part: ClassVar[str] = "normalization"
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -70,8 +70,8 @@ class LocalArraysTrainer(Trainer):
         """Warn if the network has no local arrays, or if the run tests no personal model."""
         if not local_tensors(model):
             return (
-                f"{cls.__name__}: the network has no normalization of which arrays could stay with "
-                "the clients. The run is that of plain local training (FedAvg)."
+                f"{cls.__name__}: the network has no normalization layers whose arrays could stay "
+                "with the clients. The run equals plain local training (FedAvg)."
             )
         if by == "server":
             return (

@@ -245,7 +245,7 @@ def train_and_measure(
 
     Returns the metrics of training with the measured numbers, and the measured arrays by
     measurement and name. A ``rho`` in the config, from the server, is the radius of both. Raises
-    ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho is no radius.
+    ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho is not a valid radius.
     """
     names = requested(config)
     if WEIGHT_KEY in config:  # under secure aggregation `measure_received` has measured the others

@@ -98,7 +98,7 @@ class TrainerSpec(Configurable):
         if cls.optimizer not in ("", settings.optimizer):
             raise ConfigError(
                 f"train.optimizer = {settings.optimizer!r}: {cls.__name__} is defined for "
-                f"{cls.optimizer!r} alone. Set it, or choose another client.name."
+                f"{cls.optimizer!r} only. Set it, or choose another client.name."
             )
         if cls.sharpness is not None and settings.sharpness != "none":
             raise ConfigError(
@@ -110,10 +110,11 @@ class TrainerSpec(Configurable):
 class Trainer(TrainerSpec, Configurable):
     """Local training of a client: the base class, and plain training.
 
-    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends on the
-    received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and the
-    round alone; not on the worker, nor on earlier calls of the object. `make_client_app` runs
-    rounds for Flower's messages, `fairflower.classic.client.NumPyTrainer` for classic apps.
+    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
+    the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
+    the round. It depends neither on the worker nor on earlier calls of the object.
+    `make_client_app` runs rounds for Flower's messages, `fairflower.classic.client.NumPyTrainer`
+    for classic apps.
 
     A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
     ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
@@ -165,7 +166,7 @@ class Trainer(TrainerSpec, Configurable):
     fairflower.testing.check_trainer : Checks a subclass.
     """
 
-    #: Examples per forward pass without training; affects speed and memory alone.
+    #: Examples per forward pass without training; affects only speed and memory.
     eval_batch_size = 500
 
     #: Memory for measurements, in MiB; see `fairflower.training.measurements`.
@@ -268,7 +269,7 @@ class Trainer(TrainerSpec, Configurable):
         return [p.detach().clone() for p in self.trainable]
 
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
-        """Name a value per parameter of ``trainable``; as arrays on the CPU."""
+        """Return a value per parameter of ``trainable`` as arrays on the CPU, by name."""
         named = zip(trainable(self.model), values, strict=True)
         return {name: value.cpu().numpy() for name, value in named}
 

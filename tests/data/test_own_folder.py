@@ -262,7 +262,7 @@ def test_classes_that_are_surely_one_are_refused_by_name(
     root = folder(tmp_path, {"a": "x dot", "b": "x dot"})
     (root / "a" / "x").rename(root / "a" / one)
     (root / "b" / "x").rename(root / "b" / two)
-    found = f"the classes {one!r} (in a), {two!r} (in b) read alike. Rename"
+    found = f"the classes {one!r} (in a), {two!r} (in b) differ only in case or spaces. Rename"
     with pytest.raises(DataError, match=re.escape(found)):
         prepare(config(root))
     (root / "b" / two).rename(root / "b" / one)
@@ -313,7 +313,7 @@ def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Pa
 
 def test_splits_are_no_domains(tmp_path: Path) -> None:
     root = folder(tmp_path, {"train": "cat dog", "Val": "cat dog", "test": "cat dog"})
-    with pytest.raises(DataError, match="Val, test, train are no domains"):
+    with pytest.raises(DataError, match="Val, test, train are not domains"):
         prepare(config(root))
     assert prepare(config(root, domains="train")).domains == ("train",)
 

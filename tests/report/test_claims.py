@@ -546,7 +546,7 @@ def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: "a,b\n1,2\n", "is no summary of runs: it has no column 'bytes'"),
+        (lambda text: "a,b\n1,2\n", "is not a summary of runs: it has no column 'bytes'"),
         (lambda text: text.splitlines()[0] + "\n", "has no runs"),
         (lambda text: text.replace("0.52", "x"), "row 2 cannot be read"),
         (lambda text: text.replace("2 3 4 5 6", "2 3 4 5"), "row 2 cannot be read"),

@@ -155,4 +155,4 @@ def test_a_format_that_there_is_not_or_that_writes_no_summary_is_refused(runs: l
     output = call("report", str(runs[0]), "--format=latx", expect=2)
     assert "Did you mean 'latex'" in output
     output = call("report", str(runs[0]), "--format=csv", "--summary=x.csv", expect=2)
-    assert "--format csv: it excludes --summary and --into" in " ".join(output.split())
+    assert "--format csv cannot be combined with --summary or --into" in " ".join(output.split())

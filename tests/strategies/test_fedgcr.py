@@ -288,7 +288,7 @@ SPOILED = {
     ),
     "a matrix": (
         lambda m, v: v.update(received_representation={"h": np.ones((2, 3), np.float32)}),
-        r"real numbers in a row, got float32 \(2, 3\)",
+        r"a vector of real numbers, got float32 \(2, 3\)",
     ),
     "whole numbers": (
         lambda m, v: v.update(received_representation={"h": np.arange(6)}),

@@ -21,7 +21,7 @@ from fairflower.report.tuning import Tuned
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
-#: Number of tested rounds from which a second panel enlarges the second half.
+#: Smallest number of tested rounds for a second panel, which enlarges the second half.
 _LONG = 8
 
 
@@ -208,5 +208,5 @@ def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
 
 
 def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:
-    """Return a method's x positions, one in each group, beside the other methods'."""
+    """Return a method's x position in each group, next to the other methods."""
     return np.arange(groups, dtype=np.float64) + 0.8 * ((place + 0.5) / len(methods) - 0.5)

@@ -99,7 +99,7 @@ def personal_table(comparison: Comparison) -> Table:
 
 
 def user_tables(comparison: Comparison) -> list[Table]:
-    """The accuracy table by each of the user's metrics, of methods that have it."""
+    """Return a table for each of the user's metrics, with the methods that have it."""
     return [
         metric_table(
             f"{metric} per domain, {comparison.span()}",
@@ -131,7 +131,7 @@ def columns(
 ) -> list[Column]:
     """Return columns for each domain's accuracy in ``tests``, AVG, STD, MIN and GAP, in percent.
 
-    ``better`` is -1 if the tests have a metric of which less is better.
+    ``better`` is -1 if lower values of the tests' metric are better.
     """
 
     def accuracies(run: Run) -> Vector:
@@ -165,7 +165,7 @@ _ADAPTED = "AdaBN: with BatchNorm statistics of its test examples, without their
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
-    """The accuracy on each domain that was held out of a method's runs, in percent.
+    """Return columns of the accuracy on each domain that runs held out, in percent.
 
     After it, where it was tested, the accuracy with AdaBN, as a column of its own.
     """

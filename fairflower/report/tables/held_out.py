@@ -19,8 +19,8 @@ _Runs = Mapping[str, Method]
 def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
     """Return a table: a column per held-out domain, their mean and their minimum, in percent.
 
-    Rows are methods whose runs differ in the held-out domain alone. Without two held-out domains
-    there is no table. If runs were tested with AdaBN, a second table has these tests alone.
+    A row has the runs of a method that differ only in the held-out domain. Empty for fewer than two
+    held-out domains. If runs were tested with AdaBN, a second table has these tests.
     """
     rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
     for comparison in comparisons:

@@ -113,7 +113,7 @@ def process_records(run: Run) -> list[Mapping[str, Any]]:
 
 
 def machine_text(machine: Any) -> str:
-    """A ``machine`` of ``run.json`` in words.
+    """Return a ``machine`` entry of ``run.json`` in words.
 
     >>> machine_text({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
     'AMD EPYC (kernels AVX2; instruction sets avx2)'
@@ -276,7 +276,7 @@ def run_notes(run: Run) -> list[str]:
         last = np.isin(run.rounds, run.final_rounds())
         tested = np.isfinite(run.accuracy)
         means = [
-            f" The mean of {domain} is over {listed_rounds(run.rounds, last & there)} alone."
+            f" The mean of {domain} is only over {listed_rounds(run.rounds, last & there)}."
             for domain, there in zip(run.domains, tested.T, strict=True)
             if (last & there).any() and (last & ~there).any()
         ]
@@ -298,7 +298,7 @@ def _clients(dropped: Sequence[str]) -> str:
 
 
 def _values(values: Mapping[str, str]) -> str:
-    """``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
+    """Return values with their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
     owners: dict[str, list[str]] = {}
     for name, value in values.items():
         owners.setdefault(value, []).append(name)

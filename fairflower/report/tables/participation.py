@@ -10,9 +10,9 @@ from fairflower.report.tables.cells import Column, Table, group_comparable, metr
 
 
 def participation_table(comparison: Comparison) -> Table:
-    """Share of the rounds in which a domain's clients were merged, in percent.
+    """Return the share of the rounds in which a domain's clients were merged, in percent.
 
-    Of methods of which some client sat out a round.
+    The table has the methods in which some client was not merged in some round.
     """
 
     def of(place: int) -> Callable[[Method], MeanStd]:
