@@ -115,7 +115,9 @@ def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mac_s_gpu_is_named_where_there_is_none_and_adds_in_float32() -> None:
     if not torch.backends.mps.is_available():
-        with pytest.raises(ConfigError, match=r"'mps': PyTorch finds no GPU of a Mac here\. Use"):
+        with pytest.raises(
+            ConfigError, match=r"'mps': PyTorch finds no Apple GPU on this machine\. Use"
+        ):
             choose_device("mps")
     assert float64_on(torch.device("mps")) is torch.float32
     assert float64_on(torch.device("cpu")) is torch.float64

@@ -1,1 +1,1 @@
-"""Flower's classic API: strategies and clients for apps of ``Strategy`` and ``NumPyClient``."""
+"""Adapters of strategies and clients to Flower's classic ``Strategy`` and ``NumPyClient``."""

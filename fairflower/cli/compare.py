@@ -100,7 +100,7 @@ def compare(
     numbers, federated = replicates(federations, seeds)
     if federated and "data.seed" in overrides.assigned:
         raise ConfigError(
-            "--set data.seed: --federations sets it for each federation. Choose federations by "
+            "--set data.seed: --federations sets it for each federation. Choose federations with "
             "--federations, or give --seeds for several seeds on a federation."
         )
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
@@ -124,8 +124,8 @@ def compare(
 
 #: Keys that the runs of a comparison cannot share -> what to do instead.
 _OTHERWISE = {
-    "seed": "name them by --federations or --seeds",
-    "strategy.name": "name them by --strategies",
+    "seed": "name them with --federations or --seeds",
+    "strategy.name": "name them with --strategies",
     "run-name": "runs are named by method and seed",
     "output-dir": "give --output-dir",
     "resume": "an earlier --output-dir is resumed",
@@ -197,7 +197,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         console.print(
             f"Smallest detectable difference: {points(detectable_in_sd(methods, federations))} "
             "standard deviations of the paired differences. For percentage points, give earlier "
-            "runs by --pilot, or run a few federations first with --output-dir.",
+            "runs with --pilot, or run a few federations first with --output-dir.",
             soft_wrap=True,
             highlight=False,
         )

@@ -340,7 +340,8 @@ class EvaluateConfig:
 
     by: str = setting(
         "server",
-        "Place of the tests. server: every domain's test set (papers); clients: their test data.",
+        "Where models are tested. server: on every domain's test set (papers); clients: on their "
+        "own test data; both: at both places.",
         choices=("server", "clients", "both"),
     )
     every: int = setting(1, "Rounds between two tests; the last round is always tested.", min=1)

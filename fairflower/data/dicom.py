@@ -31,7 +31,7 @@ def read_dicom(path: Path) -> Image.Image:
     MONOCHROME1, where 0 is white, is inverted.
 
     ``DataError`` if pydicom is not installed, or the file has several frames, palette colors or
-    more than `MOST_PIXELS`, or is deflated as a whole, as its size is then unknown.
+    more than `MOST_PIXELS`, or is deflated as a whole, because its size is then unknown.
     """
     from PIL import Image
 

@@ -111,9 +111,9 @@ class DomainImageFolder(ClassFolders):
                 places = [next(d for d, names in held.items() if name in names) for name in twins]
                 listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
                 raise DataError(
-                    f"{self.folder}: the classes {listed} differ only in case or spaces. Rename "
-                    "their folders: to one name if they are the same class, else to names that "
-                    "differ in more."
+                    f"{self.folder}: the classes {listed} differ only in case, spaces or code "
+                    "points. Rename their folders: to one name if they are the same class, else "
+                    "to names that differ in more."
                 )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:

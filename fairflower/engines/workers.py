@@ -77,7 +77,7 @@ class Workers:
         self._start_workers(cluster.begin() if cluster else self._alive())
         wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
         if not self.starting:
-            raise ConfigError(f"{wanted}: no node of this Ray has as many. Lower them.")
+            raise ConfigError(f"{wanted}: no node of this Ray cluster has that many. Lower them.")
         if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
             raise ConfigError(
                 f"{wanted}: no node of the Ray cluster had as many free in {_FIRST_WORKER} s. Stop "

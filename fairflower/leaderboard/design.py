@@ -171,8 +171,8 @@ class Design:
         for name, federations in [*tested, *((s.name, s.federations) for s in self.sweeps)]:
             if both := sorted(set(federations) & set(self.tuned_on)):
                 raise ConfigError(
-                    f"{self.path}: {name}: federation {both[0]} is among those of tuned-on, "
-                    "but tests need federations on which nothing was tuned. Name others."
+                    f"{self.path}: {name}: federation {both[0]} is in tuned-on, but tests need "
+                    "federations that methods were not tuned on. Name others."
                 )
         for benchmark in self.benchmarks:
             if self.reference not in benchmark.confirmed:

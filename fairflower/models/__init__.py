@@ -273,7 +273,7 @@ def _adapt(model: Any, adapter: str) -> None:
 
 
 def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Raise ``ConfigError`` if a function has no parameters for what it is called with."""
+    """Raise ``ConfigError`` if a function does not accept the arguments of a call."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # the function is not written in Python

@@ -48,7 +48,7 @@ class BodyClassifier(Classifier):
         yield from ()
 
     def travelling(self) -> dict[str, Tensor]:
-        """Return all arrays; of a frozen body, the trained ones."""
+        """Return all arrays or, for a frozen body, only the trained arrays."""
         state = self.state_dict()
         if not self.frozen:
             return state

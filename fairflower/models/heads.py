@@ -21,7 +21,7 @@ def head_arrays(model: nn.Module) -> list[str]:
 
 
 def body_arrays(model: nn.Module) -> list[str]:
-    """Return the names of all other travelling arrays; errors as in `head_arrays`."""
+    """Return the names of the travelling arrays outside of the head; see `head_arrays`."""
     return _parts(model)[1]
 
 

@@ -171,7 +171,7 @@ def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn an error of missing files of a network into a ``ConfigError``: what to download."""
+    """Turn an error about a network's missing files into a ``ConfigError`` with the remedy."""
     try:
         yield
     except ConfigError:

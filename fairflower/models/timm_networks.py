@@ -180,7 +180,7 @@ def _cached(repository: str | None, name: str) -> str:
 
 
 def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:
-    """Return height and width of the images that a network gets; None: those of the data."""
+    """Return height and width of the images that a network gets; None means any size."""
     size = getattr(getattr(body, "patch_embed", None), "img_size", None)
     if body.pretrained_cfg.get("fixed_input_size") and size:
         return int(size[0]), int(size[1])

@@ -18,7 +18,7 @@ def run_comparison(
     jobs: int | None,
     at_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run what is left of a plan, whose run folders lie in ``folder/runs``.
+    """Run the remaining runs of a plan; run folders are in ``folder/runs``.
 
     Completed runs are kept, and unfinished runs are resumed.
 

@@ -29,7 +29,7 @@ class Spread:
     sd: float  # root mean of the methods' variances
     margin: float  # two methods within it count as equivalent
     methods: int
-    unit: str  # what a pair stands for: a federation, or a seed of a federation
+    unit: str  # what pairs differ in: federations, or seeds of a federation
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
     if not variances:
         raise ConfigError(
             "The earlier runs show no spread: no method shares two federations or seeds with "
-            "uniform averaging. Give others by --pilot."
+            "uniform averaging. Name other runs with --pilot."
         )
     return [
         Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), units[0])
@@ -111,7 +111,7 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
 
 
 def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
-    """Return what ``federations`` detect of each metric, and how many would be needed.
+    """Return, by metric, the difference that ``federations`` detect, and how many are needed.
 
     ``methods`` are compared with uniform averaging and corrected for together. Tests are paired
     two-sided t tests; two one-sided tests show equivalence (`fairflower.statistics.power`).

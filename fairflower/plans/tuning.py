@@ -289,13 +289,13 @@ class TuningStudies:
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
-        remedy = "Name others, or change the seed of the trials by --seed N"
+        remedy = "Name others, or change the seed of the trials with --seed N"
         option = "--federations" if protocol.federations else "--seeds"
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
         if protocol.federations and configs[0].data.seed in protocol.seeds:
             raise ConfigError(
                 f"--federations: {configs[0].data.seed} is the federation of the trials, and tests "
-                "need others. Name others, or change it by --set data.seed=N."
+                "need others. Name others, or change it with --set data.seed=N."
             )
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         file = StudyFile(folder / STUDY)

@@ -79,7 +79,7 @@ def directions(functions: Mapping[str, Any]) -> dict[str, int]:
 def compute_metrics(
     places: str, logits: NDArray[np.float64], labels: NDArray[np.int64]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics of a test by name, and what is wrong with those that failed.
+    """Return the metrics of a test by name, and the reasons of metrics that failed.
 
     ``logits`` has the shape [N, C], ``labels`` [N]. Every function gets copies.
     """

@@ -82,7 +82,7 @@ class Measure:
 
 
 def measures(comparison: Comparison) -> list[Measure]:
-    """Return the measures of a comparison: fairness over domains, then what its runs recorded."""
+    """Return the measures of a comparison: fairness over domains, then those that runs recorded."""
     groups = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in SCORES:

@@ -35,7 +35,7 @@ class AccuracyHistory:
     accuracy: NDArray[np.float64]
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
-        """Return the positions of the last ``window`` rounds; of round 0 only without others."""
+        """Return the positions of the last ``window`` rounds; round 0 counts only by itself."""
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 

@@ -1,4 +1,4 @@
-"""Verdicts: sentences on what the contrasts of a comparison show.
+"""Verdicts: sentences that say which method is fairer than which other.
 
 A method is *fairer* than a baseline when its worst domain is higher or its STD lower, and neither
 is worse; *equivalent* when both differences are shown to lie within a margin; otherwise

@@ -51,7 +51,7 @@ class CentralizedEvaluator:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable parameters of the model."""
+        """Number of trainable parameters of the model."""
         return sum(p.numel() for p in trainable(self.model).values())
 
     @property

@@ -43,7 +43,7 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     device = torch.device(name)
     if device.type == "mps" and not torch.backends.mps.is_available():
         remedy = f"{option} auto" if option else "train.device = 'auto'"
-        raise ConfigError(f"{given}: PyTorch finds no GPU of a Mac here. Use {remedy}.")
+        raise ConfigError(f"{given}: PyTorch finds no Apple GPU on this machine. Use {remedy}.")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

@@ -262,7 +262,10 @@ def test_classes_that_are_surely_one_are_refused_by_name(
     root = folder(tmp_path, {"a": "x dot", "b": "x dot"})
     (root / "a" / "x").rename(root / "a" / one)
     (root / "b" / "x").rename(root / "b" / two)
-    found = f"the classes {one!r} (in a), {two!r} (in b) differ only in case or spaces. Rename"
+    found = (
+        f"the classes {one!r} (in a), {two!r} (in b) differ only in case, spaces or code points. "
+        "Rename"
+    )
     with pytest.raises(DataError, match=re.escape(found)):
         prepare(config(root))
     (root / "b" / two).rename(root / "b" / one)
@@ -278,7 +281,7 @@ def test_a_domain_that_has_both_of_two_classes_means_two(tmp_path: Path) -> None
         (root / domain / "x").rename(root / domain / "A")
     assert prepare(config(root, clients_per_domain=1)).classes == ("A", "a", "b")
     (root / "few" / "A").rename(root / "letters" / "a ")
-    with pytest.raises(DataError, match=r"'A' \(in letters\), 'a' .*, 'a ' \(in letters\) read"):
+    with pytest.raises(DataError, match=r"'A' \(in letters\), 'a' .*, 'a ' \(in letters\) differ"):
         prepare(config(root, clients_per_domain=1))
 
 
