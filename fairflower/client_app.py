@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairflower.config import DataConfig, ModelConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
-from fairflower.data.sites import as_in, open_site
+from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import DataError, UserError
 from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
@@ -43,7 +43,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     if config.get("split") == "validation":
         data = data.to_validate()
     elif config.get("split") == "train":
-        data = dataclasses.replace(data, test=data.train)
+        data = data.to_test_on_training()
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     trainer = build_trainer(
         run.client,
@@ -164,8 +164,10 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
     source, number = (federation, client_id) if site is None else (site, 0)
     names = ("train", "test", "validation") if source.validation_sizes else ("train", "test")
     splits = source.splits(number, *names)
+    groups = {name: source.groups_of(number, name) for name in names if source.groups}
     if site is not None:
         splits = [as_in(federation, site, split) for split in splits]
+        groups = {name: groups_in(federation, site, values) for name, values in groups.items()}
     train, test, *validation = splits
     return ClientData(
         train=train,
@@ -175,6 +177,8 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
         std=federation.std,
         augment=federation.augment,
         num_classes=federation.num_classes,
+        groups=groups,
+        num_groups=len(federation.group_names),
     )
 
 

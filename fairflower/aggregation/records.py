@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
+from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -82,6 +83,26 @@ def check_non_negative(arrays: Arrays) -> None:
             raise InvalidReply(f"array {name!r} holds negative values")
 
 
+def check_group_counts(values: Any, num_groups: int | None, total: float) -> None:
+    """Raise ``InvalidReply`` for counts of people that contradict each other or the ``total``.
+
+    ``values`` are six counts for each of ``num_groups`` groups (None: of any number), see
+    `fairflower.numerics.group_fairness`.
+    """
+    counts = np.asarray(values, np.float64)
+    length = counts.size if num_groups is None else len(COUNTS) * num_groups
+    if counts.shape != (length,) or not length or length % len(COUNTS):
+        groups = "each group" if num_groups is None else f"each of {num_groups} groups"
+        raise InvalidReply(f"{counts.size} counts of people; expected {len(COUNTS)} for {groups}")
+    table = counts.reshape(-1, len(COUNTS))
+    try:
+        check_counts(table)
+    except ValueError as error:
+        raise InvalidReply(str(error).rstrip(".")) from None
+    if table[:, 0].sum() != total:
+        raise InvalidReply(f"counts of {table[:, 0].sum():g} people; expected {total:g}")
+
+
 def check_finite(name: str, value: object) -> None:
     """Raise ``NotFinite`` for a metric that is NaN or infinite."""
     if not math.isfinite(float(value)):  # type: ignore[arg-type]
@@ -98,6 +119,34 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
         raise InvalidReply(f"{name} = {value}: expected a number up to {most:g}")
     if name.endswith("accuracy") and not 0 <= number <= 1:
         raise InvalidReply(f"{name} = {value}: expected a number from 0 to 1")
+
+
+def check_test(
+    examples_key: str,
+    most_tested: Mapping[int, int],
+    num_groups: int,
+    client: int,
+    content: RecordDict,
+    metrics: MetricRecord,
+) -> MetricRecord:
+    """Return a client's test metrics; ``InvalidReply`` if they are impossible.
+
+    ``most_tested`` has the most test examples of a client, by client id, if known. With
+    ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
+    """
+    most = most_tested.get(client, math.inf)
+    for key in ("accuracy", "eval_loss"):
+        if key not in metrics:
+            raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
+    if float(metrics[examples_key]) > most:  # type: ignore[arg-type]
+        raise InvalidReply(f"{metrics[examples_key]} test examples, but its domain has {most}")
+    for key, value in metrics.items():
+        check_metric(key, value)
+    if num_groups:
+        counts = dict(content.metric_records.get(GROUP_COUNTS) or {}).get("counts", [])
+        check_group_counts(counts, num_groups, float(metrics[examples_key]))  # type: ignore[arg-type]
+        metrics[GROUP_COUNTS] = counts
+    return metrics
 
 
 def check_round(name: str, value: object) -> None:

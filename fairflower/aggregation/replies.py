@@ -375,17 +375,6 @@ class ReplyParser:
             return exchange.check(arrays, self.trained, examples)
 
 
-def check_test(metrics: MetricRecord, examples_key: str, most: float) -> None:
-    """Raise ``InvalidReply`` for impossible test metrics; ``most`` is the most test examples."""
-    for key in ("accuracy", "eval_loss"):
-        if key not in metrics:
-            raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
-    if float(metrics[examples_key]) > most:  # type: ignore[arg-type]
-        raise InvalidReply(f"{metrics[examples_key]} test examples, but its domain has {most}")
-    for key, value in metrics.items():
-        check_metric(key, value)
-
-
 def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
     """Return the metrics that all records have, shape (K,) each."""
     keys = [key for key in records[0] if all(key in record for record in records)]

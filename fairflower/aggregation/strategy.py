@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -25,12 +25,11 @@ from fairflower.aggregation.participation import (
     checked_choice,
     note_merged,
 )
-from fairflower.aggregation.records import check_finite, decode_record, is_finite
+from fairflower.aggregation.records import check_finite, check_test, decode_record, is_finite
 from fairflower.aggregation.replies import (
     ReplyFilter,
     ReplyParser,
     aggregate_metrics,
-    check_test,
     stack_common_metrics,
 )
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
@@ -338,18 +337,18 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return aggregate_metrics(stack_common_metrics(metrics), key, function, list(contents))
 
     def evaluations(
-        self, server_round: int, replies: Iterable[Message], most_tested: Mapping[int, int]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
+        most_tested: Mapping[int, int],
+        num_groups: int = 0,
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``most_tested`` has the most test examples of a client, by client id, if known.
-        ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
+        ``most_tested`` has the most test examples of known clients. With ``num_groups`` groups of
+        people the metrics have ``group-counts``. ``RoundFailed`` for fewer than ``min_clients``.
         """
-
-        def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
-            check_test(metrics, self.weighted_by_key, most_tested.get(client, math.inf))
-            return metrics
-
+        check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)
         answers = reply_filter.usable(replies, check)
         reply_filter.check_enough(len(answers))

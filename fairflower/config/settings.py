@@ -65,6 +65,11 @@ class DataConfig:
         "Domain that no client has and the server tests as an unseen domain (leave one domain "
         "out). Empty means none.",
     )
+    groups: str = setting(
+        "",
+        "Sensitive attribute by which group fairness is measured: sex, health or age of the "
+        "embedded tables, or an array or column of your own files. Empty means none.",
+    )
     clients_per_domain: int = setting(
         5, "Clients per domain (papers: 5); ignored if imbalance-factor is above 1.", min=1
     )

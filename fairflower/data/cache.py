@@ -39,6 +39,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.partition import divide, split_rng
+from fairflower.data.people import check_comparable, groups_by_client
 from fairflower.data.validation import hold_out, set_aside
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -55,6 +56,8 @@ SPLITS = {"train": "train", "validation": "train", "test": "test"}
 Rows = dict[str, list[Ints]]
 #: Group -> examples, as read from the data set.
 Examples = dict[str, Pixels | Floats | Ints]
+#: Arrays of a prepared file by name.
+Arrays = dict[str, Any]
 
 
 def prepare(config: DataConfig, *, site: bool = False) -> Federation:
@@ -115,6 +118,7 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
         "validation_fraction",
         "validation_examples",
         "held_out",
+        "groups",
     ):  # unknown to earlier versions
         if not settings[since]:
             del settings[since]
@@ -126,17 +130,16 @@ def _digest(value: Any) -> str:
 
 
 def _build(data_set: DataSet, folder: Path, site: bool) -> None:
-    federation, splits, held_out = _divide(data_set, folder, site)
+    federation, clients, held_out = _divide(data_set, folder, site)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
             fresh = Path(scratch, folder.name)
             fresh.mkdir(mode=0o700)  # patients' images may be in it
-            for client_id, client in enumerate(splits):
-                pairs = [(f"{axis}_{s}", getattr(client[s], axis)) for s in client for axis in "xy"]
-                np.savez(client_file(fresh, client_id), **dict(pairs))
-            if held_out is not None:
-                np.savez(held_out_file(fresh), x_test=held_out.x, y_test=held_out.y)
+            for client_id, arrays in enumerate(clients):
+                np.savez(client_file(fresh, client_id), **arrays)
+            if held_out:
+                np.savez(held_out_file(fresh), **held_out)
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
             fresh.rename(folder)
     except OSError as error:
@@ -148,10 +151,8 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
         ) from error
 
 
-def _divide(
-    data_set: DataSet, folder: Path, site: bool
-) -> tuple[Federation, list[dict[str, Split]], Split | None]:
-    """Make the federation, each client's data by split, and the held-out domain's test examples."""
+def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays], Arrays]:
+    """Make the federation, and the arrays of each client's file and of the held-out domain's."""
     config = data_set.config
     of_split = {"train": data_set.client_domains, "test": data_set.domains}
     labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
@@ -162,14 +163,16 @@ def _divide(
     unseen_rows = _test_rows(config, unseen, labels["test"])
     unseen_examples = _examples(data_set, unseen, unseen_rows, "test")
     shape = _shape(data_set, {**examples, "test": examples["test"] | unseen_examples})
-    mean, std = _mean_and_std(data_set, shape)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
-    largest = max(int(trained[-1]), int(tested[-1]))
-    num_classes = data_set.num_classes or len(data_set.classes) or 1 + largest
+    most = 1 + max(int(trained[-1]), int(tested[-1]))
+    num_classes = data_set.num_classes or len(data_set.classes) or most
+    people = groups_by_client(data_set, groups, rows, labels, SPLITS)
+    unseen_people = groups_by_client(data_set, unseen, {"test": unseen_rows}, labels, SPLITS)
     if not site:
         _warn_of_classes(data_set, num_classes, trained, tested)
+        check_comparable(config.name, config.groups, data_set.group_names, num_classes)
     clients: list[ClientInfo] = []
-    data: list[dict[str, Split]] = []
+    data: list[Arrays] = []
     for group in groups:
         shares: dict[str, list[Split]] = {}
         for s, source in ((s, SPLITS[s]) for s in rows):
@@ -179,13 +182,10 @@ def _divide(
             y = [labels[source][group.domain][share] for share in by_client]
             shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
         for splits in zip(*shares.values(), strict=True):
-            data.append(dict(zip(shares, splits, strict=True)))
-            labels_of = data[-1]["train"].y
-            counts = tuple(np.bincount(labels_of, minlength=num_classes).tolist())
-            clients.append(ClientInfo(len(clients), group.name, len(labels_of), counts))
-    rows_of = {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
-    if unseen:
-        rows_of["held-out"] = {name: [r.tolist() for r in rs] for name, rs in unseen_rows.items()}
+            by_split = dict(zip(shares, splits, strict=True))
+            data.append(_arrays(by_split, people[len(data)]))
+            counts = np.bincount(by_split["train"].y, minlength=num_classes).tolist()
+            clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
     federation = Federation(
         name=config.name,
         folder=folder,
@@ -193,23 +193,35 @@ def _divide(
         sources=tuple(_source(data_set, group, shape) for group in groups),
         num_classes=num_classes,
         shape=shape,
-        mean=mean,
-        std=std,
+        **_mean_and_std(data_set, shape),
         augment=data_set.augment,
         test_sizes=_sizes(rows["test"]),
         clients=tuple(clients),
         auc=data_set.auc,
         classes=data_set.classes,
-        fingerprint=_digest(rows_of),
+        fingerprint=_digest(_listed({**rows, **({"held-out": unseen_rows} if unseen else {})})),
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
+        groups=config.groups,
+        group_names=data_set.group_names,
     )
     if not unseen:
-        return federation, data, None
+        return federation, data, {}
     (group,), (by_client,) = unseen, unseen_rows.values()
     x = _to_training_layout(config, group, unseen_examples[group.name], by_client, "test", shape)
-    return federation, data, Split(x, labels["test"][group.domain][by_client[0]])
+    split = Split(x, labels["test"][group.domain][by_client[0]])
+    return federation, data, _arrays({"test": split}, unseen_people[0])
+
+
+def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:
+    return {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
+
+
+def _arrays(splits: Mapping[str, Split], people: Mapping[str, Ints]) -> Arrays:
+    """Return the arrays of a file: x, y and, with groups of people, g, of each split."""
+    named = {f"{axis}_{s}": getattr(splits[s], axis) for s in splits for axis in "xy"}
+    return named | {f"g_{s}": values for s, values in people.items()}
 
 
 def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
@@ -346,12 +358,10 @@ def _sizes_in(examples: Mapping[str, Examples]) -> str:
     return ", ".join(texts)
 
 
-def _mean_and_std(
-    data_set: DataSet, shape: tuple[int, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
     """Return the data set's declared mean and standard deviation per channel or feature."""
     if data_set.kind == "tokens":
-        return (), ()
+        return {"mean": (), "std": ()}
     mean, std = data_set.mean, data_set.std
     if data_set.kind == "images":
         mean, std = mean[: shape[0]], std[: shape[0]]
@@ -362,7 +372,7 @@ def _mean_and_std(
             f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
             f"{len(std)} standard deviations. Declare equally many in {type(data_set).__name__}."
         )
-    return mean, std
+    return {"mean": mean, "std": std}
 
 
 def _to_training_layout(

@@ -82,6 +82,8 @@ class DataSet(ABC):
     every_class: ClassVar[bool] = False
     #: Whether tests report the AUC, too.
     auc: ClassVar[bool] = False
+    #: Sensitive attribute that ``data.groups`` may name -> names of its groups of people.
+    attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -108,6 +110,29 @@ class DataSet(ABC):
     @abstractmethod
     def labels(self, domain: str, split: str) -> Ints:
         """Return the labels of a domain's "train" or "test" examples, int64 [N]."""
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Return the names of the groups of people by ``data.groups``; empty without it."""
+        wanted = self.config.groups
+        if wanted and wanted not in self.attributes:
+            known = ", ".join(self.attributes) or "it has none"
+            raise DataError(
+                f"data.groups = {wanted!r}: {self.config.name} has no such attribute ({known}). "
+                "Name another attribute, or remove data.groups."
+            )
+        return self.attributes[wanted] if wanted else ()
+
+    def group_of(self, domain: str, split: str) -> Ints:
+        """Return the group by ``data.groups`` of each of a domain's examples, int64 [N].
+
+        Groups are numbered in the order of `group_names`. A subclass with ``attributes`` defines
+        this method.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has attributes, but no groups. Define "
+            f"{type(self).__name__}.group_of(domain, split)."
+        )
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""

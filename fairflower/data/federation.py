@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +111,10 @@ class Federation:
     held_out: str = ""
     #: Number of its test examples.
     held_out_size: int = 0
+    #: Sensitive attribute by which people are in groups; empty if there is none.
+    groups: str = ""
+    #: Names of these groups, in the order of their numbers.
+    group_names: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         """Hash a few fields: workers look up the federation of every message."""
@@ -149,6 +154,8 @@ class Federation:
             del meta["validation_sizes"]
         if not self.held_out:
             del meta["held_out"], meta["held_out_size"]
+        if not self.groups:
+            del meta["groups"], meta["group_names"]
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:
@@ -180,6 +187,10 @@ class Federation:
         _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
         held_out = self.validation_sizes
         _expect(_all(held_out, _is_count, len(domains) * bool(held_out)), validation_sizes=held_out)
+        _expect(isinstance(self.groups, str), groups=self.groups)
+        unlike = len(set(self.group_names)) == len(self.group_names)
+        _expect(_all(self.group_names, _is_name) and unlike, group_names=self.group_names)
+        _expect(bool(self.groups) == bool(self.group_names), group_names=self.group_names)
         _expect(bool(self.clients), clients=self.clients)
         for k, client in enumerate(self.clients):
             _expect(client.client_id == k, client_id=client.client_id)
@@ -206,12 +217,12 @@ class Federation:
         for client in self.clients:
             for split in self.splits(client.client_id, *names):
                 for array in split:
-                    digest.update(f"{array.dtype.str} {array.shape}".encode())
-                    digest.update(array.tobytes())
+                    _update(digest, array)
+            for name in names if self.groups else ():
+                _update(digest, self.groups_of(client.client_id, name))
         if self.held_out:
             for array in self.test(self.held_out):
-                digest.update(f"{array.dtype.str} {array.shape}".encode())
-                digest.update(array.tobytes())
+                _update(digest, array)
         return digest.hexdigest()[:8]
 
     def train(self, client_id: int) -> Split:
@@ -249,11 +260,22 @@ class Federation:
             )
         return _read(client_file(self.folder, client_id), *names)
 
+    def groups_of(self, client_id: int, split: str = "test") -> Ints:
+        """Return the group of each person of a client's split, int64 [N]; see ``group_names``."""
+        return _read_array(client_file(self.folder, client_id), f"g_{split}")
+
+    def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
+        """Return the groups of a domain's test examples, an array for each of its clients."""
+        if domain and (domain, split) == (self.held_out, "test"):
+            return [_read_array(held_out_file(self.folder), "g_test")]
+        return [self.groups_of(client_id, split) for client_id in self.clients_of(domain)]
+
 
 def client_file(folder: Path, client_id: int) -> Path:
     """Return a client's file, with ``x_train, y_train, x_test, y_test``, uncompressed.
 
-    If there are validation examples, also ``x_validation, y_validation``.
+    If there are validation examples, also ``x_validation, y_validation``; if people are in groups,
+    also ``g_train`` and so on.
     """
     return folder / f"client-{client_id:03d}.npz"
 
@@ -265,13 +287,30 @@ def held_out_file(folder: Path) -> Path:
 
 def _read(path: Path, *names: str) -> list[Split]:
     """Read splits of a prepared file."""
+    with _opened(path) as arrays:
+        return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
+
+
+def _read_array(path: Path, name: str) -> Ints:
+    with _opened(path) as arrays:
+        return np.asarray(arrays[name])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a prepared file; ``DataError`` if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
+            yield arrays
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"Cannot read {path} ({error}). Delete the folder {path.parent} and run again."
         ) from error
+
+
+def _update(digest: Any, array: npt.NDArray[Any]) -> None:
+    digest.update(f"{array.dtype.str} {array.shape}".encode())
+    digest.update(array.tobytes())
 
 
 def _expect(holds: bool, **field: object) -> None:

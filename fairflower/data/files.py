@@ -59,6 +59,15 @@ class NpzFile:
             values = np.lib.format.read_array(member)
         return checked_labels(f"{self.path}: {key}", values, self.num_classes)
 
+    def groups(self, name: str, split: str) -> list[str]:
+        """Return the values of ``<name>_<split>``, a text for each label of the split."""
+        key, count = f"{name}_{split}", len(self.labels(split))
+        expected = f"whole numbers or texts [{count}], a group for each label of y_{split}"
+        with self._member(key, f"{expected} (data.groups = {name!r})") as (header, member):
+            if header.dtype.kind not in "iubU" or header.shape != (count,):
+                raise self._wrong(key, header, expected)
+            return [str(value) for value in np.lib.format.read_array(member)]
+
     def images(self, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, after a check of the whole array."""
         key, count = f"x_{split}", len(self.labels(split))
@@ -73,7 +82,7 @@ class NpzFile:
             return np.lib.format.read_array(member)[rows]
 
     @contextmanager
-    def _member(self, key: str) -> Iterator[tuple[Header, IO[bytes]]]:
+    def _member(self, key: str, expected: str = NPZ_FORMAT) -> Iterator[tuple[Header, IO[bytes]]]:
         """Open an array; yield its header, after a check of its size, and its file."""
         with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
             if not zipfile.is_zipfile(file):
@@ -83,7 +92,7 @@ class NpzFile:
             with explained(problem, remedy), zipfile.ZipFile(file) as archive:
                 keys = [name.removesuffix(".npy") for name in archive.namelist()]
                 if key not in keys:
-                    raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", NPZ_FORMAT)
+                    raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", expected)
                 size = archive.getinfo(f"{key}.npy").file_size
                 with archive.open(f"{key}.npy") as member:
                     header = _header(member)

@@ -19,6 +19,7 @@ patients at random, stratified by class, and has 199/104, 172/89, 30/16 and 85/4
 every third patient of a hospital, from the first, is a test patient. FLamby does not standardize.
 Cholesterol is 0 where Switzerland and Long Beach did not measure it, as in the source.
 
+Groups of people (``data.groups``) are ``sex`` and ``age``, under 55 and from 55 years on.
 The test sets of Switzerland (16 patients, one without disease in the hospital) and the number of
 women there and in Long Beach are too small for rates per hospital and sex.
 
@@ -33,7 +34,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,7 @@ class HeartDisease(FeatureSet):
         *("cholesterol", "fasting sugar", "ST-T abnormality", "hypertrophy", "heart rate"),
         *("exercise angina", "ST depression"),
     )
+    attributes: ClassVar = {"sex": ("female", "male"), "age": ("under 55", "55 or older")}
     mean = (
         *(53.03, 0.7724, 0.2073, 0.2256, 0.5224, 133.1, 222.2),
         *(0.1565, 0.1626, 0.2419, 138.7, 0.4045, 0.8537),
@@ -81,6 +83,10 @@ class HeartDisease(FeatureSet):
             *(chosen["rate"], chosen["angina"], chosen["depression"]),
         )
         return np.stack(columns, axis=1).astype(np.float32)
+
+    def group_of(self, domain: str, split: str) -> Ints:
+        column, limit = {"sex": ("male", 1), "age": ("age", 55)}[self.config.groups]
+        return (_table()[column][_rows(domain, split)] >= limit).astype(np.int64)
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""

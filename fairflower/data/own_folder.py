@@ -20,7 +20,8 @@ from fairflower.data.class_folders import (
     images_in,
 )
 from fairflower.data.federation import Ints
-from fairflower.data.files import NPZ_FORMAT, data_folder, logger
+from fairflower.data.files import NPZ_FORMAT, NpzFile, data_folder, logger
+from fairflower.data.people import GroupsOfFiles
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError, renamed
 
@@ -137,14 +138,16 @@ class DomainImageFolder(ClassFolders):
             )
 
 
-class DomainNpzFolder(SplitFiles):
+class DomainNpzFolder(GroupsOfFiles, SplitFiles):
     """Every ``<domain>.npz`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), by name.
 
     A file has ``x_train, y_train, x_test, y_test``: uint8 images [N, H, W] or [N, H, W, 3] and
     whole-number labels [N]. The classes are 0 to the largest label of any domain. Gray images are
     repeated to three channels if another domain has color. Images keep their size, which must be
     the same in all domains, unless ``data.image-size`` is set. Each domain is divided equally among
-    its clients by default. No augmentation; mean and standard deviation are 0.5.
+    its clients by default. No augmentation; mean and standard deviation are 0.5. With
+    ``data.groups = "sex"`` the arrays ``sex_train`` and ``sex_test`` are people's groups, whole
+    numbers or texts [N].
     """
 
     title = "A folder of .npz files"
@@ -161,6 +164,15 @@ class DomainNpzFolder(SplitFiles):
                 f"{self.folder} has no .npz file. Expected a file per domain with {NPZ_FORMAT}."
             )
         return names
+
+    def group_values(self, domain: str, split: str) -> Sequence[str]:
+        file, name = self._open(domain), self.config.groups
+        if not isinstance(file, NpzFile) or name in ("x", "y"):
+            raise DataError(
+                f"data.groups = {name!r}: {self.source(domain)} has no such groups. Store "
+                "arrays of another name in an .npz file, or remove data.groups."
+            )
+        return file.groups(name, split)
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

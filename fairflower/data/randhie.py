@@ -28,6 +28,9 @@ University Press, 2005, chapter 20) without health, which is the domain, and rac
 deductible plan, participation incentive, maximum expenditure, limitations, chronic diseases,
 income, family size, education, age, sex, child, and the product of the last two.
 
+Groups of people (``data.groups``) are ``sex`` and ``health``, in the domains of health a single
+group each.
+
 The table is from their book, shipped by statsmodels with the words "This is in the public
 domain" (``statsmodels/datasets/randhie/src``); ``experiments/embed_randhie.py`` rounded and
 packed it. In each domain every fifth person, from the first, is a test person in all years.
@@ -42,7 +45,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +86,7 @@ class RandHIE(FeatureSet):
     """
 
     feature_names = (*COLUMNS.values(), "female child")
+    attributes: ClassVar = {"sex": ("male", "female"), "health": tuple(GROUPS["health"])}
     mean = (
         *(2.389, 0.2587, 4.707, 4.042, 0.1177, 11.17, 8.698),
         *(1.248, 11.97, 25.67, 0.5162, 0.4018, 0.1918),
@@ -114,6 +118,10 @@ class RandHIE(FeatureSet):
         chosen = self._rows(domain, split)[rows]
         columns = [_table()[name][chosen] for name in (*COLUMNS, "fchild")]
         return np.stack(columns, axis=1).astype(np.float32)
+
+    def group_of(self, domain: str, split: str) -> Ints:
+        column = {"sex": "female", "health": "health"}[self.config.groups]
+        return _table()[column][self._rows(domain, split)].astype(np.int64)
 
     def _rows(self, domain: str, split: str) -> Ints:
         """Return a split's rows of the table, int64 [N]."""

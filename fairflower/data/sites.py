@@ -96,10 +96,17 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     classes = merged.classes
     if any(site.classes != classes for site in sites):
         classes = tuple(sorted({name for site in sites for name in site.classes}))
+    if len({site.groups for site in sites}) > 1:
+        lacking = ", ".join(site.domains[0] for site in sites if not site.groups)
+        raise DataError(
+            f"These sites lack groups of people: {lacking}. Start their SuperNodes with this "
+            "version of fairflower, or remove data.groups."
+        )
     merged = replace(
         merged,
         num_classes=len(classes) or max(site.num_classes for site in sites),
         classes=classes,
+        group_names=_group_names(sites),
         fingerprint="",
     )
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
@@ -127,6 +134,18 @@ def as_in(merged: Federation, site: Federation, split: Split) -> Split:
     grey = merged.kind == "images" and x.shape[1] < merged.shape[0]
     numbers = _numbers(site, merged)[y]
     return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if grey else x, numbers)
+
+
+def _group_names(sites: Sequence[Federation]) -> tuple[str, ...]:
+    """Return the names of all sites' groups of people; sorted, if sites differ in them."""
+    known = {site.group_names for site in sites}
+    return known.pop() if len(known) == 1 else tuple(sorted({n for names in known for n in names}))
+
+
+def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:
+    """Return people's groups at a site by the numbers of the merged federation."""
+    numbers = [merged.group_names.index(name) for name in site.group_names]
+    return np.array(numbers, np.int64)[groups]
 
 
 def site_client_info(client_id: int, site: Federation, merged: Federation) -> ClientInfo:

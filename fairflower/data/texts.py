@@ -22,6 +22,7 @@ from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
 from fairflower.data.files import checked_labels, data_folder, stamp
 from fairflower.data.opening import check_columns, explained, open_regular
+from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
 
@@ -126,15 +127,16 @@ class _Table:
 
     texts: dict[str, list[str]]
     labels: dict[str, list[str]]
+    groups: dict[str, list[str]]
 
 
-class DomainTextFolder(TextSet, DataSetOfFiles[_Table]):
+class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
     """Every ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), by name.
 
     A file, in UTF-8, has a header with the columns ``text`` and ``label`` and, if wanted, ``split``
     with train or test. Without it every fifth text of a class, from the first, is a test text. The
     classes are the labels of all domains, sorted. Each domain is divided equally among its clients
-    by default.
+    by default. ``data.groups`` names the column with people's groups.
     """
 
     title = "A folder of texts"
@@ -175,6 +177,9 @@ class DomainTextFolder(TextSet, DataSetOfFiles[_Table]):
         texts = self._open(domain).texts[split]
         return [texts[row] for row in rows.tolist()]
 
+    def group_values(self, domain: str, split: str) -> Sequence[str]:
+        return self._open(domain).groups[split]
+
     def fingerprint(self) -> Any:
         tokenizer = Path(self.tokenizer).expanduser()
         kept = stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
@@ -191,9 +196,11 @@ class DomainTextFolder(TextSet, DataSetOfFiles[_Table]):
         with explained(f"{path} cannot be read as UTF-8 text with commas"), open_regular(path) as f:
             lines = io.TextIOWrapper(f, "utf-8-sig", newline="")
             reader = csv.DictReader(lines, strict=True)
-            check_columns(str(path), ("text", "label"), reader.fieldnames or ())
+            wanted = ("text", "label", *filter(None, [self.config.groups]))
+            check_columns(str(path), wanted, reader.fieldnames or ())
             rows = list(reader)
-        table = _Table({"train": [], "test": []}, {"train": [], "test": []})
+        empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
+        table = _Table(*empty)
         seen: dict[str, int] = {}
         for number, row in enumerate(rows, start=2):
             label, text = row["label"], row["text"]
@@ -203,6 +210,13 @@ class DomainTextFolder(TextSet, DataSetOfFiles[_Table]):
             split = row.get("split") or ("train" if seen[label] % 5 else "test")
             if split not in table.texts:
                 raise DataError(f"{path}: row {number}: split {split!r}; expected train or test.")
+            if self.config.groups:
+                if not (group := row[self.config.groups]):
+                    raise DataError(
+                        f"{path}: row {number} has no {self.config.groups} (data.groups). Fill it "
+                        "in, or remove the row."
+                    )
+                table.groups[split].append(group)
             table.texts[split].append(text)
             table.labels[split].append(label)
         return table

@@ -22,7 +22,8 @@ Examples
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ Counts = NDArray[Any]  # [G, 6]
 
 #: The counts of a group: people; predicted 1; label 1; both 1; label 0; predicted 1 with label 0.
 COUNTS = ("people", "selected", "positive", "true_positive", "negative", "false_positive")
+
+
+#: Record in a client's answer to a test with the list ``counts``: six numbers of each group.
+GROUP_COUNTS = "group-counts"
 
 
 class Rates(NamedTuple):
@@ -141,6 +146,110 @@ def equalized_odds_ratio(counts: ArrayLike) -> float:
     return float(np.min([_ratio(rates.true_positive), _ratio(rates.false_positive)]))
 
 
+@dataclass(frozen=True)
+class GroupMetric:
+    """A metric of group fairness: a row of what history, screen, tables and verdicts show.
+
+    Examples
+    --------
+    >>> [metric.name for metric in METRICS if metric.better > 0]  # doctest: +ELLIPSIS
+    ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
+    """
+
+    #: In the history, in callbacks and as ``strategy.metric``: fairlearn's name.
+    name: str
+    #: In tables.
+    title: str
+    #: In sentences.
+    phrase: str
+    #: 1 if more is better, -1 if less is.
+    better: int
+    formula: Callable[[ArrayLike], float]
+
+    def __call__(self, counts: ArrayLike) -> float:
+        """Return the metric of counts, shape (G, 6); NaN if it is undefined."""
+        return self.formula(counts)
+
+    def worst(self, values: Iterable[float]) -> float:
+        """Return the worst of several values; NaN if all are undefined."""
+        defined = [value for value in values if not math.isnan(value)]
+        if not defined:
+            return math.nan
+        return min(defined) if self.better > 0 else max(defined)
+
+
+_KINDS = (
+    ("demographic_parity", "parity", demographic_parity, demographic_parity_ratio),
+    ("equal_opportunity", "opportunity", equal_opportunity, equal_opportunity_ratio),
+    ("equalized_odds", "odds", equalized_odds, equalized_odds_ratio),
+)
+
+DIFFERENCES = tuple(
+    GroupMetric(
+        f"{name}_difference", f"{short} diff.", f"{name.replace('_', ' ')} difference", -1, formula
+    )
+    for name, short, formula, _ in _KINDS
+)
+RATIOS = tuple(
+    GroupMetric(f"{name}_ratio", f"{short} ratio", f"{name.replace('_', ' ')} ratio", 1, formula)
+    for name, short, _, formula in _KINDS
+)
+METRICS = (*DIFFERENCES, *RATIOS)
+
+
+def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[str, str]:
+    """Return the reasons why metrics are undefined: reason -> metrics, in words.
+
+    ``positive`` is the name of the positive label.
+
+    >>> counts = [[2, 1, 1, 1, 1, 0], [3, 1, 0, 0, 3, 1]]
+    >>> undefined(counts, ["men", "women"], "ill")
+    {'no label ill among women': 'equal opportunity, equalized odds'}
+    """
+    n, _, positives, _, negatives, _ = _checked(counts).T
+
+    def lacking(what: str, values: Vector) -> str:
+        names = [name for name, value in zip(groups, values, strict=True) if not value]
+        return f"{what} {', '.join(names)}" if names else ""
+
+    nobody = lacking("nobody is", n)
+    without_positives = nobody or lacking(f"no label {positive} among", positives)
+    without_negatives = nobody or lacking(f"every label is {positive} among", negatives)
+    metrics: dict[str, list[str]] = {}
+    for name, reason in (
+        ("demographic parity", nobody),
+        ("equal opportunity", without_positives),
+        ("equalized odds", without_positives or without_negatives),
+    ):
+        metrics.setdefault(reason, []).append(name)
+    return {reason: ", ".join(names) for reason, names in metrics.items() if reason}
+
+
+def accuracy(counts: ArrayLike) -> float:
+    """Return the share of all people that are predicted correctly, 0 to 1."""
+    n, _, _, true, negative, false = _checked(counts).sum(axis=0)
+    return float((true + negative - false) / n)
+
+
+def signed_difference(name: str, counts: ArrayLike) -> float:
+    """Return a difference of `DIFFERENCES` with its sign, for two groups: first minus second.
+
+    NaN if it is undefined. Equalized odds has no sign, nor has any difference of more groups.
+
+    >>> counts = [[10, 2, 5, 1, 5, 1], [10, 8, 5, 5, 5, 3]]
+    >>> round(signed_difference("demographic_parity_difference", counts), 2)
+    -0.6
+    """
+    rates = group_rates(counts)
+    by_name = {
+        "demographic_parity_difference": rates.selection,
+        "equal_opportunity_difference": rates.true_positive,
+    }
+    if name in by_name and len(rates.selection) == 2:
+        return float(by_name[name][0] - by_name[name][1])
+    return next(metric for metric in DIFFERENCES if metric.name == name)(counts)
+
+
 def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> Levels:
     """Return a difference on all data, at every client, and at the worst client.
 
@@ -168,12 +277,17 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
     return Levels(difference(each.sum(axis=0)), local, worst)
 
 
+def check_counts(counts: ArrayLike) -> None:
+    """Raise ``ValueError`` for counts of another shape, or that contradict each other."""
+    _checked(counts)
+
+
 def _checked(counts: ArrayLike) -> Vector:
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(COUNTS) or len(table) == 0:
         raise ValueError(f"counts of shape {table.shape}: expected (G, 6) of at least 1 group.")
-    if not (np.isfinite(table).all() and (table >= 0).all()):
-        raise ValueError("counts: expected finite numbers of at least 0.")
+    if not (np.isfinite(table).all() and (table >= 0).all() and (table % 1 == 0).all()):
+        raise ValueError("counts: expected whole numbers of at least 0.")
     n, selected, positive, true, negative, false = table.T
     sums = (positive + negative == n) & (true + false == selected)
     if not (sums & (true <= positive) & (false <= negative)).all():

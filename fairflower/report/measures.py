@@ -10,6 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import (
     AVG,
     GAP,
@@ -90,6 +91,10 @@ def measures(comparison: Comparison) -> list[Measure]:
         if of:
             groups.append(_scored(comparison, score, of))
     groups += [_by_user(*metric) for metric in by_user_metric(comparison)]
+    for attribute, with_groups in by_attribute(comparison):
+        named = f"fairness between groups of {attribute}"
+        groups.append(_of_people(named, 0, "", 1.0, with_groups))
+        groups.append(_of_people(f"{named}, worst client", 1, "worst client's ", 2.0, with_groups))
     typed = typed_methods(comparison)
     return [*groups, _over_clients(typed)] if typed else groups
 
@@ -150,6 +155,37 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
         for row, margin in rows.items()
     ]
     return Measure(f"{metric} over domains", tuple(figures), ("fairer", "less fair"), tuple(of))
+
+
+def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
+    """Yield each sensitive attribute, and the methods that have its metrics of group fairness."""
+    names = {run.attribute: None for m in comparison.methods for run in m.runs if run.attribute}
+    for name in names:
+        yield name, [m for m in comparison.methods if all(r.attribute == name for r in m.runs)]
+
+
+def of_people(metric: str, place: int) -> Callable[[Run], float]:
+    """Return the function of a run's metric of group fairness, in percent; NaN if undefined.
+
+    ``place`` is 0 for all people, 1 for the worst client, 2 and so on for the domains. The value is
+    the mean over the last tested rounds.
+    """
+
+    def value(run: Run) -> float:
+        return 100 * float(run.group_metrics[metric].final()[place])
+
+    return value
+
+
+def _of_people(name: str, place: int, words: str, margin: float, of: list[Method]) -> Measure:
+    """Return the measure of the differences at a ``place``, without those that are undefined."""
+    values = {metric: of_people(metric.name, place) for metric in DIFFERENCES}
+    figures = [
+        Figure(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
+        for metric, value in values.items()
+        if all(np.isfinite(value(run)) for method in of for run in method.runs)
+    ]
+    return Measure(name, tuple(figures), ("fairer", "less fair"), tuple(of if figures else ()))
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, quoted
+from fairflower.numerics.group_fairness import METRICS
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
 from fairflower.server.folder import LEVELS, is_locked
-from fairflower.server.history import ADAPTED, HELD_OUT
+from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WORST_CLIENT
 from fairflower.server.history import WINDOW as WINDOW
 
 #: Scores of domains other than accuracy, as fractions: titles in tables, names in sentences.
@@ -100,6 +101,9 @@ class Run(AccuracyHistory):
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     #: The user's metrics in ``scores``: 1 if higher values are better, -1 if lower values are.
     user_metrics: Mapping[str, int] = field(default_factory=dict)
+    #: Metrics of group fairness by name (`fairflower.numerics.group_fairness`): columns are all
+    #: people, the worst client and each domain; NaN where undefined. Empty without groups.
+    group_metrics: Mapping[str, AccuracyHistory] = field(default_factory=dict)
     #: The strategy's diagnostics and the clients left out, a mapping for each round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     #: All of ``run.json``.
@@ -159,6 +163,11 @@ class Run(AccuracyHistory):
         there = domain == self.held_out_domain and tests.rounds.size
         return float(tests.final(window)[0]) if there else math.nan
 
+    @property
+    def attribute(self) -> str:
+        """The sensitive attribute of the metrics of group fairness; empty without groups."""
+        return str(self.config.get("data.groups", "")) if self.group_metrics else ""
+
     def tests_by(self, metric: str) -> AccuracyHistory:
         """Return the values of a score of ``scores``, as a history like that of accuracy."""
         return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
@@ -192,7 +201,8 @@ def read_run(path: str | Path) -> Run:
     history, finished = _read_history(path / "history.csv", user_metrics)
     names = [str(c.client_id) for c in clients]
     # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
-    of_domains, of_clients = LEVELS["test" if config["evaluate.test"] else "validation"]
+    split = "test" if config["evaluate.test"] else "validation"
+    of_domains, of_clients = LEVELS[split]
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
     rounds = tested.rounds
     held_out = str(info.get("held_out", ""))
@@ -222,6 +232,7 @@ def read_run(path: str | Path) -> Run:
         held_out_domain=held_out,
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
         user_metrics={name: better for name, better in user_metrics.items() if name in scores},
+        group_metrics=_group_metrics(history, split, domains, rounds) if "groups" in info else {},
         diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
         info=info,
     )
@@ -251,6 +262,27 @@ def _clients(info: Mapping[str, Any]) -> tuple[ClientInfo, ...]:
 _FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
+def _group_metrics(
+    history: Mapping[tuple[str, str], _History],
+    split: str,
+    domains: Sequence[str],
+    rounds: NDArray[np.int64],
+) -> dict[str, AccuracyHistory]:
+    over = {m.name: history[OVERALL[split], m.name] for m in METRICS}
+    return {
+        name: AccuracyHistory(
+            rounds=rounds,
+            accuracy=np.hstack(
+                [
+                    _matrix(found, (ALL, WORST_CLIENT), rounds),
+                    _matrix(history[LEVELS[split][0], name], domains, rounds),
+                ]
+            ),
+        )
+        for name, found in over.items()
+    }
+
+
 def _read_history(
     path: Path, user_metrics: Collection[str]
 ) -> tuple[dict[tuple[str, str], _History], set[int]]:
@@ -262,7 +294,9 @@ def _read_history(
         (HELD_OUT, metric): {} for metric in ("accuracy", ADAPTED)
     }
     metrics = ("accuracy", "personal_accuracy", *SCORES, *user_metrics)
+    history |= {(level, m.name): {} for level in OVERALL.values() for m in METRICS}
     for of_domains, of_clients in LEVELS.values():
+        history |= {(of_domains, m.name): {} for m in METRICS}
         history[of_clients, "accuracy"] = {}
         history |= {(of_domains, metric): {} for metric in metrics}
     finished: set[int] = set()

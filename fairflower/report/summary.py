@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
+from fairflower.numerics.group_fairness import METRICS
 from fairflower.paths import read_text
 from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
@@ -27,6 +28,7 @@ from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
+from fairflower.report.text import UNDEFINED
 
 #: Significant digits of fractions; the tables show four.
 _DIGITS = 8
@@ -52,6 +54,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     - ``rounds``: the last five tested rounds. ``<domain> accuracy`` in these rounds, also
       ``balanced_accuracy`` and ``auc`` if the tables show them, and the user's metrics, of which
       ``lower is better`` lists those to minimize.
+    - ``<metric> global``, ``<metric> worst client`` and ``<metric> <domain>`` for each metric of
+      group fairness, with the word undefined in place of a number.
     - ``<domain> personal_accuracy`` in the ``personal rounds``; ``held-out``, the accuracy on the
       ``held-out domain`` in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested;
     - ``clients``: number in each domain. ``participation``: each client's share of rounds in which
@@ -137,6 +141,7 @@ def _row(run: Run) -> dict[str, Any]:
         row |= _by_domain(run.domains, metric, run.scores[metric][last])
     if lower := [metric for metric, better in run.user_metrics.items() if better < 0]:
         row[_LOWER] = " ".join(lower)
+    row |= _group_cells(run)
     if run.personal.rounds.size:
         late = slice(-WINDOW, None)
         row["personal rounds"] = _listed(run.personal.rounds[late])
@@ -219,9 +224,43 @@ def _run(row: Mapping[str, str]) -> Run:
         held_out_domain=row.get("held-out domain") or "",
         scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *of_user) if table[s]},
         user_metrics={m: -1 if m in lower else 1 for m in of_user if table[m]},
+        group_metrics=_group_metrics(row, domains, rounds),
         diagnostics=tuple(_clusters(row.get("cluster") or "", rounds)),
         info=_info(row),
     )
+
+
+#: Prefixes of the columns of a metric of group fairness over all clients.
+_OVER_CLIENTS = ("global", "worst client")
+
+
+def _group_cells(run: Run) -> dict[str, str]:
+    """Return the cells of group fairness, a column for each metric and place."""
+    last = np.isin(run.rounds, run.final_rounds())
+    return {
+        f"{name} {place}": _fractions(values).replace("nan", UNDEFINED)
+        for name, tests in run.group_metrics.items()
+        for place, values in zip(
+            (*_OVER_CLIENTS, *run.domains), tests.accuracy[last].T, strict=True
+        )
+    }
+
+
+def _group_metrics(
+    row: Mapping[str, str], domains: Sequence[str], rounds: NDArray[np.int64]
+) -> dict[str, AccuracyHistory]:
+    """Invert `_group_cells`; empty without groups of people."""
+    return {
+        m.name: AccuracyHistory(
+            rounds=rounds,
+            accuracy=_matrix(
+                {c: (row.get(c) or "").replace(UNDEFINED, "nan") for c in columns}, columns, rounds
+            ),
+        )
+        for m in METRICS
+        for columns in [[f"{m.name} {place}" for place in (*_OVER_CLIENTS, *domains)]]
+        if row.get(columns[0])
+    }
 
 
 def _info(row: Mapping[str, str]) -> dict[str, Any]:

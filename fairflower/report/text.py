@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 DASH = "\N{EN DASH}"
 
+#: In place of a metric of group fairness that has no value.
+UNDEFINED = "undefined"
+
 #: Where tables and verdicts are explained.
 GUIDE = "How to read the tables and verdicts: docs/report.md."
 

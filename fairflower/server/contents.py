@@ -105,6 +105,10 @@ class Info(Part, total=False):
     #: Metrics of the user: 1 if more is better, -1 if less is.
     metrics: dict[str, int]
     skipped_metrics: dict[str, str]
+    #: Sensitive attribute -> names of its groups of people.
+    groups: dict[str, list[str]]
+    #: Place -> metrics of group fairness that are undefined there, with the reason.
+    undefined_metrics: dict[str, str]
 
 
 class Record(TypedDict, total=False):

@@ -15,6 +15,7 @@ from fairflower.data import Federation, Split
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.numerics import metrics
+from fairflower.numerics.group_fairness import Counts, counts_by_group
 from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.history import ADAPTED
@@ -36,6 +37,9 @@ class CentralizedEvaluator:
         self.batch_size = config.evaluate.batch_size
         self.auc = config.evaluate.auc or federation.auc
         self.metrics = config.evaluate.metrics
+        #: By client, and of the held-out domain, the counts of people of the last test.
+        self.group_counts: dict[int, Counts] = {}
+        self.held_out_counts: Counts | None = None
         #: By domain, the user's metrics that failed in the last test, with the reasons.
         self.failed: dict[str, dict[str, str]] = {}
         self.device = choose_device(config.train.device)
@@ -45,6 +49,7 @@ class CentralizedEvaluator:
         self.adabn = config.evaluate.adabn and bool(layers_with_statistics(self.model))
         self.threads = cpus() if self.device.type == "cpu" else 1
         self._tests: dict[tuple[str, str], list[Examples]] = {}
+        self._people: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -74,7 +79,8 @@ class CentralizedEvaluator:
         Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
         entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
         that failed are in ``failed``. With ``evaluate.adabn`` a held-out domain also has
-        ``adabn_accuracy``, with its own BatchNorm statistics.
+        ``adabn_accuracy``, with its own BatchNorm statistics. With ``data.groups`` the counts of
+        each client's people are in ``group_counts``.
         """
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
@@ -84,6 +90,7 @@ class CentralizedEvaluator:
             ]
             for domain in self._domains(split)
         }
+        self.group_counts = {}
         results = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
@@ -98,10 +105,32 @@ class CentralizedEvaluator:
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
             of_user, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
             results[domain] |= of_user
+            if self.federation.groups:
+                self._count(domain, split, labels, predicted)
         if self.adabn and (unseen := results.get(self.federation.held_out)):
             chunks = self._chunks(self.federation.held_out, split)
             unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
         return results
+
+    def _count(
+        self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
+    ) -> None:
+        """Count the people of each of a domain's clients, whose examples follow each other."""
+        groups = self._groups(domain, split)
+        ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
+        parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
+        names = self.federation.group_names
+        counts = [counts_by_group(y, p, g, len(names)) for y, p, g in parts]
+        if domain == self.federation.held_out:
+            (self.held_out_counts,) = counts
+        else:
+            clients = self.federation.clients_of(domain)
+            self.group_counts |= dict(zip(clients, counts, strict=True))
+
+    def _groups(self, domain: str, split: str) -> list[NDArray[np.int64]]:
+        if (domain, split) not in self._people:
+            self._people[domain, split] = self.federation.test_groups(domain, split)
+        return self._people[domain, split]
 
     def _domains(self, split: str) -> tuple[str, ...]:
         """Return the domains with examples of a split."""

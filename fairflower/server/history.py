@@ -31,6 +31,12 @@ HELD_OUT = "held-out"
 #: Metric of that level: the accuracy with BatchNorm statistics of the domain's test examples.
 ADAPTED = "adabn_accuracy"
 
+#: Split -> level of the history for metrics of group fairness over all clients.
+OVERALL = {"test": "all", "validation": "all-validation"}
+
+#: Names in this level: the metric of all people, by sums of counts, and that of the worst client.
+ALL, WORST_CLIENT = "global", "worst_client"
+
 
 class History:
     """The metrics of every round so far.
@@ -43,6 +49,8 @@ class History:
     - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a
       held-out domain, which AVG, MIN and STD leave out; ``held_out_adabn_accuracy/<domain>`` is of
       the model with BatchNorm statistics of that domain's examples (``evaluate.adabn``);
+    - ``global_<metric>`` and ``worst_client_<metric>`` for each metric of group fairness, if the
+      data have groups of people; with the prefix ``validation_`` for validation examples;
     - ``train_loss``, the mean over the training examples of the merged clients;
     - metrics of the whole round, for example ``seconds``.
     """
@@ -65,6 +73,9 @@ class History:
             metrics |= {
                 f"{prefix}{metric}/{name}": float(value) for metric, value in values.items()
             }
+        elif level in OVERALL.values():
+            prefix = _PREFIXES["validation"] if level == OVERALL["validation"] else ""
+            metrics |= {f"{prefix}{name}_{metric}": float(v) for metric, v in values.items()}
         elif level == "run":
             metrics |= {metric: float(value) for metric, value in values.items()}
         elif "train_loss" in values and "num-examples" in values:

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD
-from fairflower.server.history import HELD_OUT_PREFIX
+from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
 
@@ -62,16 +63,11 @@ class RunProgress:
         """Show a round.
 
         ``accuracies`` maps domains to accuracies, NaN for an untested domain, and is empty if the
-        round was not tested. Of ``figures``, only the accuracy on a held-out domain is shown.
+        round was not tested. Of ``figures``, the accuracy on a held-out domain and the differences
+        between groups of all people are shown.
         """
         if accuracies:
-            start = f"{HELD_OUT_PREFIX}accuracy/"
-            unseen = {
-                name.removeprefix(start): value
-                for name, value in (figures or {}).items()
-                if name.startswith(start)
-            }
-            self._rows.append((server_round, dict(accuracies), unseen))
+            self._rows.append((server_round, dict(accuracies), _beside(figures or {})))
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())
@@ -103,8 +99,8 @@ class RunProgress:
         table = Table(box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         domains = list(self._rows[-1][1]) if self._rows else []
-        held_out = [f"held out: {name}" for name in (self._rows[-1][2] if self._rows else ())]
-        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *held_out]:
+        beside = list(self._rows[-1][2] if self._rows else ())
+        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *beside]:
             table.add_column(escape(name), justify="right")
         for server_round, accuracies, unseen in self._rows[-RECENT:]:
             over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
@@ -164,23 +160,37 @@ def round_line(
     accuracies: Mapping[str, float],
     unseen: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a tested round's line, in percent; ``unseen`` has a held-out domain's accuracy.
+    """Return a tested round's line, in percent; ``unseen`` are metrics that stand at the end.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
     >>> round_line(4, 10, {"mnist": 0.9, "svhn": math.nan})
     'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
-    >>> round_line(4, 10, {"mnist": 0.9}, {"svhn": 0.3})
+    >>> round_line(4, 10, {"mnist": 0.9}, {"held out: svhn": 0.3})
     'round   4/10  mnist  90.0  |  AVG  90.0  MIN  90.0  STD ddof 1     –  |  held out: svhn 30.0'
     """
     tested = _tested(accuracies)
     domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
     of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
     over = "  ".join(f"{row.heading} {_percent(row(tested)):>5}" for row in _OVER_DOMAINS)
-    held_out = "".join(
-        f"  |  held out: {name} {_percent(value)}" for name, value in (unseen or {}).items()
-    )
-    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{held_out}"
+    beside = "".join(f"  |  {name} {_percent(value)}" for name, value in (unseen or {}).items())
+    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{beside}"
+
+
+def _beside(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the accuracy on a held-out domain, and the differences between groups of people."""
+    start = f"{HELD_OUT_PREFIX}accuracy/"
+    held_out = {
+        f"held out: {name.removeprefix(start)}": value
+        for name, value in metrics.items()
+        if name.startswith(start)
+    }
+    differences = {
+        metric.title: metrics[f"{ALL}_{metric.name}"]
+        for metric in DIFFERENCES
+        if f"{ALL}_{metric.name}" in metrics
+    }
+    return held_out | differences
 
 
 def _tested(accuracies: Mapping[str, float]) -> list[float]:

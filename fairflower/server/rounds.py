@@ -23,12 +23,14 @@ from fairflower.errors import (
     naming_failures,
 )
 from fairflower.machine import release_memory
+from fairflower.numerics.group_fairness import Counts
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
+from fairflower.server.group_metrics import GroupMetrics, counts_in
 from fairflower.server.history import HELD_OUT, Metrics, settled
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -60,6 +62,7 @@ class RoundLoop:
         if self.config.secure_aggregation:
             self._secure = SecureAggregation(self.strategy, self._exchange)
         self._skipped: dict[str, str] = {}  # the user's metrics that failed, and where
+        self._groups = GroupMetrics(folder, self.federation)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -236,16 +239,22 @@ class RoundLoop:
         """Return each domain's accuracy, of the server or else of clients; NaN if not tested."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
+        counts: Mapping[int, Counts] = {}
         if by in ("clients", "both") and server_round > 0:
-            results = self._ask_clients(split, server_round, arrays)
+            results, counts = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
             # Metrics that only clients measure are kept.
-            tested = self.setup.evaluator(arrays_of(arrays), split)
-            if unseen := tested.pop(self.federation.held_out, None):
-                self.folder.history(server_round, HELD_OUT, self.federation.held_out, unseen)
-            for domain, wrong in self.setup.evaluator.failed.items():
+            evaluator, held_out = self.setup.evaluator, self.federation.held_out
+            tested, counts = evaluator(arrays_of(arrays), split), evaluator.group_counts
+            if unseen := tested.pop(held_out, None):
+                if evaluator.held_out_counts is not None:
+                    unseen |= self._groups.of(evaluator.held_out_counts, f"domain {held_out}")
+                self.folder.history(server_round, HELD_OUT, held_out, unseen)
+            for domain, wrong in evaluator.failed.items():
                 self._report_failed(server_round, f"domain {domain}", wrong)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
+        for domain, values in self._groups.record(server_round, split, counts).items():
+            results[domain] |= values
         level, _ = LEVELS[split]
         for domain, values in results.items():
             self.folder.history(server_round, level, domain, values)
@@ -268,15 +277,15 @@ class RoundLoop:
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord
-    ) -> dict[str, dict[str, float]]:
-        """Return the clients' results; a domain's metrics are means by test examples."""
+    ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
+        """Return results by domain, means by test examples, and counts of people by client."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = self.settings()
         settings["split"] = split
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.most_tested(split)
         replies = self._exchange(messages)
-        answers = strategy.evaluations(server_round, replies, most)
+        answers = strategy.evaluations(server_round, replies, most, self._groups.number)
         folder.dropped_in_test(server_round, strategy.dropped)
         domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
@@ -299,11 +308,12 @@ class RoundLoop:
             for name in sums[domain]:
                 sums[domain][name] += values[name] * n
             tested[domain] += n
-        return {
+        results = {
             domain: {name: value / n for name, value in sums[domain].items()}
             for domain, n in tested.items()
             if n
         }
+        return results, counts_in(answers)
 
     def _report_failed_of_clients(
         self,

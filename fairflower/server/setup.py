@@ -16,6 +16,7 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, prepare
+from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays
 from fairflower.participation.availability import read_availability
@@ -92,6 +93,8 @@ class RunSetup:
             )
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
+        if federation.groups:
+            facts["groups"] = {federation.groups: list(federation.group_names)}
         if places := self.config.evaluate.metrics:
             facts["metrics"] = directions(load_metrics(places))
         if self.config.evaluate.by != "clients":  # otherwise the server has no data
@@ -109,6 +112,9 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     the run cannot begin.
     """
     federation, registry = _register(grid, config, resume, stop)
+    check_comparable(
+        "the federation", federation.groups, federation.group_names, federation.num_classes
+    )
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
     _check_client_settings(config, num_clients)

@@ -69,6 +69,8 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
         f"{where}: labels differ from call to call."
     )
 
+    if first.config.groups:
+        _check_groups(first, second, domain, split, len(y))
     rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
     x = _examples(first, domain, split, rows)
     fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
@@ -82,6 +84,18 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
             f"{where}: {first.kind} of row {row} differ from call to call, or depend on the other "
             "rows."
         )
+
+
+def _check_groups(first: DataSet, second: DataSet, domain: str, split: str, count: int) -> None:
+    where = f"{type(first).__name__}: {domain}, {split}"
+    g, names = first.group_of(domain, split), first.group_names
+    fits = g.dtype == np.int64 and g.shape == (count,)
+    assert fits, f"{where}: groups are {g.dtype} {g.shape}, expected int64 {(count,)}."
+    fits = g.min() >= 0 and g.max() < len(names)
+    assert fits, f"{where}: groups from {g.min()} to {g.max()}, expected 0 to {len(names) - 1}."
+    assert np.array_equal(g, second.group_of(domain, split)), (
+        f"{where}: groups differ from call to call."
+    )
 
 
 def _examples(data_set: DataSet, domain: str, split: str, rows: Ints) -> Any:

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.models import initial_local_arrays, local_tensors
+from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
@@ -73,13 +74,18 @@ def evaluate_round(
         return {"client-id": trainer.client_id, **trainer.test()}
 
 
-def test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str]]:
+def test_metrics(
+    trainer: Trainer,
+) -> tuple[dict[str, float], dict[str, str], list[int]]:
     """Return the user's metrics of the received model, and the reasons of those that failed.
 
-    Arrays that stay with the client are set to their initial values, as for ``accuracy``.
+    Last come the counts of people by group (`fairflower.numerics.group_fairness`), if the data
+    have groups. Arrays that stay with the client are set to their initial values, as for
+    ``accuracy``.
     """
-    if not trainer.test_metrics:
-        return {}, {}
+    groups = trainer.data.groups.get("test")
+    if not trainer.test_metrics and groups is None:
+        return {}, {}, []
     trainer.model.eval()
     initial = initial_local_arrays(trainer.model)
     wide = float64_on(trainer.device)
@@ -91,7 +97,12 @@ def test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str]]:
             for x, y in trainer.test_examples.eval_batches(trainer.eval_batch_size)
         ]
     logits, labels = map(np.concatenate, zip(*batches, strict=True))
-    return compute_metrics(trainer.test_metrics, logits, labels)
+    counts: list[int] = []
+    if groups is not None:
+        predicted = logits.argmax(axis=1)
+        table = counts_by_group(labels, predicted, groups, trainer.data.num_groups)
+        counts = table.ravel().tolist()
+    return *compute_metrics(trainer.test_metrics, logits, labels), counts
 
 
 def make_client_app(
@@ -148,11 +159,13 @@ def make_client_app(
         trainer, config = _prepare(trainer_fn, message, context)
         metrics = evaluate_round(trainer, context, config)
         with flushed_denormals():
-            tested, failed = test_metrics(trainer)
+            tested, failed, counts = test_metrics(trainer)
         record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics, **tested})
         reply = RecordDict({"metrics": record})
         if failed:
             reply[FAILED_METRICS] = ConfigRecord(dict(failed))
+        if counts:
+            reply[GROUP_COUNTS] = MetricRecord({"counts": counts})
         return Message(reply, reply_to=message)
 
     return app

@@ -9,7 +9,7 @@ they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,9 @@ class ClientData:
     augment: Augment = field(default_factory=Augment)
     #: Examples held out of training, for the choice of hyper-parameters.
     validation: Split | None = None
+    #: Each example's group of people, int64 [N] by split; empty without ``data.groups``.
+    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    num_groups: int = 0
     #: Outputs of frozen first stages for these examples, cached for later rounds.
     first_stages: FirstStages = field(default_factory=dict, repr=False, compare=False)
 
@@ -67,7 +70,14 @@ class ClientData:
                 "There are no examples for validation: data.validation-fraction and "
                 "data.validation-examples are 0."
             )
-        return replace(self, test=self.validation)
+        return replace(self, test=self.validation, groups=self._tested("validation"))
+
+    def to_test_on_training(self) -> ClientData:
+        """Return the same data with the training examples as test examples."""
+        return replace(self, test=self.train, groups=self._tested("train"))
+
+    def _tested(self, split: str) -> dict[str, NDArray[np.int64]]:
+        return {**self.groups, "test": self.groups[split]} if self.groups else {}
 
 
 class Examples(ABC):

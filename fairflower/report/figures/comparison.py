@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fairflower.config import unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary, Vector
-from fairflower.report.figures import canvas, clusters, diagnostics, grids, tuning
+from fairflower.report.figures import canvas, clusters, diagnostics, grids, groups, tuning
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
 from fairflower.report.text import format_number
@@ -62,6 +62,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     if tested:
         yield _clients(comparison, tested, styles)
     yield _domains(comparison, styles)
+    yield from groups.sketches(comparison, styles)
     yield from grids.sketches_of_products(comparison)
     yield from grids.sketches_of_sweeps(comparison, styles)
     yield from clusters.sketches(comparison, styles)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fairflower.report.contrasts import Contrasts
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import WINDOW
-from fairflower.report.tables import accuracy, differences, participation
+from fairflower.report.tables import accuracy, differences, groups, participation
 from fairflower.report.tables.cells import Table
 from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
 from fairflower.report.text import GUIDE
@@ -20,6 +20,7 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
     further = (
         accuracy.quality_table(comparison),
         *accuracy.user_tables(comparison),
+        *groups.group_tables(comparison),
         accuracy.types_table(comparison),
         *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),

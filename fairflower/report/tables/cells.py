@@ -76,6 +76,8 @@ class Column:
     better: int
     digits: int = 2
     whole: Callable[[Method], bool] = lambda method: True
+    #: In place of NaN.
+    missing: str = DASH
 
     def podium(self, estimates: Sequence[MeanStd]) -> list[float]:
         """Return the best mean, rounded as shown, and the second best of three or more.
@@ -90,6 +92,8 @@ class Column:
 
     def cell(self, estimate: MeanStd, podium: Sequence[float] = (), mark: str = "") -> Cell:
         """Return the cell of a method; bold if its mean is the best."""
+        if math.isnan(estimate.mean):
+            return Cell(self.missing + mark)
         text = format_number(estimate.mean, self.digits) + mark
         mean = round(estimate.mean, self.digits)
         tone: Tone = "better" if mean in podium[:1] else ""

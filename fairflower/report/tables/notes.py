@@ -190,13 +190,17 @@ def notes(comparison: Comparison) -> list[str]:
     for method in comparison.methods:
         remarks = [(run.seed, note) for run in method.runs for note in run_notes(run)]
         lines += [f"{method.name}: {LOCAL}"] if LOCAL in (note for _, note in remarks) else []
-        lines += [f"{method.name}, seed {s}: {note}" for s, note in remarks if note != LOCAL]
+        lines += [
+            f"{method.name}, seed {s}: {note}"
+            for s, note in remarks
+            if note != LOCAL and not note.startswith(_UNDEFINED)
+        ]
         for run, reason in method.left_out:
             lines.append(
                 f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
-    lines += _unshared(comparison)
+    lines += [*_undefined(comparison), *_unshared(comparison)]
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
         lines.append(
             "With evaluate.test = false, accuracies are on examples kept out of training for "
@@ -215,6 +219,27 @@ def notes(comparison: Comparison) -> list[str]:
     if any(len(partitions) > 1 for partitions in by_data.values()):
         lines.append("Runs with the same data settings had different data or clients.")
     return [*lines, *machine_notes(comparison)]
+
+
+#: Begin of notes on group fairness, which depend on the data alone and not on the method.
+_UNDEFINED = "undefined for"
+
+
+def _undefined(comparison: Comparison) -> list[str]:
+    """Say once for each federation which metrics of group fairness are undefined, and why."""
+    federations = {run.federation for method in comparison.methods for run in method.runs}
+    there: dict[str, set[Any]] = {}
+    for method in comparison.methods:
+        for run in method.runs:
+            for note in run_notes(run):
+                if note.startswith(_UNDEFINED):
+                    there.setdefault(note, set()).add(run.federation)
+    return [
+        f"Group fairness is {note}"
+        if found == federations
+        else f"Federation {join_words(sorted(map(str, found)))}: group fairness is {note}"
+        for note, found in there.items()
+    ]
 
 
 def _unshared(comparison: Comparison) -> list[str]:
@@ -256,6 +281,11 @@ def run_notes(run: Run) -> list[str]:
         lines.append(LOCAL.format(part=run.info.get("local_part") or "normalization"))
     for where, reason in run.info.get("skipped_metrics", {}).items():
         lines.append(f"the metric {where} was left out ({reason}).")
+    places: dict[str, list[str]] = {}
+    for where, reason in run.info.get("undefined_metrics", {}).items():
+        places.setdefault(reason, []).append(where)
+    for reason, names in places.items():
+        lines.append(f"{_UNDEFINED} {join_words(names)}: {reason}.")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
         lines.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")

@@ -1,0 +1,54 @@
+"""Tables of group fairness: of all people, at the worst client, and in each domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fairflower.numerics.group_fairness import DIFFERENCES, METRICS, GroupMetric
+from fairflower.report.measures import by_attribute, of_people
+from fairflower.report.methods import Comparison, MeanStd, Method
+from fairflower.report.tables.cells import (
+    Column,
+    Table,
+    group_comparable,
+    how_to_read,
+    metric_table,
+)
+from fairflower.report.text import UNDEFINED
+
+
+def group_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield the tables of each sensitive attribute, in percent."""
+    for attribute, methods in by_attribute(comparison):
+        title = f"Fairness between groups of {attribute}"
+        groups = group_comparable(comparison, methods)
+        for place, who, words in (
+            (0, "all people", "From the sums of counts over all clients"),
+            (1, "worst client", "The worst of the clients' metrics, each of its own test examples"),
+        ):
+            yield metric_table(
+                f"{title}, {who}, {comparison.span()}",
+                f"{words}, times 100. diff.: largest difference of two groups' rates (0: equal); "
+                "ratio: smallest rate by largest (100: equal). Parity: of predicted positives; "
+                f"opportunity: among positives; odds: of both labels. {how_to_read(comparison)}",
+                [_column(metric, place, metric.title) for metric in METRICS],
+                groups,
+            )
+        for metric in DIFFERENCES:
+            yield metric_table(
+                f"{title}: {metric.phrase} in each domain, {comparison.span()}",
+                f"{metric.phrase.capitalize()} times 100, of a domain's test examples. Less is "
+                f"better. {how_to_read(comparison)}",
+                [
+                    _column(metric, place, domain)
+                    for place, domain in enumerate(comparison.domains, start=2)
+                ],
+                groups,
+            )
+
+
+def _column(metric: GroupMetric, place: int, title: str) -> Column:
+    def estimate(value: Callable[..., float]) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_seeds(value)
+
+    return Column(title, estimate(of_people(metric.name, place)), metric.better, missing=UNDEFINED)
