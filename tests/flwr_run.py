@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -32,6 +33,12 @@ class Flower:
             FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
             FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(self.port),
         )
+
+    def of(self, app: Path) -> Flower:
+        """``flwr`` in the folder of another app, against the same SuperLink."""
+        other = copy.copy(self)
+        other.app = app
+        return other
 
     def __call__(self, *arguments: str) -> str:
         return run([self.scripts / "flwr", *arguments], env=self.env, cwd=self.app)

@@ -145,11 +145,18 @@ def test_a_federation_too_small_is_refused_with_the_command_that_fixes_it(
     assert str(ROOT / "fairflower") not in log
 
 
-@pytest.mark.slow
-def test_the_bundle_is_complete_and_small(app: Path, tmp_path: Path):
-    copy = shutil.copytree(app, tmp_path / "app", symlinks=True)
-    run([FLWR, "build"], env=environment(tmp_path), cwd=copy)
+@pytest.fixture(scope="module")
+def bundle(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `flwr build` makes of the app."""
+    folder = tmp_path_factory.mktemp("built")
+    copy = shutil.copytree(app, folder / "app", symlinks=True)
+    run([FLWR, "build"], env=environment(folder), cwd=copy)
     (bundle,) = copy.glob("*.fab")
+    return bundle
+
+
+@pytest.mark.slow
+def test_the_bundle_is_complete_and_small(app: Path, bundle: Path):
     assert bundle.stat().st_size < 10 * 2**20
     project = tomllib.loads(zipfile.ZipFile(bundle).read("pyproject.toml").decode())
     # What Flower syncs for every run, unless told otherwise, is all that a run needs.
@@ -161,6 +168,17 @@ def test_the_bundle_is_complete_and_small(app: Path, tmp_path: Path):
     files = {path for path in files if path.suffix not in (".j2", ".css", ".js", ".mplstyle")}
     ours = {path.relative_to(app) for path in files if "__pycache__" not in path.parts}
     assert bundled >= {path.as_posix() for path in ours}
+
+
+@pytest.mark.slow
+def test_the_built_app_runs(bundle: Path, flower: Flower, tmp_path: Path):
+    zipfile.ZipFile(bundle).extractall(tmp_path / "app")
+    settings = SETTINGS | {"output-dir": f"'{tmp_path}'"}
+    built = flower.of(tmp_path / "app")
+    row = built.run(settings | {"run-name": "'built'"}, supernodes=4)
+    assert row["status"] == "finished:completed", row
+    inline(settings | {"run-name": "'inline'"})
+    assert model(tmp_path / "built") == model(tmp_path / "inline")
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)

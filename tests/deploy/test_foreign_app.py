@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import zipfile
-from collections.abc import Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr_run import superlink
+from installing import built_wheel, environment_with, uv
 from processes import ROOT, environment, run
 
 pytestmark = pytest.mark.slow
@@ -127,41 +125,15 @@ def main(grid, context):
 """
 
 
-def uv(*arguments: str | Path, cwd: Path) -> str:
-    return run([sys.executable, "-m", "uv", *arguments], env=environment(cwd), cwd=cwd)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    uv("build", "--out-dir", folder, ROOT, cwd=folder)  # from the sdist, as for a release
-    (path,) = folder.glob("*.whl")
-    return path
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The `bin` folder of an environment with the wheel in it, and what that asks for.
-
-    The versions are those of the environment of the tests: they need no second download.
-    """
-    folder = tmp_path_factory.mktemp("foreign")
-    here = {d.name: d.version.partition("+")[0] for d in distributions() if d.name != "fairflower"}
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
-    uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    uv(
-        "pip",
-        "install",
-        "--python",
-        python,
-        "--constraint",
-        constraints,
-        f"{wheel}[sim]",
-        cwd=folder,
-    )
-    return python.parent
+def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of an environment with the wheel in it, and what that asks for."""
+    return environment_with(tmp_path_factory.mktemp("foreign"), f"{wheel}[sim]")
 
 
 def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:

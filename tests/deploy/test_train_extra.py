@@ -1,0 +1,53 @@
+"""`pip install "fairflower[train]"`: the README's first command without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from installing import built_wheel, environment_with
+from processes import environment, run
+
+pytestmark = pytest.mark.slow
+
+SMALL = ["--rounds=2", "--set=data.clients-per-domain=1", "--set=train.local-epochs=1"]
+BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets", "optuna")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of an environment with the wheel and `[train]` alone."""
+    wheel = built_wheel(tmp_path_factory.mktemp("wheel"))
+    return environment_with(tmp_path_factory.mktemp("train"), f"{wheel}[train]")
+
+
+def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path, PATH=str(scripts))
+
+    def fairflower(*arguments: str, expect: int = 0) -> str:
+        command = [scripts / "fairflower", *arguments]
+        return run(command, env=env, cwd=tmp_path, expect=expect)
+
+    code = f"from fairflower.errors import installed; print(*map(installed, {BEYOND_TRAINING}))"
+    python = [scripts / "python", "-c", code]
+    assert run(python, env=env, cwd=tmp_path).split() == ["False"] * len(BEYOND_TRAINING)
+
+    compared = fairflower(
+        "compare", "--engine=inline", "--federations=0-1", *SMALL, "--output-dir=compared"
+    )
+    assert "Accuracy per domain" in compared
+    made = [json.loads(path.read_text()) for path in tmp_path.glob("compared/**/run.json")]
+    assert sorted(facts["label"] for facts in made) == [
+        *("fedavg", "fedavg", "fedheal", "fedheal", "uniform", "uniform")
+    ]
+    assert {facts["status"] for facts in made} == {"completed"}
+    assert "</html>" in (tmp_path / "compared/report/index.html").read_text("utf-8")
+
+    told = fairflower("run", "--strategy=fedheal", *SMALL, "--output-dir=made")
+    assert "engine    inline, one client at a time, as Ray is not installed" in told
+    assert "fedheal" in fairflower("report", "made")
+    assert (tmp_path / "made" / "report" / "index.html").exists()
+
+    for refused in (["run", "--engine=ray"], ["tune"]):
+        assert 'Run: pip install "fairflower[sim]"' in fairflower(*refused, expect=1)

@@ -1,0 +1,52 @@
+"""Environments of their own for the slow tests, with the built wheel in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from processes import ROOT, environment, run
+
+#: What uv writes if no package index answers.
+OFFLINE = ("Failed to fetch", "error sending request", "network was disabled")
+
+
+def uv(*arguments: str | Path, cwd: Path) -> str:
+    return run([sys.executable, "-m", "uv", *arguments], env=environment(cwd), cwd=cwd)
+
+
+def built_wheel(folder: Path) -> Path:
+    """The wheel, from the sdist, as for a release."""
+    needs_an_index("build", "--out-dir", folder, ROOT, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def environment_with(folder: Path, *what: str, free: tuple[str, ...] = ()) -> Path:
+    """The `bin` folder of a new environment with ``what`` in it, and what that asks for.
+
+    The versions are those of the environment of the tests, which need no second download; but of
+    ``free`` the newest.
+    """
+    installed = {d.name: d.version.partition("+")[0] for d in distributions()}
+    here = {name: v for name, v in installed.items() if name not in ("fairflower", *free)}
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
+    uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    install = ["pip", "install", "--python", python, "--constraint", constraints]
+    needs_an_index(*install, *what, cwd=folder)
+    return python.parent
+
+
+def needs_an_index(*arguments: str | Path, cwd: Path) -> None:
+    """Call uv; skip the test if no package index answers."""
+    command = [sys.executable, "-m", "uv", "--quiet", *arguments]
+    there = {"env": environment(cwd), "cwd": cwd}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, **there)
+    if done.returncode and any(words in done.stderr for words in OFFLINE):
+        pytest.skip(f"no package index answers: {done.stderr.strip().splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
