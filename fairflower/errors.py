@@ -51,6 +51,10 @@ class EngineError(UserError, RuntimeError):
     """An engine cannot go on; the message says why and what to do."""
 
 
+class GpuMemoryError(EngineError):
+    """A run ran out of GPU memory; the message has the reason and what to do."""
+
+
 class RunFolderError(UserError, ValueError):
     """A run folder that cannot be read; the message says why."""
 

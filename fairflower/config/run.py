@@ -102,6 +102,13 @@ class RunConfig:
         execution=True,
         word="auto",
     )
+    gpu_memory_errors: str = setting(
+        "retry",
+        "If a client runs out of GPU memory: retry it once, with half as many clients or runs at a "
+        "time, or stop the run.",
+        choices=("retry", "stop"),
+        execution=True,
+    )
     track: str = setting(
         "none",
         "Library that metrics are also logged to: none, tensorboard, mlflow or wandb.",

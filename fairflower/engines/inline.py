@@ -7,7 +7,6 @@ messages are the same as on any other grid.
 from __future__ import annotations
 
 import copy
-import re
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +16,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fairflower.errors import EngineError
+from fairflower.errors import GpuMemoryError
 from fairflower.flower_compat import copied, set_message_id, set_task_identity
-
-_OUT_OF_MEMORY = re.compile(r"(CUDA|HIP)( error:)? out of memory")
+from fairflower.training.gpus import out_of_memory
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -128,7 +126,8 @@ class InlineGrid(Grid):
         set_content(request, message.content)
         call = ClientApp.__call__ if self.raise_errors else answer
         reply = call(self.client_app, request, self.contexts[node])
-        check_gpu_memory(reply)
+        if reason := memory_problem(reply):
+            raise too_little_memory(reason)
         self._count += 1
         set_message_id(reply, f"message-{self._count}")
         return reply
@@ -149,15 +148,18 @@ def answer(
         return failed(message, error)
 
 
-def check_gpu_memory(reply: Message) -> None:
-    """Raise ``EngineError`` with the remedy if a client ran out of GPU memory."""
-    reason = str(reply.error.reason) if reply.has_error() else ""
-    if found := _OUT_OF_MEMORY.search(reason):
-        raise EngineError(
-            f"A client ran out of GPU memory ({found[0]}). Resume the run with fewer clients at a "
-            "time (--workers, or a larger client-gpus) or fewer runs (--jobs), or start it with a "
-            "smaller train.batch-size or measure.memory-mb."
-        )
+def memory_problem(reply: Message) -> str:
+    """Return why a client ran out of GPU memory, with sizes if known; "" if it did not."""
+    return out_of_memory(str(reply.error.reason)) if reply.has_error() else ""
+
+
+def too_little_memory(reason: str) -> GpuMemoryError:
+    """Return the error, with the remedy, for a client that ran out of GPU memory."""
+    return GpuMemoryError(
+        f"A client ran out of GPU memory ({reason}). Resume the run with fewer clients at a time "
+        "(--workers, or a larger client-gpus) or fewer runs (--jobs), or start it with a smaller "
+        "train.batch-size or measure.memory-mb."
+    )
 
 
 def failed(message: Message, error: Exception) -> Message:

@@ -59,6 +59,7 @@ def launch(
         client_cpus=config.client_cpus,
         client_gpus=0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
         num_gpus=num_gpus,
+        fewer=config.gpu_memory_errors == "retry",
     )
 
 
@@ -79,6 +80,7 @@ def simulate(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
     num_gpus: int | None = None,
+    fewer: bool = True,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
     """Run any two Flower apps together, as Flower's ``run_simulation`` does.
@@ -105,6 +107,9 @@ def simulate(
         CPUs and GPUs of each worker.
     num_gpus : int, optional
         GPUs of this machine for engine "ray". Default: those that Ray finds.
+    fewer : bool, default=True
+        Whether engine "ray" tries a client that runs out of GPU memory once more, with half as many
+        clients at a time.
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
@@ -117,6 +122,8 @@ def simulate(
     ------
     Exception
         Of the ServerApp.
+    GpuMemoryError
+        If a client runs out of GPU memory.
     ConfigError
         If no client fits, a cluster cannot be used, or this Flower has no simulation engine.
     """
@@ -148,6 +155,7 @@ def simulate(
                 num_gpus=num_gpus,
                 address=ray_address,
                 prepare=prepare,
+                fewer=fewer,
             )
         ) as grid:
             server_app(grid, context)

@@ -32,9 +32,10 @@ from fairflower.engines.inline import (
     SERVER_NODE,
     InlineGrid,
     answer,
-    check_gpu_memory,
     failed,
+    memory_problem,
     set_content,
+    too_little_memory,
 )
 from fairflower.engines.ray_cluster import (
     RayNodes,
@@ -44,7 +45,7 @@ from fairflower.engines.ray_cluster import (
     prepare_ray,
 )
 from fairflower.engines.workers import Worker, Workers, done
-from fairflower.errors import EngineError
+from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
 
 #: Smallest size, in bytes, of records and nodes' states that are separate Ray objects.
@@ -75,6 +76,8 @@ class _Task:
     stored: dict[str, Any]
     #: Number of workers that died with the message.
     deaths: int = 0
+    #: Whether its client has run out of GPU memory.
+    lacked_memory: bool = False
 
 
 @dataclass
@@ -100,7 +103,8 @@ class RayGrid(InlineGrid):
 
     Clients that took longest in the previous round start first; fast clients are sent in batches.
     A dead worker is replaced if its node is alive, and the clients of its current batch are tried
-    once more, each alone, on any node. Results do not depend on the assignment to workers.
+    once more, each alone, on any node. If a client runs out of GPU memory, all workers are replaced
+    by half as many, and it is tried once more. Results do not depend on the assignment to workers.
 
     Parameters
     ----------
@@ -115,6 +119,8 @@ class RayGrid(InlineGrid):
     prepare : callable, optional
         Called once on every node of a cluster before clients run there; must return the same value
         everywhere.
+    fewer : bool
+        Whether a client that runs out of GPU memory is tried once more, with fewer at a time.
 
     Raises
     ------
@@ -134,8 +140,10 @@ class RayGrid(InlineGrid):
         num_gpus: int | None = None,
         address: str = "",
         prepare: Callable[[], Any] | None = None,
+        fewer: bool = True,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
+        self._fewer = fewer
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
         # Ray's client (ray://) pickles all values, so no memory is shared.
@@ -296,6 +304,9 @@ class RayGrid(InlineGrid):
             raise no_room_left(worker.node.name if remote else _HERE) from error
         except errors.RayError as error:
             return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
+        for task, (reply, _, _) in zip(worker.batches[reference].tasks, replies, strict=True):
+            if reason := memory_problem(reply):
+                return self._with_fewer_workers(task, reason)
         tasks = worker.batches.pop(reference).tasks
         for task, (_, seconds, state) in zip(tasks, replies, strict=True):
             node = task.message.metadata.dst_node_id
@@ -305,8 +316,6 @@ class RayGrid(InlineGrid):
             elif not isinstance(state, bytes):  # the state has become large
                 state = self._put(state)
             self._states[node] = state
-        for reply, _, _ in replies:
-            check_gpu_memory(reply)
         return [reply for reply, _, _ in replies]
 
     def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
@@ -329,6 +338,26 @@ class RayGrid(InlineGrid):
         worker.batches = {}
         self._workers.replace(worker)
         return self._try_again(at_work, error)
+
+    def _with_fewer_workers(self, task: _Task, reason: str) -> list[Message]:
+        """Replace all workers by half as many, after a client ran out of GPU memory.
+
+        All tasks at work are queued again. ``GpuMemoryError`` if the client has run out of memory
+        before, or was alone on its GPU.
+        """
+        at_work = self._workers.tasks()
+        left = 0 if task.lacked_memory or not self._fewer else self._workers.halve()
+        if not left:
+            raise too_little_memory(reason)
+        logger.warning(
+            "A client ran out of GPU memory (%s). It is tried once more, and clients train %d at a "
+            "time from now on.",
+            *(reason, left),
+        )
+        task.lacked_memory = True
+        self._tasks.extendleft(other for other in reversed(at_work) if other is not task)
+        self._tasks.appendleft(task)
+        return []
 
     def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker once more; return error replies after a second death."""

@@ -167,6 +167,15 @@ def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> i
     return fitting
 
 
+def share_of(clients: int) -> float:
+    """Return each client's share of a GPU that ``clients`` share, rounded down to 1/10000 for Ray.
+
+    >>> share_of(1), share_of(3), share_of(12)
+    (1.0, 0.3333, 0.0833)
+    """
+    return int(10_000 / clients) / 10_000
+
+
 def assign_workers(nodes: Sequence[RayNode], most: int) -> list[RayNode]:
     """Return the node of each of at most ``most`` workers, assigned to the nodes in turn.
 
@@ -237,6 +246,10 @@ class RayNodes:
         self._known: set[str] = set()
         self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
         self._kinds: dict[str, list[str]] = defaultdict(list)  # -> names of nodes
+
+    def grant(self, cpus: int, gpus: float) -> None:
+        """Set the resources of a worker, by which nodes that join have capacity."""
+        self._cpus, self._gpus = cpus, gpus
 
     def begin(self) -> list[RayNode]:
         """Wait for the reports of all nodes with capacity for a worker, and return these nodes.

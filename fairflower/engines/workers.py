@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from fairflower.engines.ray_cluster import (
@@ -12,6 +13,7 @@ from fairflower.engines.ray_cluster import (
     assign_workers,
     nodes_alive,
     pin_to_node,
+    share_of,
 )
 from fairflower.errors import ConfigError, logger
 
@@ -112,6 +114,34 @@ class Workers:
         self._forget_lost_nodes()
         self._start_workers()
 
+    def tasks(self) -> list[Any]:
+        """Return the tasks of all batches, first those that the workers are at."""
+        batches = [[*worker.batches.values()] for worker in self.ready]
+        return [t for turn in zip_longest(*batches) for batch in turn if batch for t in batch.tasks]
+
+    def halve(self) -> int:
+        """Replace all workers by half as many, each with twice the share of a GPU.
+
+        Returns the new number; 0, and nothing is done, if each worker has a GPU for itself. The
+        batches of the old workers are lost. New processes have all of the memory that old ones
+        reserved.
+        """
+        cpus, gpus = self._granted
+        old = [*self.ready, *self.starting.values()]
+        sharing = int(1 / gpus + 1e-9) if gpus else len(old)
+        if len(old) < 2 or sharing < 2:
+            return 0
+        for worker in old:
+            self._ray.kill(worker.actor)
+            worker.batches = {}
+        self.ready, self.starting = [], {}
+        self._most = len(old) // 2
+        self._granted = cpus, share_of(sharing // 2) if gpus else 0.0
+        if self._cluster:
+            self._cluster.grant(*self._granted)
+        self._start_workers(node for node in self._alive() if node.node_id in self._nodes)
+        return len(self.starting)
+
     def _alive(self) -> list[RayNode]:
         return nodes_alive(self._ray, *self._granted)
 
@@ -124,7 +154,8 @@ class Workers:
             for node in self._nodes.values()
         ]
         for node in assign_workers(free, self._most - len(used)):
-            actor = self._actor.options(**pin_to_node(node)).remote(*self._arguments)
+            options = {"num_gpus": self._granted[1], **pin_to_node(node)}
+            actor = self._actor.options(**options).remote(*self._arguments)
             self.starting[actor.__ray_ready__.remote()] = Worker(actor, node)
 
     def _forget_lost_nodes(self) -> None:

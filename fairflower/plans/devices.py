@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fairflower.config import RunConfig
-from fairflower.engines.ray_cluster import worker_capacity
+from fairflower.engines.ray_cluster import share_of, worker_capacity
 from fairflower.errors import ConfigError
 from fairflower.numerics.threads import cpus
 from fairflower.plans import probe
 from fairflower.training.device import choose_device
-from fairflower.training.gpus import free_memory, gpu_names, unused_gpu
+from fairflower.training.gpus import gpu_names, unused_gpu
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     if config.client_gpus != "auto":
         return _granted(config, num_clients, name, count)
     pinned = config.train.device.startswith("cuda:")
-    fitting = clients_that_fit(runs, device, 1 if pinned else count)
+    fitting = _room(_methods(runs), device).clients(1 if pinned else count)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {workers} client{'s' * (workers > 1)} at a time"
@@ -60,24 +60,13 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     return Placement(replace(config, client_gpus=share, workers=workers), count, line)
 
 
-def clients_that_fit(runs: Sequence[RunConfig], device: torch.device, count: int) -> int:
-    """Return how many clients fit in ``count`` GPUs' memory together with the server's tests."""
-    need, free = _need(_methods(runs), device), free_memory(device)
-    if need.client > free:
-        raise probe.does_not_fit(runs[0], need.client, free)
-    beside = max(1, (free - need.server) // max(need.client, 1))
-    return int(beside + (count - 1) * (free // max(need.client, 1)))
-
-
 def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
-    """Return the number of parallel runs that fit in the GPU's memory; None on the CPU."""
+    """Return the number of parallel runs that fit in the GPU's memory; None on the CPU.
+
+    ``ConfigError`` if a client does not fit even alone.
+    """
     device = choose_device(runs[0].train.device)
-    if device.type == "cpu":
-        return None
-    need, free = _need(_methods(runs), device), free_memory(device)
-    if need.client > free:
-        raise probe.does_not_fit(runs[0], need.client, free)
-    return max(1, free // max(need.client + need.server, 1))
+    return None if device.type == "cpu" else _room(_methods(runs), device).runs()
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
@@ -96,15 +85,6 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
     return line
 
 
-def share_of(clients: int) -> float:
-    """Return each client's share of a GPU that ``clients`` share, rounded down to 1/10000 for Ray.
-
-    >>> share_of(1), share_of(3), share_of(12)
-    (1.0, 0.3333, 0.0833)
-    """
-    return int(10_000 / clients) / 10_000
-
-
 def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
     """Return a run for each pair of client (with its arguments) and set of measurements."""
     kinds = {(run.client.label, run.strategy.make().measurements): run for run in reversed(runs)}
@@ -112,7 +92,7 @@ def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _need(runs: tuple[RunConfig, ...], device: torch.device) -> probe.Need:
+def _room(runs: tuple[RunConfig, ...], device: torch.device) -> probe.Room:
     return probe.measure(runs, device)
 
 

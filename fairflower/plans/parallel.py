@@ -25,7 +25,13 @@ from rich.markup import escape
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
-from fairflower.errors import USER_ERRORS, EngineError, RunInterrupted, error_text
+from fairflower.errors import (
+    USER_ERRORS,
+    EngineError,
+    GpuMemoryError,
+    RunInterrupted,
+    error_text,
+)
 from fairflower.machine import HANGUP
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.probe import without_main
@@ -69,8 +75,9 @@ def execute_parallel(
 
     Parallel runs use the cores better than the clients of a run, which wait for each other every
     round. Results have the same bits on every engine. Each process uses a core and the memory of
-    a run. If a process dies, its run is resumed once from its last checkpoint. The first failure
-    is raised after all other runs have ended.
+    a run. If a process dies, its run is resumed once from its last checkpoint; so is a run that
+    runs out of GPU memory, with half as many runs at a time from then on. The first failure is
+    raised after all other runs have ended.
 
     Parameters
     ----------
@@ -81,8 +88,8 @@ def execute_parallel(
     study : Study, optional
         Adds runs as others end.
     """
-    runs = _Runs(console, folders, study)
     with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
+        runs = _Runs(console, folders, processes, study)
         total = study.total if study else len(plan.runs)
         task = bar.add_task(f"{jobs} run{'s' * (jobs > 1)} at a time", total=total)
         new = plan.runs
@@ -107,8 +114,11 @@ def execute_parallel(
 class _Runs:
     """Records and prints how runs ended, and decides which runs follow."""
 
-    def __init__(self, console: Console, folders: list[Path], study: Study | None) -> None:
-        self._console, self._folders, self._study = console, folders, study
+    def __init__(
+        self, console: Console, folders: list[Path], processes: _Processes, study: Study | None
+    ) -> None:
+        self._console, self._folders = console, folders
+        self._processes, self._study = processes, study
         self._deaths: Counter[str] = Counter()
         self.failure: BaseException | None = None  # the first of a run
 
@@ -119,15 +129,20 @@ class _Runs:
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
-            name = config.run_name or title
-            self._deaths[name] += 1
-            if self._deaths[name] == 1:
+            if self._is_first_death(config, title):
                 self._print("yellow", f"{title}: its process died.", "The run is repeated.")
                 return self._again(config)
             problem = EngineError(
                 f"The process of {title} died twice, perhaps for lack of memory. Repeat the "
                 "command with fewer parallel runs (--jobs): the run is resumed."
             )
+        except GpuMemoryError as error:
+            retries = config.gpu_memory_errors == "retry" and self._is_first_death(config, title)
+            if retries and (left := self._processes.halve()):
+                after = f"The run is repeated, with {left} at a time from now on."
+                self._print("yellow", f"{title} ran out of GPU memory.", after)
+                return self._again(config)
+            problem = error
         except USER_ERRORS as error:
             problem = error
         else:
@@ -139,6 +154,10 @@ class _Runs:
             color, ending = ("yellow", "is lost") if excused else ("red", "failed")
             self._print(color, f"{title} {ending}:", error_text(problem))
         return more, True
+
+    def _is_first_death(self, config: RunConfig, title: str) -> bool:
+        self._deaths[config.run_name or title] += 1
+        return self._deaths[config.run_name or title] == 1
 
     def _again(self, config: RunConfig) -> tuple[list[RunConfig], bool]:
         """Return the run to resume or repeat after its process died, and whether it is over."""
@@ -157,11 +176,17 @@ class _Runs:
         self._console.print(line, soft_wrap=True, highlight=False)
 
 
+#: Errors of a run after which its process is replaced; a new process has all of the GPU memory
+#: that the old one reserved.
+_FATAL = (BrokenProcessPool, RunInterrupted, GpuMemoryError)
+
+
 class _Processes:
     """Pool of processes with a run each; if a process dies, only its run is affected."""
 
     def __init__(self, most: int) -> None:
         # spawn: a fork would copy the locks of torch's threads in any state.
+        self._most = most
         self._context = multiprocessing.get_context("spawn")
         self._reader, self._writer = self._context.Pipe(duplex=False)
         self._idle = [self._new() for _ in range(most)]
@@ -184,13 +209,24 @@ class _Processes:
         ended = []
         for future in done:
             config, process = self.at_work.pop(future)
-            if isinstance(future.exception(), (BrokenProcessPool, RunInterrupted)):
+            wanted = len(self._idle) + len(self.at_work) < self._most
+            fatal = isinstance(future.exception(), _FATAL)
+            if fatal or not wanted:
                 process.shutdown(wait=False)
-                process = self._new()
-            self._idle.append(process)
+            if wanted:
+                self._idle.append(self._new() if fatal else process)
             ended.append((config, future))
         self._begin()
         return ended
+
+    def halve(self) -> int:
+        """Make half as many runs at a time; return the new number, 0 if there was only one."""
+        if self._most < 2:
+            return 0
+        self._most //= 2
+        while self._idle and len(self._idle) + len(self.at_work) > self._most:
+            self._idle.pop().shutdown(wait=False)
+        return self._most
 
     def stop(self) -> None:
         """Ask all runs to stop."""
@@ -203,7 +239,7 @@ class _Processes:
             process.shutdown(wait=True)
 
     def _begin(self) -> None:
-        while self._waiting and self._idle:
+        while self._waiting and self._idle and len(self.at_work) < self._most:
             config, watch = self._waiting.popleft()
             inline = dataclasses.replace(config, engine="inline", ray_address="")
             process = self._idle.pop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,10 @@ from fairflower.data import prepare
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.errors import ConfigError, EngineError
 from fairflower.server.setup import set_up
-from fairflower.training.gpus import free_memory, peak_memory
+from fairflower.training.gpus import free_memory, out_of_memory, peak_memory
 
 #: Multiple of the measured bytes that is set aside: later rounds and fragments need more.
 _MARGIN = 1.2
-
-_OUT_OF_MEMORY = re.compile(r"(CUDA|HIP)( error:)? out of memory")
 
 
 class Need(NamedTuple):
@@ -40,15 +37,34 @@ class Need(NamedTuple):
     server: int
 
 
-def measure(configs: Sequence[RunConfig], device: torch.device) -> Need:
-    """Return the largest need of runs that differ in their methods.
+class Room(NamedTuple):
+    """Free bytes of a GPU, and the need of runs that are to share them."""
+
+    free: int
+    need: Need
+
+    def clients(self, gpus: int = 1) -> int:
+        """Return how many clients fit on ``gpus`` such GPUs, beside the server's tests on one."""
+        client = max(self.need.client, 1)
+        return max(1, (self.free - self.need.server) // client) + (gpus - 1) * (self.free // client)
+
+    def runs(self) -> int:
+        """Return how many runs fit, each of which trains one client at a time and tests."""
+        return max(1, self.free // max(self.need.client + self.need.server, 1))
+
+
+def measure(configs: Sequence[RunConfig], device: torch.device) -> Room:
+    """Return the room on a GPU for runs that differ in their methods, by the largest need.
 
     For each run, a new process trains the largest client for an epoch and tests once.
     ``ConfigError`` if a client does not fit on the GPU even alone.
     """
     free = free_memory(device)
     needs = in_process(tuple(configs), device, free)
-    return Need(*map(max, zip(*needs, strict=True)))
+    for config, need in zip(configs, needs, strict=True):
+        if need.client > free:
+            raise does_not_fit(config, need.client, free)
+    return Room(free, Need(*map(max, zip(*needs, strict=True))))
 
 
 def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) -> list[Need]:
@@ -91,7 +107,7 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
                 setup.evaluator.arrays(), "test" if config.evaluate.test else "validation"
             )
     except (RuntimeError, ConfigError) as error:
-        if not _OUT_OF_MEMORY.search(str(error)):
+        if not out_of_memory(str(error)):
             raise
         raise does_not_fit(config, peak_memory(device), free, "more than ") from error
     server = max(peak_memory(device) - client, 0)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
+from fairflower.errors import GpuMemoryError
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.numerics import metrics
@@ -23,6 +24,7 @@ from fairflower.training.adabn import layers_with_statistics, target_statistics
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
+from fairflower.training.gpus import out_of_memory
 
 
 class CentralizedEvaluator:
@@ -80,8 +82,21 @@ class CentralizedEvaluator:
         entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
         that failed are in ``failed``. With ``evaluate.adabn`` a held-out domain also has
         ``adabn_accuracy``, with its own BatchNorm statistics. With ``data.groups`` the counts of
-        each client's people are in ``group_counts``.
+        each client's people are in ``group_counts``. ``GpuMemoryError`` if the GPU's memory is too
+        small.
         """
+        try:
+            return self._results(arrays, split)
+        except torch.OutOfMemoryError as error:
+            raise GpuMemoryError(
+                f"The server's test ran out of GPU memory ({out_of_memory(str(error))}). Resume "
+                "the run with fewer clients at a time (--workers, or a larger client-gpus) or "
+                "fewer runs (--jobs), or start it with a smaller evaluate.batch-size."
+            ) from error
+
+    def _results(
+        self, arrays: Mapping[str, NDArray[np.generic]], split: str
+    ) -> dict[str, dict[str, float]]:
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
         pending = {

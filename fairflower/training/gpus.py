@@ -10,6 +10,14 @@ import torch
 
 from fairflower.errors import ConfigError
 
+#: PyTorch's errors for a GPU without enough free memory, with the sizes that they name.
+_OUT_OF_MEMORY = re.compile(
+    r"(CUDA|HIP|MPS)( error:| backend)? out of memory"
+    r"(\. Tried to allocate [\d.]+ \w+)?"
+    r"(\. GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free)?"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
+)
+
 #: Places at which Linux shows a GPU of NVIDIA, and the version of its driver.
 _DEVICE, _DRIVER = Path("/dev/nvidia0"), Path("/proc/driver/nvidia/version")
 
@@ -29,6 +37,18 @@ def free_memory(device: torch.device) -> int:
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes that this process has reserved on a GPU."""
     return int(torch.cuda.max_memory_reserved(device))
+
+
+def out_of_memory(text: str) -> str:
+    """Return the part of an error's text that says that a GPU is out of memory; "" if none does.
+
+    >>> out_of_memory("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. See above.")
+    'CUDA out of memory. Tried to allocate 2.00 GiB'
+    >>> out_of_memory("ValueError: expected 10 classes")
+    ''
+    """
+    found = _OUT_OF_MEMORY.search(text)
+    return found[0] if found else ""
 
 
 def unused_gpu() -> str:

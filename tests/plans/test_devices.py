@@ -32,14 +32,13 @@ def gpu(monkeypatch):
         monkeypatch.setattr(devices, "cpus", lambda: cpus)
         monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: cpus)
         monkeypatch.setattr(devices, "choose_device", on_gpu)
-        for module in (devices, probe):
-            monkeypatch.setattr(module, "free_memory", lambda device: 80 * GIB)
-        devices._need.cache_clear()
+        monkeypatch.setattr(probe, "free_memory", lambda device: 80 * GIB)
+        devices._room.cache_clear()
         measured = probe.Need(need[0] * GIB, need[1] * GIB)
         monkeypatch.setattr(probe, "in_process", lambda runs, device, free: [measured] * len(runs))
 
     yield install
-    devices._need.cache_clear()
+    devices._room.cache_clear()
 
 
 def on_gpu(name: str = "auto") -> torch.device:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hungry import REASON
 from resuming import SETTINGS, outcome, resume, session
 from rich.console import Console
 from studies import SMALL, of, tuning
 
 from fairflower.config import StrategyConfig
-from fairflower.errors import EngineError
+from fairflower.errors import EngineError, GpuMemoryError
 from fairflower.plans.parallel import _Processes, execute_parallel
 from fairflower.plans.plan import Plan
 from fairflower.plans.tuning import TuningStudies
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.linux]  # /proc says who is at work on a folder
 
 ROUNDS = 15
 NAMES = ("fedavg-seed0", "uniform-seed0", "fedheal-seed0")
@@ -183,3 +184,38 @@ def test_trials_and_tests_of_a_study_whose_processes_are_killed(tmp_path: Path) 
     for path in (tmp_path / "alone").rglob("run.json"):
         there = tmp_path / "killed" / path.parent.relative_to(tmp_path / "alone")
         assert outcome(there) == outcome(path.parent)
+
+
+def hungry(home: Path, monkeypatch: pytest.MonkeyPatch, meals: int, **more: Any) -> Plan:
+    """Runs whose clients run out of GPU memory so many times."""
+    monkeypatch.setenv("HUNGRY", f"{meals}:{home}")
+    flat = {**SETTINGS, "output-dir": str(home), "client.name": "hungry:Hungry", **more}
+    return Plan.grid(flat, StrategyConfig.parse("fedavg"), [0])
+
+
+def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, error = make(hungry(tmp_path, monkeypatch, meals=1))
+    assert error is None
+    assert "ran out of GPU memory. The run is repeated, with 1 at a time from now on." in said
+    made = [facts(path.parent) for path in tmp_path.glob("*/run.json")]
+    assert [told["status"] for told in made] == ["completed"] * 2
+    assert [bool(told.get("resumed")) for told in made].count(True) == 1
+
+
+@pytest.mark.parametrize("errors", ["retry", "stop"])
+def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
+    errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = hungry(tmp_path, monkeypatch, 99, **{"gpu-memory-errors": errors})
+    said, error = make(todo)
+    assert isinstance(error, GpuMemoryError)
+    assert f"({REASON}). Resume the run with fewer" in str(error)
+    assert said.count("The run is repeated") == (errors == "retry")
+    assert said.count(" failed: ") == 2
+    for folder in (path.parent for path in tmp_path.glob("*/run.json")):
+        assert facts(folder)["status"] == "failed"
+        monkeypatch.setenv("HUNGRY", f"0:{tmp_path}")
+        resume(folder)
+        assert facts(folder)["status"] == "completed"

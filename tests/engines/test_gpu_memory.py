@@ -1,0 +1,77 @@
+"""Clients that run out of GPU memory, with a stand-in for a GPU: fewer at a time, then the end."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import Any
+
+import pytest
+import ray
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hungry import ERROR, REASON
+
+from fairflower.engines.ray import RayGrid
+from fairflower.errors import GpuMemoryError
+
+pytestmark = pytest.mark.slow
+
+
+def app_that_needs(share: float) -> ClientApp:
+    """Clients that need so large a share of a GPU; they count their rounds."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        got = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+        count = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        count["n"] = int(count["n"]) + 1
+        if got < share:
+            raise torch.OutOfMemoryError(ERROR)
+        metrics = MetricRecord({"share": got, "n": count["n"], "pid": os.getpid()})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def a_round(grid: RayGrid) -> list[dict[str, Any]]:
+    nodes = grid.get_node_ids()
+    messages = [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
+    return [dict(reply.content["metrics"]) for reply in grid.send_and_receive(messages)]
+
+
+def workers(share: float, **options: Any) -> RayGrid:
+    """Four workers that share a GPU, which is not there."""
+    gpu = {"client_gpus": 0.25, "num_gpus": 1}
+    return RayGrid(app_that_needs(share), 10, workers=4, **gpu, **options)
+
+
+def test_clients_are_tried_again_with_fewer_at_a_time(caplog):
+    with closing(workers(0.5)) as grid:
+        first, second = a_round(grid), a_round(grid)
+    assert [reply["n"] for reply in first] == [1] * 10  # from the states that they had
+    assert [reply["n"] for reply in second] == [2] * 10
+    assert {reply["share"] for reply in first + second} == {0.5}
+    assert len({reply["pid"] for reply in first + second}) <= 2
+    said = f"A client ran out of GPU memory ({REASON}). It is tried once more, and clients train 2"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(("share", "fewer"), [(2.0, True), (0.5, False)])
+def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
+    """After a second try; at once if the run is to stop."""
+    with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
+        a_round(grid)
+    assert ("It is tried once more" in caplog.text) == fewer
+    assert f"({REASON}). Resume the run with fewer clients" in str(caught.value)
+
+
+def test_a_client_with_a_gpu_for_itself_is_not_tried_again():
+    app = app_that_needs(2.0)
+    with (
+        closing(RayGrid(app, 4, workers=2, client_gpus=1.0, num_gpus=2)) as grid,
+        pytest.raises(GpuMemoryError),
+    ):
+        a_round(grid)
