@@ -17,11 +17,14 @@ from torch.overrides import TorchFunctionMode
 from toys import method
 
 import fairflower
+from fairflower.models import build
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES
 
 PACKAGE = Path(fairflower.__file__).parent
-CHECKED = tuple(str(PACKAGE / name) for name in ("training", "clients", "exchanges"))
+CHECKED = tuple(str(PACKAGE / name) for name in ("training", "clients", "exchanges", "models"))
+#: Copies what messages and files bring into tensors of any device.
+COPIES = str(PACKAGE / "models" / "__init__.py")
 
 FACTORIES = {
     getattr(torch, name): name
@@ -33,7 +36,7 @@ FACTORIES = {
 
 
 class NamesItsDevice(TorchFunctionMode):
-    """Refuses tensors without a device, made in the files of methods."""
+    """Refuses tensors without a device, made in the files of methods and networks."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -43,9 +46,16 @@ class NamesItsDevice(TorchFunctionMode):
         if func in FACTORIES and not {"device", "generator"} & kwargs.keys():
             frame = sys._getframe(1)
             place = frame.f_code.co_filename
-            # A module's tensors are moved with it; a scalar of the CPU goes with any device.
-            moved = isinstance(frame.f_locals.get("self"), torch.nn.Module)
-            if place.startswith(CHECKED) and not moved and (made := func(*args, **kwargs)).ndim:
+            # What makes a network is moved with it; a scalar of the CPU goes with any device.
+            moved = frame.f_code.co_name == "__init__" and isinstance(
+                frame.f_locals.get("self"), torch.nn.Module
+            )
+            if (
+                place.startswith(CHECKED)
+                and place != COPIES
+                and not moved
+                and (made := func(*args, **kwargs)).ndim
+            ):
                 place = f"{Path(place).name}, line {frame.f_lineno}"
                 raise AssertionError(
                     f"torch.{FACTORIES[func]} makes {tuple(made.shape)} without device= ({place})"
@@ -63,6 +73,38 @@ PAIRS = [
 def test_methods_name_the_device_of_every_tensor(client, strategy):
     with NamesItsDevice():
         method(client).two_rounds(STRATEGIES[strategy])
+
+
+NETWORKS = {
+    **dict.fromkeys(["cnn", "cnn:norm=batch", "prompt-vit-tiny", "vpt-vit-tiny"], (3, 16, 16)),
+    **dict.fromkeys(["resnet10", "resnet12", "resnet18"], (3, 32, 32)),
+    "mlp": (5,),
+    "embedding-bag": (50, 8),
+    **dict.fromkeys(["timm", "prompt-timm", "vpt-timm"], (3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_name_the_device_of_every_tensor(name):
+    """A step of training, the features and the client's representation."""
+    options = {}
+    if name.endswith("timm"):
+        pytest.importorskip("timm", reason="needs fairflower[timm]")
+        name, options = f"{name}:test_vit:image-size=32", {"weights": "random"}
+    shape = NETWORKS[name.partition(":test")[0]]
+    model = build(name, 3, shape, 0, **options)
+    draws = torch.Generator().manual_seed(0)
+    tokens = len(shape) == 2
+    x = (
+        torch.randint(1, shape[0], (4, shape[1]), generator=draws)
+        if tokens
+        else torch.randn(4, *shape, generator=draws)
+    )
+    with NamesItsDevice():
+        torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0])).backward()
+        model.eval()
+        with torch.no_grad():
+            model.represent(x)
 
 
 def test_the_check_sees_a_tensor_without_a_device():
