@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,13 @@ settings.register_profile("nightly", deadline=None, max_examples=200)
 
 # Ray, wherever a test imports it, is not to install an environment of its own for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
+
+#: Marks of tests that need a system: whether this one is another, and the reason to skip them.
+ELSEWHERE = {
+    "posix": (sys.platform == "win32", "Windows has no named pipes, signals or links as POSIX has"),
+    "linux": (sys.platform != "linux", "paths and messages of Linux"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +73,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(slow)
+        for name, (skipped, reason) in ELSEWHERE.items():
+            if skipped and name in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import ray  # noqa: F401  # brings psutil with it
-
-# isort: split
 import psutil
 
 ROOT = Path(__file__).parents[1]
@@ -100,9 +97,9 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def session(pid: int) -> int | None:
-    """The session of a process, which it keeps when its parent ends before it."""
+    """The session of a process, which it keeps when its parent ends before it; Windows has none."""
     try:
-        return os.getsid(pid)
+        return os.getsid(pid) if hasattr(os, "getsid") else None
     except (ProcessLookupError, PermissionError):
         return None
 

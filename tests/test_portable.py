@@ -30,7 +30,10 @@ class Blocked:
 for name in ABSENT:
     sys.modules.pop(name, None)
 sys.meta_path.insert(0, Blocked())
-for name in ("O_CLOEXEC", "sched_getaffinity", "killpg", "getuid", "setsid", "sysconf"):
+for name in (
+    *("O_CLOEXEC", "sched_getaffinity", "killpg", "getuid", "geteuid", "setsid", "getsid"),
+    *("sysconf", "mkfifo", "mknod", "fork", "uname", "chown"),
+):
     delattr(os, name)
 for name in ("SIGHUP", "SIGKILL", "pthread_sigmask"):
     delattr(signal, name)
@@ -55,6 +58,24 @@ for module in pkgutil.walk_packages(fairflower.__path__, "fairflower."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print("imported", sum(name.startswith("fairflower.") for name in sys.modules))
+"""
+
+TESTS = """
+import importlib, pathlib, subprocess
+from _pytest.outcomes import Skipped
+del os.O_NONBLOCK
+subprocess.CREATE_NEW_PROCESS_GROUP = 512
+tests = pathlib.Path({tests!r})
+sys.path[:0] = [str(tests), *(str(tests.parent / name) for name in {paths})]
+skipped = []
+for file in sorted(tests.rglob("test_*.py")):
+    sys.path.insert(0, str(file.parent))
+    try:
+        importlib.import_module(file.stem)
+    except Skipped:
+        skipped.append(file.stem)
+    sys.path.pop(0)
+print(*skipped)
 """
 
 TRAINS = """
@@ -82,6 +103,13 @@ def on_windows(code: str, folder: Path) -> str:
 @pytest.mark.slow
 def test_every_module_is_imported_without_posix(tmp_path: Path) -> None:
     assert int(on_windows(IMPORTS, tmp_path).split()[-1]) > 150
+
+
+@pytest.mark.slow
+def test_every_module_of_the_tests_is_imported_without_posix(tmp_path: Path) -> None:
+    tests = TESTS.format(tests=str(ROOT / "tests"), paths=["docs", "experiments"])
+    skipped = on_windows("import pytest, hypothesis, psutil, nbclient" + tests, tmp_path).split()
+    assert {"test_signals"} <= {*skipped} <= {"test_signals", "test_libraries"}
 
 
 @pytest.mark.slow

@@ -76,6 +76,10 @@ def run(kind: str = "completed", without: str = "", **files: str | bytes) -> Cal
     return make
 
 
+def pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
 PLACES: dict[str, Callable[[Path], None]] = {
     "empty": Path.mkdir,
     "text": text("hello"),
@@ -96,7 +100,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "nested": text("[train.lr]\nvalue = 0.1"),
     "scalar": text("train = 3"),
     "deep": text("a=" + "[" * 9000),
-    "pipe": os.mkfifo,
+    "pipe": pipe,
     # data
     "npz": npz(),
     "no-y": npz(y_test=None),
@@ -138,7 +142,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "run": run(),
     "stopped": run("stopped"),
     "no-facts": run(without="run.json"),
-    "piped-facts": lambda place: (run(without="run.json")(place), os.mkfifo(place / "run.json")),
+    "piped-facts": lambda place: (run(without="run.json")(place), pipe(place / "run.json")),
     "torn-facts": run(run_json="{"),
     "no-config": run(without="config.toml"),
     "torn-config": run(config_toml="[train\n"),

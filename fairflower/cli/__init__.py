@@ -28,7 +28,7 @@ from fairflower.cli import (
     sharpness,
     tune,
 )
-from fairflower.cli.terminal import console
+from fairflower.cli.terminal import PLAIN, console
 
 app = typer.Typer(
     help="Fair federated learning on Flower: one global model that works for every client.",
@@ -75,7 +75,7 @@ app.add_typer(deploy_app, name="deploy")
 def main() -> None:
     """Run the ``fairflower`` command."""
     for stream in (sys.stdout, sys.stderr):
-        # A file name that the terminal cannot show must not end a run.
+        # What the terminal cannot show, as a file name or a sign on Windows, must not end a run.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=PLAIN)
     app()

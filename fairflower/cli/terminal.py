@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,25 @@ from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
 # The same stream, so that warnings and errors appear between progress lines.
 console = Console()
+
+#: Signs of tables and verdicts in ASCII, for terminals that lack them.
+_ASCII = str.maketrans(
+    {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "±": "+-"}
+    | {"•": "*", "…": "...", "†": "+", "‡": "++", "≥": ">="}
+)
+
+#: Name of the error handler that writes signs in ASCII, and other characters as escapes.
+PLAIN = "fairflower.plain"
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end].translate(_ASCII)
+    return signs.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+codecs.register_error(PLAIN, _plain)
 
 #: Message of `pathlib.Path.expanduser`.
 NO_HOME = "Could not determine home directory."

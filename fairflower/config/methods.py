@@ -13,6 +13,7 @@ from fairflower.config.text import (
     argument_to_key,
     key_to_argument,
     parse_assignments,
+    split_spec,
     unknown,
 )
 from fairflower.errors import (
@@ -63,7 +64,7 @@ class ComponentSpec:
         >>> StrategyConfig.read("my_package.rules:MinLoss:power=0.3")
         StrategyConfig(name='my_package.rules:MinLoss', args={'power': 0.3})
         """
-        name, *rest = text.split(":")
+        name, *rest = split_spec(text)
         if rest and "=" not in rest[0] and name not in cls.REGISTRY:
             name = f"{name}:{rest.pop(0)}"
         args: dict[str, Scalar | None] = {

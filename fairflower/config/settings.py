@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairflower.config.text import split_spec
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import ADAPTABLE, INIT_ONLY_WEIGHTS, RANDOM_WEIGHTS
 
@@ -166,10 +167,9 @@ class ModelConfig:
         weights, name = self.weights, self.name
         if self.file:
             weights = str(Path(self.file).expanduser().absolute())
-        family, _, rest = name.partition(":")
-        folder, sign, arguments = rest.partition(":")
-        if family == "hf" and Path(folder).expanduser().is_dir():
-            name = f"hf:{Path(folder).expanduser().absolute()}{sign}{arguments}"
+        family, *rest = split_spec(name)
+        if family == "hf" and rest and Path(rest[0]).expanduser().is_dir():
+            name = ":".join(["hf", str(Path(rest[0]).expanduser().absolute()), *rest[1:]])
         return dataclasses.replace(self, weights=weights, name=name)
 
     def to_receive(self) -> ModelConfig:

@@ -82,6 +82,15 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return flat
 
 
+def split_spec(text: str) -> list[str]:
+    r"""Split a component's name and arguments at colons, but not after a Windows drive's letter.
+
+    >>> split_spec("fedheal:tau=0.4"), split_spec(r"hf:C:\bert:a=1"), split_spec("hf:/bert")
+    (['fedheal', 'tau=0.4'], ['hf', 'C:\\bert', 'a=1'], ['hf', '/bert'])
+    """
+    return re.split(r":(?![\\/])|(?<![:=][A-Za-z]):", text)
+
+
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Return key and value of ``key=value``; the value is a TOML scalar or else a text.
 

@@ -83,7 +83,8 @@ def prune(run: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints, and temporary files of a killed run."""
     kept = set(_paths(run)[:keep])
     for path in set((run / "checkpoints").glob("*")) - kept:
-        path.unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows, while another process reads it: the next time
+            path.unlink(missing_ok=True)
 
 
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:

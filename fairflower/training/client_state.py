@@ -89,7 +89,8 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
     files = _files(folder)
     for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged_round(config)):
-        files[kept].unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows, while another process reads it: the next time
+            files[kept].unlink(missing_ok=True)
     _delete_old_states(folder.parent)
 
 

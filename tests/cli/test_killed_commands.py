@@ -13,7 +13,7 @@ import pytest
 from command import call
 from processes import belonging_to, environment, started, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 SMALL = [
     *("--rounds=8", "--epochs=1", "--set=data.clients-per-domain=1"),

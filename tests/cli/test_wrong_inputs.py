@@ -13,6 +13,8 @@ from wrong_inputs import WRONG
 
 from fairflower.cli.terminal import console
 
+pytestmark = pytest.mark.linux  # paths of Linux, and what its system says of them
+
 #: Lines that an error may take, with those of the usage where a command is mistyped.
 LINES = 5
 

@@ -73,6 +73,7 @@ def ghostscript(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
 
 
+@pytest.mark.posix
 def test_an_eps_file_named_png_starts_no_program(place: Path, ghostscript: Path) -> None:
     (place / "1.png").write_bytes(EPS)
     refused(place, r"1\.png cannot be read as an image: found EPS; expected JPEG, PNG, .*DICOM")
@@ -237,6 +238,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("suffix", ["png", "dcm"])
 @pytest.mark.parametrize("kind", ODD)
 def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Path) -> None:
@@ -247,6 +249,7 @@ def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Pa
     refused(place, rf"1\.{suffix} {message}")
 
 
+@pytest.mark.posix
 def test_what_is_hashed_for_its_place_is_a_regular_file(tmp_path: Path) -> None:
     from fairflower.data.objects import PACS
 
@@ -258,6 +261,7 @@ def test_what_is_hashed_for_its_place_is_a_regular_file(tmp_path: Path) -> None:
         prepare(DataConfig(name="pacs", domains="photo", dir=str(tmp_path)))
 
 
+@pytest.mark.posix
 def test_links_that_lead_back_are_not_followed(place: Path) -> None:
     (place / "1.png").write_bytes(encoded("PNG"))
     (place / "back").symlink_to(place.parents[1])
@@ -289,6 +293,7 @@ def of_path(path: Path) -> dict[str, Any]:
     return {"bytes": None, "path": str(path)}
 
 
+@pytest.mark.posix
 def test_rows_of_saved_data_sets_go_through_the_same_reader(
     tmp_path: Path, ghostscript: Path
 ) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 
 from fairflower.engines.ray_cluster import keeping_signals
+from fairflower.machine import HANGUP
+
+fcntl = pytest.importorskip("fcntl", reason="Windows has neither terminals of this kind nor SIGHUP")
+pty = pytest.importorskip("pty")
+termios = pytest.importorskip("termios")
 
 
 def blocked() -> set[int]:
@@ -55,7 +57,7 @@ def statuses(home: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *HANGUP])
 def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -569,6 +569,7 @@ COMMAND = [
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.posix
 def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path) -> None:
     env = environment(tmp_path)
     whole = run([*COMMAND, "--output-dir", tmp_path / "whole"], env=env)

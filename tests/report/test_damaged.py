@@ -228,6 +228,7 @@ def test_every_kind_of_setting(key: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "history.csv", "diagnostics.jsonl"])
 def test_what_is_no_such_file(name: str, folder: Path) -> None:

@@ -267,6 +267,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("name", ["history.csv", "diagnostics.jsonl", "log.txt"])
 def test_a_pipe_in_a_run_folder_is_named_and_not_waited_for(tmp_path, name):
     folder = stopped(config(tmp_path), 2)

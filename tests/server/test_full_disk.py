@@ -73,6 +73,7 @@ def test_a_log_that_cannot_be_written_prints_nothing(
     assert "Logging error" not in capfd.readouterr().err
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_folder_that_cannot_be_written_is_named_once_before_loading(
     command: str,

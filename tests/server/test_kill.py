@@ -20,7 +20,7 @@ from fairflower.server.checkpoint import resumed_config
 from fairflower.server.folder import read_facts
 from fairflower.strategies import STRATEGIES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 KILLS = 3
 #: Whatever a strategy carries from round to round, and two that carry nothing.
