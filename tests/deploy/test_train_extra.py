@@ -12,7 +12,7 @@ from processes import environment, run
 pytestmark = pytest.mark.slow
 
 SMALL = ["--rounds=2", "--set=data.clients-per-domain=1", "--set=train.local-epochs=1"]
-BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets", "optuna")
+BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 
 @pytest.fixture(scope="module")
@@ -49,5 +49,5 @@ def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
     assert "fedheal" in fairflower("report", "made")
     assert (tmp_path / "made" / "report" / "index.html").exists()
 
-    for refused in (["run", "--engine=ray"], ["tune"]):
+    for refused in (["run", "--engine=ray"], ["run", "--data=cifar10"]):
         assert 'Run: pip install "fairflower[sim]"' in fairflower(*refused, expect=1)
