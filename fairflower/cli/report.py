@@ -16,7 +16,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, run_folders
-from fairflower.plans.study_file import is_study
+from fairflower.plans.protocol import is_study
 
 if TYPE_CHECKING:
     from fairflower.report import Run

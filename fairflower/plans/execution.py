@@ -19,7 +19,7 @@ from fairflower.config import RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
-from fairflower.plans.study_file import is_study
+from fairflower.plans.protocol import is_study
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.trackers import check_tracker

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics.metrics import AVG, MIN
+
+#: Name of the file in a study's folder, and of the SQLite file that Optuna wrote in its place.
+STUDY, OPTUNA_STUDY = "study.json", "study.db"
 
 #: Trials are pruned whose accuracy is lower by this fraction than that of the paper's values.
 _BEHIND = 0.1
@@ -20,6 +24,11 @@ VALIDATION, SHARE = "data.validation-fraction", 0.2
 
 #: Key of the number of validation images of each domain, instead of a share.
 EXAMPLES = "data.validation-examples"
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder has the file of a study."""
+    return (folder / STUDY).exists() or (folder / OPTUNA_STUDY).exists()
 
 
 @dataclass(frozen=True)

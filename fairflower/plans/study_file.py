@@ -13,9 +13,6 @@ from fairflower.files import replacing
 from fairflower.report.tuning import Outcome, Trial
 from fairflower.server.contents import Count, conform
 
-#: Name of the file in a study's folder, and of the SQLite file that Optuna wrote in its place.
-STUDY, OPTUNA_STUDY = "study.json", "study.db"
-
 
 class TrialEntry(TypedDict):
     """A finished trial in the file."""
@@ -86,11 +83,6 @@ class StudyFile:
         with replacing(self._path) as temporary:
             text = json.dumps({"methods": self._methods}, indent=1, allow_nan=False)
             temporary.write_text(text, encoding="utf-8")
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder has the file of a study."""
-    return (folder / STUDY).exists() or (folder / OPTUNA_STUDY).exists()
 
 
 def _trial(entry: TrialEntry) -> Trial:

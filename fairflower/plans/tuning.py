@@ -25,6 +25,7 @@ from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.protocol import (
+    STUDY,
     BaselinePruner,
     TuningProtocol,
     check_disjoint_seeds,
@@ -32,7 +33,7 @@ from fairflower.plans.protocol import (
     selection_score,
 )
 from fairflower.plans.search_space import search_space
-from fairflower.plans.study_file import STUDY, StudyFile
+from fairflower.plans.study_file import StudyFile
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed

@@ -30,7 +30,7 @@ from fairflower.errors import ConfigError, RunFolderError
 from fairflower.plans import comparison
 from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
-from fairflower.plans.study_file import STUDY
+from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run
 from fairflower.server.history import History
 from fairflower.server.progress import RunProgress, round_line

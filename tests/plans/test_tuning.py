@@ -29,9 +29,14 @@ from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed, RunFolderError
 from fairflower.plans.execution import locked_folder
-from fairflower.plans.protocol import BaselinePruner, TuningProtocol, effective_sample_size
+from fairflower.plans.protocol import (
+    OPTUNA_STUDY,
+    STUDY,
+    BaselinePruner,
+    TuningProtocol,
+    effective_sample_size,
+)
 from fairflower.plans.search_space import search_space
-from fairflower.plans.study_file import OPTUNA_STUDY, STUDY
 from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report

@@ -33,7 +33,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import RunFolderError
-from fairflower.plans.study_file import OPTUNA_STUDY, STUDY
+from fairflower.plans.protocol import OPTUNA_STUDY, STUDY
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import (
