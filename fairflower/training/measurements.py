@@ -171,7 +171,7 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
 def class_counts(trainer: Trainer) -> dict[str, Tensor]:
     """Return the training examples per class."""
     counts = np.bincount(trainer.data.train.y, minlength=trainer.data.num_classes)
-    return {"h": torch.tensor(counts, dtype=torch.float32)}
+    return {"h": torch.tensor(counts, dtype=torch.float32, device=trainer.device)}
 
 
 MEASUREMENTS: dict[str, Measurement] = {
