@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('fedheal:foo=1', "Unknown run config key 'strategy.foo'."),
             ('fedheal:variant=mine', "strategy.variant = 'mine': expected paper or algorithm1 or released."),
             ('fedheal:beta=-1', 'strategy.beta = -1: expected a number in [0, 1], or None.'),
-            ('fedheal:q=1', 'strategy.q is an argument of fedgcr, fedism, fedism+, qffl, not of fedheal. Remove it, or choose another strategy.name.'),
+            ('fedheal:q=1', 'strategy.q is an argument of fedgcr, fedism, fedism+, qffl, dq-ffl, not of fedheal. Remove it, or choose another strategy.name.'),
             ('qffl:q=-1', 'strategy.q = -1: expected a number from 0.'),
             ('qffl:lr=0', 'strategy.lr = 0: expected a number above 0, or None.'),
             ('fedequilibria:space=both', "strategy.space = 'both': expected fisher or gradient."),
