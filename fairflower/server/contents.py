@@ -109,6 +109,9 @@ class Info(Part, total=False):
     groups: dict[str, list[str]]
     #: Place -> metrics of group fairness that are undefined there, with the reason.
     undefined_metrics: dict[str, str]
+    #: How rounds are masked under secure aggregation, and the reasons of rounds without a sum.
+    secure_aggregation: dict[str, int]
+    halted_rounds: dict[Digits, str]
 
 
 class Record(TypedDict, total=False):

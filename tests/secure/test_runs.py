@@ -114,7 +114,8 @@ def test_a_halted_round_is_noted_and_the_run_goes_on(
     lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
     assert [line["client_ids"] for line in lines] == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert set(lines[1]["dropped"].values()) == {"its disk is full"}
-    call("report", str(folder), "--out", str(tmp_path / "page"))
+    said = " ".join(call("report", str(folder), "--out", str(tmp_path / "page")).split())
+    assert "round 2 left the model as it was: 2 clients with a weight above 0" in said
 
 
 def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> None:

@@ -279,6 +279,8 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     if run.info.get("local_arrays"):
         lines.append(LOCAL.format(part=run.info.get("local_part") or "normalization"))
+    for number, reason in run.info.get("halted_rounds", {}).items():
+        lines.append(f"round {number} left the model as it was: {reason}.")
     for where, reason in run.info.get("skipped_metrics", {}).items():
         lines.append(f"the metric {where} was left out ({reason}).")
     places: dict[str, list[str]] = {}
