@@ -23,6 +23,7 @@ from fairflower.errors import (
     naming_failures,
 )
 from fairflower.machine import release_memory
+from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
@@ -208,6 +209,8 @@ class RoundLoop:
         try:
             with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
                 yield
+        except StrategyError as error:
+            raise _with_local_array(error, self.setup, self.config.client.name) from error.__cause__
         except ConfigError as error:  # for example, weights that are not on the simplex
             raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
@@ -374,3 +377,15 @@ def _summed(
         halted = dict(folder.noted("halted_rounds") or {})
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
+
+
+def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
+    """Add to an error by a missing array that the array stays with the clients, if it does."""
+    missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
+    if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
+        return error
+    return StrategyError(
+        f"{error} The array {missing[0]!r} stays with the clients (client.name = {client!r}), so "
+        "the server does not have it. Choose another client.name, or a strategy that does without "
+        "the array."
+    )

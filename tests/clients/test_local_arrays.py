@@ -20,12 +20,12 @@ from fairflower.clients.fedper import FedPer
 from fairflower.clients.fedrep import FedRep
 from fairflower.clients.lgfedavg import LGFedAvg
 from fairflower.clients.silobn import SiloBN
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, StrategyError
 from fairflower.models import build, copy_arrays, keep_local, set_arrays
 from fairflower.models.heads import body_arrays, head_arrays
 from fairflower.models.norms import norm_arrays
 from fairflower.report import analyze, read_run
-from fairflower.strategies import FedEquilibria, Uniform
+from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
 from fairflower.training.app import test_metrics as measure_metrics
 
@@ -178,11 +178,18 @@ FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "unifor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "part"),
-    [("fedbn", "normalization"), ("fedrep", "the head"), ("lg-fedavg", "the body")],
+    ("name", "strategy", "part"),
+    [
+        ("fedbn", "fairrfl", "normalization"),
+        ("silobn", "fedism+", "normalization"),
+        ("fedper", "fedpw", "the head"),
+        ("fedrep", "uniform", "the head"),
+        ("lg-fedavg", "dq-ffl", "the body"),
+    ],
 )
-def test_a_run_reports_personal_models_and_resumes_to_the_bit(name, part, tmp_path):
-    chosen = {"client.name": name, "evaluate.by": "both", "strategy.name": "uniform"}
+def test_a_run_reports_personal_models_and_resumes_to_the_bit(name, strategy, part, tmp_path):
+    chosen = {"client.name": name, "evaluate.by": "both", "strategy.name": strategy}
+    chosen["model.name"] = "cnn:norm=batch"
     whole = resuming.session(resuming.config(tmp_path / "whole", **chosen)).run()
     read = read_run(whole)
     assert read.personal.rounds.tolist() == [1, 2, 3]
@@ -195,6 +202,20 @@ def test_a_run_reports_personal_models_and_resumes_to_the_bit(name, part, tmp_pa
     assert (folder / model).read_bytes() == (whole / model).read_bytes()
     again = read_run(folder)
     np.testing.assert_array_equal(again.personal.accuracy, read.personal.accuracy)
+
+
+class NeedsTheHead(FedAvg):
+    def weigh(self, cohort):
+        assert len(cohort.received["head.weight"])
+        return super().weigh(cohort)
+
+
+def test_a_strategy_that_needs_an_array_that_is_local_is_told_its_name(tmp_path):
+    made = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
+    with pytest.raises(StrategyError, match=r"'head\.weight' stays with the clients .*'fedper'"):
+        run(config(tmp_path, **made))
+    made["client.name"] = "sgd"
+    run(config(tmp_path, **made))
 
 
 def test_a_run_without_normalization_or_personal_tests_says_so_once(tmp_path):

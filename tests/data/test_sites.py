@@ -83,6 +83,41 @@ def test_sites_with_own_folders_end_like_a_folder_divided_among_clients(
     assert str(tmp_path / "site") not in json.dumps(of_sites["sources"])
 
 
+@pytest.mark.parametrize(
+    ("client", "strategy"),
+    [
+        ("fedbn", "fairrfl"),
+        ("silobn", "fedism+"),
+        ("fedper", "fedpw"),
+        ("fedrep", "daa"),
+        ("lg-fedavg", "dq-ffl"),
+    ],
+)
+def test_arrays_that_stay_with_sites_are_those_that_stay_with_clients(
+    client: str, strategy: str, tmp_path: Path
+) -> None:
+    for domain in "abc":
+        npz(tmp_path / "all" / f"{domain}.npz")
+        (tmp_path / f"site {domain}").mkdir()
+        shutil.copy(tmp_path / "all" / f"{domain}.npz", tmp_path / f"site {domain}")
+    chosen = {
+        "client.name": client,
+        "strategy.name": strategy,
+        "model.name": "cnn:norm=batch",
+        "evaluate.by": "clients",
+        "num-server-rounds": 3,
+    }
+    divided = {"data.dir": str(tmp_path / "all"), "data.clients-per-domain": 1}
+    expected = run(tmp_path, InlineGrid(app, 3), **divided, **chosen)
+    sites = grid([{"domain": d, "data-dir": tmp_path / f"site {d}"} for d in "bca"])
+    found = run(tmp_path, sites, **chosen)
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    assert model == same
+    personal = [read_run(path).personal for path in (expected, found)]
+    assert personal[0].rounds.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(personal[0].accuracy, personal[1].accuracy)
+
+
 @pytest.mark.parametrize("name", ["vectors:Table", "vectors:Texts"])
 def test_sites_with_tables_or_texts_end_where_their_clients_do(name: str, tmp_path: Path) -> None:
     data = {"data.name": name, "data.clients-per-domain": 1}

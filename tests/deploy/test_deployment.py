@@ -405,6 +405,9 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         # Control variates, at the sites and at the server: one that forgets ends in other bits.
         of_tables = config("fedheal", 2, "vectors:TableAtHand", "scaffold")
         tables = trial.run(of_tables)
+        # Heads that stay with the sites.
+        of_heads = config("fedpw", 2, client="fedper")
+        heads = trial.run(of_heads)
 
         # More rounds than there will be: it is stopped when the site is back, however
         # long that takes, and resumed.
@@ -413,7 +416,7 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         with pytest.raises(TrialError, match="The run is finished:stopped"):
             trial.run(endless)
         happening.result()
-        (heal,) = (trial.folder / "runs" / "3").iterdir()
+        (heal,) = (trial.folder / "runs" / "4").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
         assert "Traceback" not in "\n".join(said)
         assert not list(heal.glob(".*")), "something is half-written"
@@ -426,11 +429,16 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
     # Real processes compute, and the sites' tests find, what a simulation does.
     runs = [read_run(equilibria), read_run(heal)]
     of_images = config("fedequilibria", rounds=1)
-    for run, made in ((runs[0], of_images), (read_run(tables), of_tables)):
+    for run, made in (
+        (runs[0], of_images),
+        (read_run(tables), of_tables),
+        (read_run(heads), of_heads),
+    ):
         same = simulated(nodes, tmp_path, made)
         model, expected = (run.path / "model.safetensors" for run in (run, same))
         assert model.read_bytes() == expected.read_bytes(), made.data.name
         np.testing.assert_array_equal(run.accuracy, same.accuracy)
+        np.testing.assert_array_equal(run.personal.accuracy, same.personal.accuracy)
     for run in runs:  # one site in each domain, in the order of both
         np.testing.assert_array_equal(run.accuracy[-1], run.by_client.accuracy[-1])
 

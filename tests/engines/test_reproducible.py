@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import call
 from processes import ROOT, SCRIPTS, TIMEOUT, environment, family, outliving, run, started
@@ -72,6 +73,25 @@ KINDS = {
     },
 }
 
+#: Clients with arrays of their own, each with another strategy; they test their own models, too.
+KINDS |= {
+    client: {
+        "data__examples_per_client": 20,
+        "data__test_examples": 20,
+        "model__name": "cnn:norm=batch",
+        "evaluate__by": "both",
+        "client__name": client,
+        "strategy__name": strategy,
+    }
+    for client, strategy in {
+        "fedbn": "fairrfl",
+        "silobn": "fedism+",
+        "fedper": "fedpw",
+        "fedrep": "daa",
+        "lg-fedavg": "dq-ffl",
+    }.items()
+}
+
 # One engine for all of them, as it takes so long to start.
 IN_TURN = """
 import json, sys
@@ -104,6 +124,8 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path
         for kind in KINDS:
             made, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             assert made == same, f"{kind} on {engine}"
+            tests = (read_run(tmp_path / f"{kind}-{by}").personal for by in (engine, "inline"))
+            np.testing.assert_array_equal(*(test.accuracy for test in tests))
 
 
 def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):
