@@ -90,6 +90,8 @@ class Run(AccuracyHistory):
     #: Accuracies of the clients' personal models by domain: means over its clients, weighted by
     #: test images; without rounds if there are no personal models.
     personal: AccuracyHistory
+    #: Accuracies of the personal models by client, in the order of ``clients``.
+    personal_by_client: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
     #: Accuracy of the global model on ``held_out_domain``; without rounds if no domain is held out.
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
     #: The same with BatchNorm statistics of that domain's test examples (``evaluate.adabn``).
@@ -227,6 +229,7 @@ def read_run(path: str | Path) -> Run:
         accuracy=tested.accuracy,
         by_client=_all_tests(history[of_clients, "accuracy"], names),
         personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
+        personal_by_client=_all_tests(history[of_clients, "personal_accuracy"], names),
         held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
         adapted=_tested(history[HELD_OUT, ADAPTED], [held_out], finished),
         held_out_domain=held_out,
@@ -297,7 +300,7 @@ def _read_history(
     history |= {(level, m.name): {} for level in OVERALL.values() for m in METRICS}
     for of_domains, of_clients in LEVELS.values():
         history |= {(of_domains, m.name): {} for m in METRICS}
-        history[of_clients, "accuracy"] = {}
+        history |= {(of_clients, metric): {} for metric in ("accuracy", "personal_accuracy")}
         history |= {(of_domains, metric): {} for metric in metrics}
     finished: set[int] = set()
     for line, (number, level, name, metric, value) in enumerate(read_history(path), start=2):

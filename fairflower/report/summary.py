@@ -56,7 +56,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       ``lower is better`` lists those to minimize.
     - ``<metric> global``, ``<metric> worst client`` and ``<metric> <domain>`` for each metric of
       group fairness, with the word undefined in place of a number.
-    - ``<domain> personal_accuracy`` in the ``personal rounds``; ``held-out``, the accuracy on the
+    - ``<domain> personal_accuracy`` in the ``personal rounds``, and ``personal by client``, each
+      client's mean over these rounds; ``held-out``, the accuracy on the
       ``held-out domain`` in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested;
     - ``clients``: number in each domain. ``participation``: each client's share of rounds in which
       it was merged, unless all are 1. ``client accuracy``: means over the rounds, if clients
@@ -146,6 +147,9 @@ def _row(run: Run) -> dict[str, Any]:
         late = slice(-WINDOW, None)
         row["personal rounds"] = _listed(run.personal.rounds[late])
         row |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
+    own = run.personal_by_client.final()
+    if np.isfinite(own).any():
+        row["personal by client"] = _fractions(own[order])
     if run.held_out.rounds.size:
         late = slice(-WINDOW, None)
         row["held-out domain"] = run.held_out_domain
@@ -204,6 +208,8 @@ def _run(row: Mapping[str, str]) -> Run:
     adapted = np.array((row.get("held-out AdaBN") or "").split(), dtype=np.float64)
     tested = np.array((row.get("client accuracy") or "").split(), dtype=np.float64)
     by_client = tested.reshape(min(1, tested.size), len(owners))
+    own = np.array((row.get("personal by client") or "").split(), dtype=np.float64)
+    own = own.reshape(min(1, own.size), len(owners))
     return Run(
         path=Path(row["run"]),
         label=row["method"],
@@ -218,6 +224,7 @@ def _run(row: Mapping[str, str]) -> Run:
             rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
         ),
         held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
+        personal_by_client=AccuracyHistory(rounds=personal[-1:][: len(own)], accuracy=own),
         adapted=AccuracyHistory(
             rounds=unseen[: len(adapted)], accuracy=adapted.reshape(len(adapted), 1)
         ),

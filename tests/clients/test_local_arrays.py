@@ -24,7 +24,7 @@ from fairflower.errors import ConfigError, StrategyError
 from fairflower.models import build, copy_arrays, keep_local, set_arrays
 from fairflower.models.heads import body_arrays, head_arrays
 from fairflower.models.norms import norm_arrays
-from fairflower.report import analyze, read_run
+from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
 from fairflower.training.app import test_metrics as measure_metrics
@@ -136,6 +136,24 @@ def test_the_head_of_every_client_begins_with_the_runs_seed(tmp_path):
     read = read_run(resuming.session(resuming.config(tmp_path, **made)).run())
     assert len(set(read.accuracy.ravel())) > 1
     np.testing.assert_array_equal(read.personal.accuracy[-1], read.accuracy[-1])
+
+
+def test_a_report_has_the_spread_between_the_clients_of_a_domain(tmp_path):
+    made = {"client.name": "fedbn", "evaluate.by": "both", "data.clients-per-domain": 2}
+    folder = run(config(tmp_path, **made), nodes=8)
+    read = read_run(folder)
+    (chapter,) = analyze([read]).chapters
+    (table,) = [t for t in chapter.tables if t.title.startswith("Spread of personal models")]
+    own = read.personal_by_client.final()
+    expected = [
+        100 * np.std([own[k] for k, c in enumerate(read.clients) if c.domain == d], ddof=1)
+        for d in read.domains
+    ]
+    ((row,),) = [group.rows for group in table.groups]
+    assert [cell.text for cell in row.cells] == [f"{value:.2f}" for value in expected]
+    write_summary([read], tmp_path / "x.csv")
+    (again,) = read_summary(tmp_path / "x.csv")
+    np.testing.assert_allclose(again.personal_by_client.final(), own, atol=1e-6)
 
 
 def test_the_test_tells_the_personal_from_the_global_model():

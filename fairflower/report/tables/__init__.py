@@ -24,6 +24,7 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
         accuracy.types_table(comparison),
         *(accuracy.clusters_table(comparison, window) for window in windows),
         accuracy.personal_table(comparison),
+        accuracy.personal_spread_table(comparison),
         accuracy.product_table(comparison),
         participation.participation_table(comparison),
         *differences.difference_tables(comparison, contrasts),

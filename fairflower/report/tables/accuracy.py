@@ -86,6 +86,36 @@ def quality_table(comparison: Comparison) -> Table:
     )
 
 
+def personal_spread_table(comparison: Comparison) -> Table:
+    """Return the spread of personal models between a domain's clients, where it has several."""
+    methods = [
+        m for m in comparison.methods if all(r.personal_by_client.rounds.size for r in m.runs)
+    ]
+
+    def spread(domain: str) -> Callable[[Method], MeanStd]:
+        def of(run: Run) -> float:
+            own = [client.domain == domain for client in run.clients]
+            values = run.personal_by_client.final()[own]
+            return 100 * float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+        return lambda method: method.over_seeds(of)
+
+    several = [d for d in comparison.domains if _clients(methods, d) > 1]
+    return metric_table(
+        f"Spread of personal models within a domain, {comparison.span()}",
+        "In points of accuracy, standard deviation (ddof 1) between the clients of a domain, each "
+        "with its personal model on its own test data.",
+        [Column(domain, spread(domain), -1) for domain in several],
+        group_comparable(comparison, methods) if several else [],
+    )
+
+
+def _clients(methods: Sequence[Method], domain: str) -> int:
+    """Return the number of a domain's clients; 0 without methods."""
+    runs = [method.runs[0] for method in methods]
+    return max((sum(c.domain == domain for c in run.clients) for run in runs), default=0)
+
+
 def personal_table(comparison: Comparison) -> Table:
     """Return the accuracy table of the clients' personal models, for methods that have them."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
