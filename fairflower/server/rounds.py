@@ -146,7 +146,7 @@ class RoundLoop:
             )
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        with self._named(server_round):
+        with _named(self, server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
             server_round=server_round,
@@ -169,17 +169,17 @@ class RoundLoop:
             if self._secure is None:
                 replies = self._exchange(messages)
             else:
-                with self._named(server_round):
+                with _named(self, server_round):
                     merged = _summed(self._secure, folder, server_round, messages, arrays)
         if self._secure is None:
-            with _timed(seconds, "merge_seconds"), self._named(server_round):
+            with _timed(seconds, "merge_seconds"), _named(self, server_round):
                 merged = strategy.aggregate_train(server_round, replies)[0]
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
             folder.history(server_round, "client", str(client), scalars)
         folder.model(arrays_of(merged))
-        with self._named(server_round):  # a strategy may store anything there
+        with _named(self, server_round):  # a strategy may store anything there
             folder.diagnostics(
                 server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
             )
@@ -194,25 +194,12 @@ class RoundLoop:
             self.nodes = nodes
             self.setup.enroll(nodes)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
-        with self._named(server_round):
+        with _named(self, server_round):
             asked = strategy.configure_candidates(server_round, arrays, self.settings())
         if asked:
             strategy.note_candidates(server_round, self._exchange(asked))
-        with self._named(server_round):  # its clients are enrolled: it does not ask the grid
+        with _named(self, server_round):  # its clients are enrolled: it does not ask the grid
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
-
-    @contextmanager
-    def _named(self, server_round: int) -> Iterator[None]:
-        """Raise ``StrategyError`` for an exception of the strategy, or due to its diagnostics."""
-        name, module = self.config.strategy.name, type(self.strategy).__module__
-        remedy = f"The traceback is in {self.folder.path / LOG}."
-        try:
-            with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
-                yield
-        except StrategyError as error:
-            raise _with_local_array(error, self.setup, self.config.client.name) from error.__cause__
-        except ConfigError as error:  # for example, weights that are not on the simplex
-            raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:
         """Warn of clients that lost the state of the round in which they were last ``merged``."""
@@ -377,6 +364,20 @@ def _summed(
         halted = dict(folder.noted("halted_rounds") or {})
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
+
+
+@contextmanager
+def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
+    """Raise ``StrategyError`` for an exception of the strategy, or due to its diagnostics."""
+    name, module = loop.config.strategy.name, type(loop.strategy).__module__
+    remedy = f"The traceback is in {loop.folder.path / LOG}."
+    try:
+        with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
+            yield
+    except StrategyError as error:
+        raise _with_local_array(error, loop.setup, loop.config.client.name) from error.__cause__
+    except ConfigError as error:  # for example, weights that are not on the simplex
+        raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
 
 def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
