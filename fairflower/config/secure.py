@@ -59,6 +59,11 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             "and clients have to know their weights before. Choose a measurement of the received "
             "model"
         )
+    if arrays := [m for m in strategy.measurements if m in strategy.VECTORS]:
+        raise _refused(
+            f"strategy.name = {name!r} needs {arrays[0]!r} of each client, an array that is not "
+            "masked. Choose a strategy that weighs by numbers"
+        )
     if exchanges:
         raise _refused(
             f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} beside the "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+import vectors
 from apps import replacing
 from command import call
 from flwr.app import Context, Message
@@ -28,7 +29,7 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.server.session import Session
-from fairflower.strategies import STRATEGIES
+from fairflower.strategies import STRATEGIES, FairStrategy
 
 SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
 REFUSED = [name for name, rule in STRATEGIES.items() if not rule().sums_suffice]
@@ -62,17 +63,16 @@ def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
         ({"observe.window": 3}, "observe.window = 3 looks at single updates"),
         ({"strategy.name": "fairfed", "strategy.metric": "trained_loss"}, "after training"),
         ({"strategy.name": "vectors:Own"}, "does not set sums_suffice"),
+        ({"strategy.name": "vectors:Arrays"}, "needs 'gradient' of each client, an array"),
     ],
 )
 def test_settings_that_need_single_updates_are_refused(
     settings: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "vectors" in str(settings):
-        import vectors
-
-        from fairflower.strategies import FairStrategy
-
-        monkeypatch.setattr(vectors, "Own", type("Own", (FairStrategy,), {}), raising=False)
+    own = type("Own", (FairStrategy,), {})
+    needy = type("Arrays", (FairStrategy,), {"sums_suffice": True, "needs": ("gradient",)})
+    for rule in (own, needy):
+        monkeypatch.setattr(vectors, rule.__name__, rule, raising=False)
     with pytest.raises(ConfigError, match=rf"secure-aggregation = true: .*{error}"):
         RunConfig.from_flat({"secure-aggregation": True, "strategy.name": "uniform"} | settings)
 
