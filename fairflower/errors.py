@@ -93,6 +93,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript"),
     "timm": ("timm", "peft"),
     "hf": ("transformers", "peft"),
+    "dp": ("dp_accounting",),
 }
 
 

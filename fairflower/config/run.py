@@ -21,6 +21,7 @@ from fairflower.config.methods import (
     ParticipationSpec,
     StrategyConfig,
 )
+from fairflower.config.privacy import PrivacyConfig, check_privacy
 from fairflower.config.secure import check_secure
 from fairflower.config.settings import (
     MOST,
@@ -124,6 +125,7 @@ class RunConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     bound: BoundConfig = field(default_factory=BoundConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
@@ -373,6 +375,7 @@ def _check(config: RunConfig) -> None:
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
             "expected objects of fairflower.aggregation.exchange.Exchange. Correct its code."
         )
+    check_privacy(config, measurements, exchanges)
     with config.strategy.naming_failures():
         try:
             rule.read_config(config.concise())

@@ -37,6 +37,7 @@ class RunProgress:
         self.title = title
         self.num_rounds = num_rounds
         self._rows: list[tuple[int, dict[str, float], dict[str, float]]] = []
+        self._epsilon: dict[int, float] = {}  # by round, of a differentially private run
         self._begin = time.monotonic()
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
@@ -63,11 +64,13 @@ class RunProgress:
         """Show a round.
 
         ``accuracies`` maps domains to accuracies, NaN for an untested domain, and is empty if the
-        round was not tested. Of ``figures``, the accuracy on a held-out domain and the differences
-        between groups of all people are shown.
+        round was not tested. Of ``figures``, the accuracy on a held-out domain, the differences
+        between groups of all people and ``epsilon`` are shown.
         """
         if accuracies:
             self._rows.append((server_round, dict(accuracies), _beside(figures or {})))
+            if "epsilon" in (figures or {}):
+                self._epsilon[server_round] = (figures or {})["epsilon"]
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())
@@ -92,7 +95,10 @@ class RunProgress:
         passed = time.monotonic() - self._begin
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
         eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
-        line = round_line(server_round, self.num_rounds, accuracies, unseen) + eta
+        line = round_line(server_round, self.num_rounds, accuracies, unseen)
+        if server_round in self._epsilon:
+            line += f"  |  epsilon {self._epsilon[server_round]:.3g}"
+        line += eta
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _view(self) -> RenderableType:
@@ -102,9 +108,13 @@ class RunProgress:
         beside = list(self._rows[-1][2] if self._rows else ())
         for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *beside]:
             table.add_column(escape(name), justify="right")
+        if self._epsilon:
+            table.add_column("epsilon", justify="right")
         for server_round, accuracies, unseen in self._rows[-RECENT:]:
             over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
-            values = map(_percent, [*accuracies.values(), *over, *unseen.values()])
+            values = [_percent(v) for v in (*accuracies.values(), *over, *unseen.values())]
+            if self._epsilon:
+                values = [*values, f"{self._epsilon.get(server_round, 0):.3g}"]
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 

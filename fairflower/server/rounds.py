@@ -33,6 +33,7 @@ from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
 from fairflower.server.group_metrics import GroupMetrics, counts_in
 from fairflower.server.history import HELD_OUT, Metrics, settled
+from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
@@ -62,6 +63,8 @@ class RoundLoop:
         self._secure: SecureAggregation | None = None
         if self.config.secure_aggregation:
             self._secure = SecureAggregation(self.strategy, self._exchange)
+        numbers = len(self.strategy.measurements)
+        self._privacy = PrivacyLedger(self.config.privacy, numbers, folder)
         self._skipped: dict[str, str] = {}  # the user's metrics that failed, and where
         self._groups = GroupMetrics(folder, self.federation)
         self._released = time.monotonic()
@@ -89,7 +92,7 @@ class RoundLoop:
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
             self._evaluate(last, arrays)  # when trained, it was not the last round
-        if saved and saved.server_round < last and self._settled():
+        if saved and saved.server_round < last and self._ends_early():
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -97,12 +100,12 @@ class RoundLoop:
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
-                ending = server_round == last or self._settled()
+                ending = server_round == last or self._ends_early()
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._settled()
-            self.folder.history(server_round, "run", "", seconds)
+            self.folder.history(server_round, "run", "", {**seconds, **self._privacy.metrics()})
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
             # Before the checkpoint, so that a resumed run calls it again.
@@ -113,10 +116,17 @@ class RoundLoop:
                 release_memory()
                 self._released = time.monotonic()
             if ending:
-                self._warn_if_diverged(server_round)
+                _warn_if_diverged(self.folder, server_round, self.federation.num_classes)
                 return
             if stopped:
                 raise StopRun
+
+    def _ends_early(self) -> bool:
+        """Return whether no further round is made, by the loss or by the loss of privacy."""
+        if reason := self._privacy.spent():
+            self.folder.note("ended_early", reason)
+            return True
+        return self._settled()
 
     def _settled(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds; then note it."""
@@ -129,21 +139,6 @@ class RoundLoop:
             reason = f"no {kind} loss below {losses[best]:.6g}, that of round {best}"
             self.folder.note("ended_early", f"{reason}, in {stop.patience} rounds (stop.patience)")
         return best > 0
-
-    def _warn_if_diverged(self, server_round: int) -> None:
-        """Warn if the final model is far worse than guessing on a domain."""
-        tested = self.folder.metrics.of(server_round).items()
-        losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
-        loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-        guessing = math.log(self.federation.num_classes)
-        diverged = guessing > 0 and not loss <= DIVERGED * guessing
-        self.folder.note("diverged", loss if diverged else None)
-        if diverged:
-            logger.warning(
-                "The model's test loss is %.3g, and the loss of guessing is %.3g: training "
-                "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
-                *(loss, guessing),
-            )
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         with _named(self, server_round):
@@ -162,6 +157,7 @@ class RoundLoop:
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
     ) -> ArrayRecord:
         strategy, folder = self.strategy, self.folder
+        self._privacy.begin_round()
         before = dict(strategy.merged_rounds)
         merged: ArrayRecord | None
         with _timed(seconds, "train_seconds"):
@@ -180,9 +176,8 @@ class RoundLoop:
             folder.history(server_round, "client", str(client), scalars)
         folder.model(arrays_of(merged))
         with _named(self, server_round):  # a strategy may store anything there
-            folder.diagnostics(
-                server_round, strategy.client_ids, strategy.diagnostics, strategy.dropped
-            )
+            values = self._privacy.released(strategy.diagnostics)
+            folder.diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         self._check_client_states(before)
         return merged
 
@@ -390,3 +385,19 @@ def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> Str
         "the server does not have it. Choose another client.name, or a strategy that does without "
         "the array."
     )
+
+
+def _warn_if_diverged(folder: RunFolder, server_round: int, num_classes: int) -> None:
+    """Warn if the final model is far worse than guessing on a domain."""
+    tested = folder.metrics.of(server_round).items()
+    losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
+    loss = float(np.max([0.0, *losses]))  # NaN if any loss is
+    guessing = math.log(num_classes)
+    diverged = guessing > 0 and not loss <= DIVERGED * guessing
+    folder.note("diverged", loss if diverged else None)
+    if diverged:
+        logger.warning(
+            "The model's test loss is %.3g, and the loss of guessing is %.3g: training "
+            "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
+            *(loss, guessing),
+        )

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
+from fairflower.aggregation.noise import NoisySum
 from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, prepare
@@ -25,6 +26,7 @@ from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
+from fairflower.server.privacy import check_reachable
 from fairflower.server.registration import (
     ClientRegistry,
     SiteRegistry,
@@ -121,6 +123,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     strategy = _make_strategy(config, evaluator.buffers)
+    if config.privacy.on:
+        _check_privacy(config, evaluator, strategy, num_clients)
     setup = RunSetup(config, federation, registry, evaluator, strategy)
     setup.enroll(registry.nodes)
     return setup
@@ -191,7 +195,26 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
         check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
 
 
+def _check_privacy(
+    config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy, clients: int
+) -> None:
+    """Raise ``ConfigError`` if the model or the limit excludes differential privacy."""
+    if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
+        raise ConfigError(
+            f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, statistics "
+            "of a client's examples that are no parameters. Choose a model without BatchNorm, for "
+            "example cnn."
+        )
+    numbers = len(strategy.measurements)
+    check_reachable(config.privacy, numbers, clients, config.num_server_rounds)
+
+
 def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
+    bound, privacy = config.bound, config.privacy
+    exchanges = config.client.factory.make_exchanges(config.client.args)
+    if privacy.on:
+        noise = privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
+        exchanges = [*exchanges, NoisySum(*noise)]
     return config.strategy.make(  # type: ignore[no-any-return]
         fraction_train=config.fraction_train,
         min_train_nodes=1,
@@ -199,11 +222,11 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         min_available_nodes=1,
         min_clients=config.min_clients or None,
         buffers=buffers,
-        exchanges=config.client.factory.make_exchanges(config.client.args),
+        exchanges=exchanges,
         observers=[SignConsistency(window)] if (window := config.observe.window) else [],
-        max_client_weight=config.bound.max_client_weight,
-        clip_update_norm=config.bound.clip_update_norm or None,
-        clip_update_median=config.bound.clip_update_median or None,
+        max_client_weight=bound.max_client_weight,
+        clip_update_norm=privacy.clip if privacy.on else bound.clip_update_norm or None,
+        clip_update_median=bound.clip_update_median or None,
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
+from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.models import initial_local_arrays, local_tensors
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
@@ -21,6 +22,7 @@ from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
 from fairflower.training.measurements import measure_received, train_and_measure
 from fairflower.training.modes import flushed_denormals
+from fairflower.training.privacy import clipped_update, privacy_of, protected
 from fairflower.training.trainer import Arrays, Trainer, server_round
 
 if TYPE_CHECKING:
@@ -58,6 +60,27 @@ def measure_round(
     trainer.recall()
     with flushed_denormals():
         return {"client-id": trainer.client_id, **measure_received(trainer, config)}
+
+
+def private_round(
+    trainer: Trainer,
+    context: Context,
+    config: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    received: Arrays,
+) -> tuple[dict[str, float], Arrays, dict[str, Arrays]]:
+    """Train and measure a round as `train_round`; return what may leave the client.
+
+    The update is clipped, and the numbers are clipped and noised. If training diverges, the client
+    returns the received model, so that its failure says nothing about its examples.
+    """
+    metrics: dict[str, float] = {}
+    try:
+        metrics, _ = train_round(trainer, context, config)
+        sent = clipped_update(trainer.send(), received, privacy.clip)
+    except FloatingPointError:
+        sent = dict(received)
+    return protected(metrics, config, privacy, trainer.client_id), sent, {}
 
 
 def evaluate_round(
@@ -138,8 +161,13 @@ def make_client_app(
     @_naming_failures
     def train(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)
-        metrics, arrays = train_round(trainer, context, config)
-        reply = RecordDict({"arrays": record_of(trainer.send())})
+        if privacy := privacy_of(config):
+            received = arrays_of(message.content.array_records["arrays"])
+            metrics, sent, arrays = private_round(trainer, context, config, privacy, received)
+        else:
+            metrics, arrays = train_round(trainer, context, config)
+            sent = trainer.send()
+        reply = RecordDict({"arrays": record_of(sent)})
         reply["metrics"] = MetricRecord({"num-examples": len(trainer.data.train.y), **metrics})
         for name, named in arrays.items():
             reply[name] = record_of(named)

@@ -265,6 +265,20 @@ def data_digest(run: Run) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def privacy_note(privacy: Mapping[str, Any]) -> str:
+    """Return a run's privacy loss in words, from ``run.json``."""
+    text = (
+        f"differentially private for each client: epsilon {privacy['epsilon']:.3g} at delta "
+        f"{privacy['delta']:g} (noise multiplier {privacy['noise_multiplier']:g}, clip "
+        f"{privacy['clip']:g}"
+    )
+    if privacy["numbers"]:
+        text += f", of numbers {privacy['number_noise_multiplier']:g}"
+    if privacy["noise"] != "secret":
+        text += "; the noise has a seed, so that this holds only for those who do not know it"
+    return f"{text})."
+
+
 def run_notes(run: Run) -> list[str]:
     """Return notes on a run's progress, dropped replies and missing tests."""
     if "remarks" in run.info:
@@ -275,6 +289,8 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"{run.progress}{error}.")
     elif run.info.get("ended_early"):
         lines.append(f"{run.progress}: {run.info['ended_early']}.")
+    if privacy := run.info.get("privacy"):
+        lines.append(privacy_note(privacy))
     if loss := run.info.get("diverged"):
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     if run.info.get("local_arrays"):

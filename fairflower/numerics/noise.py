@@ -1,0 +1,37 @@
+"""Gaussian noise for differential privacy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.seeds import derive_seed
+
+#: A number of bytes -> as many random bytes.
+Source = Callable[[int], bytes]
+
+
+def noise_source(seed: int, *purpose: int | str) -> Source:
+    """Return a source of random bytes: the operating system's, or with a seed a reproducible one.
+
+    Whoever knows the seed can remove the noise, so a seed is for experiments.
+    """
+    if not seed:
+        return os.urandom
+    return np.random.default_rng(derive_seed(seed, *purpose)).bytes
+
+
+def gaussian(size: int, source: Source) -> NDArray[np.float64]:
+    """Return ``size`` independent standard normal numbers (Box and Muller 1958).
+
+    >>> gaussian(3, noise_source(1, "example")).round(2).tolist()
+    [1.54, -0.22, -0.23]
+    """
+    half = (size + 1) // 2
+    bits = np.frombuffer(source(16 * half), np.uint64) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 1) / 2.0**53  # above 0, at most 1
+    radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * np.pi * uniform[half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]

@@ -1,0 +1,165 @@
+"""Privacy loss of a run, composed by Flower's accountant (docs/differential-privacy.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fairflower.aggregation.hooks import Diagnostic
+from fairflower.config.privacy import PrivacyConfig
+from fairflower.errors import ConfigError, NotInstalled, require
+
+if TYPE_CHECKING:
+    from fairflower.server.folder import RunFolder
+
+
+@cache
+def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
+    """Return epsilon at ``privacy.delta`` after some rounds, in each of which a client takes part.
+
+    A round releases each of ``numbers`` numbers of a client, and a noisy sum of updates.
+    """
+    if not rounds:
+        return 0.0
+    require("dp", "Differential privacy")
+    try:
+        from flwr.serverapp import (
+            GaussianPrivacyEvent,
+            NeighboringRelation,
+            RdpAccountant,
+            SamplingMethod,
+        )
+        from flwr.serverapp import (
+            PrivacyConfig as FlowerPrivacy,
+        )
+    except ImportError as error:
+        raise NotInstalled(
+            'Differential privacy needs the accountant of flwr 1.41. Run: pip install "flwr[dp]>='
+            '1.41"'
+        ) from error
+    accountant = RdpAccountant(
+        FlowerPrivacy(
+            target_delta=privacy.delta,
+            population_size=1,  # without amplification by sampling it does not matter
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        )
+    )
+    accountant.compose(GaussianPrivacyEvent(privacy.noise_multiplier, 1, 1), rounds)
+    if numbers:
+        event = GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
+        accountant.compose(event, rounds * numbers)
+    return float(accountant.get_epsilon(privacy.delta))
+
+
+def affordable_rounds(privacy: PrivacyConfig, numbers: int, wanted: int) -> int:
+    """Return how many of the wanted rounds fit into ``privacy.max_epsilon``."""
+    if not privacy.max_epsilon or epsilon(privacy, numbers, wanted) <= privacy.max_epsilon:
+        return wanted
+    low, high = 0, wanted  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = epsilon(privacy, numbers, middle) <= privacy.max_epsilon
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: int) -> None:
+    """Raise ``ConfigError`` if no round fits into ``max_epsilon``, or delta is too large."""
+    if privacy.delta * clients >= 1:
+        raise ConfigError(
+            f"privacy.delta = {privacy.delta}: with {clients} clients it has to be below "
+            f"1/{clients}. A larger delta would allow to publish one client's data."
+        )
+    if rounds and affordable_rounds(privacy, numbers, 1) == 0:
+        raise ConfigError(
+            f"privacy.max-epsilon = {privacy.max_epsilon} cannot be reached: the first round alone "
+            f"has epsilon {epsilon(privacy, numbers, 1):.3g} at delta = {privacy.delta:g}. "
+            "Multiply privacy.noise-multiplier"
+            + (" and privacy.number-noise-multiplier" if numbers else "")
+            + f" by {_factor(privacy, numbers, 1):.3g} for one round, by "
+            f"{_factor(privacy, numbers, rounds):.3g} for all {rounds}, or raise max-epsilon."
+        )
+
+
+def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
+    """Return the factor of the noise, rounded up, with which the rounds fit into max_epsilon."""
+
+    def fits(factor: float) -> bool:
+        louder = replace(
+            privacy,
+            noise_multiplier=privacy.noise_multiplier * factor,
+            number_noise_multiplier=privacy.number_noise_multiplier * factor,
+        )
+        return epsilon(louder, numbers, rounds) <= privacy.max_epsilon
+
+    high = 1.0
+    while not fits(high) and high < 1e9:
+        high *= 2
+    low = high / 2
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high * 1.01  # the message rounds it
+
+
+class PrivacyLedger:
+    """Counts the rounds that have begun, in ``run.json``, and says when epsilon is used up.
+
+    A round counts from the moment when its clients are asked, also if it is repeated after a kill.
+    Without differential privacy nothing is counted or changed.
+    """
+
+    def __init__(self, privacy: PrivacyConfig, numbers: int, folder: RunFolder) -> None:
+        self.privacy, self.numbers, self.folder = privacy, numbers, folder
+        self.rounds = int((folder.fact("privacy") or {}).get("rounds", 0))
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the rounds so far."""
+        return epsilon(self.privacy, self.numbers, self.rounds)
+
+    def begin_round(self) -> None:
+        """Count a round."""
+        if self.privacy.on:
+            self.rounds += 1
+            self.folder.note("privacy", self.facts())
+
+    def metrics(self) -> dict[str, float]:
+        """Return epsilon as a metric of a round."""
+        return {"epsilon": self.epsilon} if self.privacy.on else {}
+
+    def released(self, diagnostics: Mapping[str, Diagnostic]) -> Mapping[str, Diagnostic]:
+        """Return the diagnostics without the factors of clipped updates, which tell lengths."""
+        if not self.privacy.on:
+            return diagnostics
+        return {name: value for name, value in diagnostics.items() if name != "clipped"}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entry of ``run.json``."""
+        privacy = self.privacy
+        return {
+            "epsilon": self.epsilon,
+            "delta": privacy.delta,
+            "rounds": self.rounds,
+            "numbers": self.numbers,
+            "noise_multiplier": privacy.noise_multiplier,
+            "number_noise_multiplier": privacy.number_noise_multiplier,
+            "clip": privacy.clip,
+            "noise": "seeded, for experiments" if privacy.noise_seed else "secret",
+        }
+
+    def spent(self) -> str:
+        """Return why no further round is allowed; empty if one is."""
+        limit = self.privacy.max_epsilon
+        if not limit:
+            return ""
+        following = epsilon(self.privacy, self.numbers, self.rounds + 1)
+        if following <= limit:
+            return ""
+        return (
+            f"epsilon is {self.epsilon:.3g}, and another round would make it {following:.3g}, "
+            f"above privacy.max-epsilon = {limit:g}"
+        )

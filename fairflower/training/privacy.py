@@ -1,0 +1,75 @@
+"""A client's part of differential privacy: it clips its update, and clips and noises its numbers.
+
+The derivation is in docs/differential-privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fairflower.config.privacy import PrivacyConfig, number_range
+from fairflower.numerics.noise import gaussian, noise_source
+from fairflower.training.measurements import requested
+from fairflower.training.trainer import Arrays, server_round
+
+#: Metrics that a client sends as they are: they do not depend on its examples.
+_OPEN = ("client-id", "state-round")
+
+
+def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
+    """Return the privacy settings in a server's message; None without differential privacy."""
+    settings = PrivacyConfig.from_flat(config)
+    return settings if settings.on else None
+
+
+def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
+    """Return the model with an update of at most ``clip``; the received model if it is not finite.
+
+    Arrays of whole numbers are returned as received.
+    """
+    names = [name for name, array in received.items() if array.dtype.kind == "f"]
+    updates = {name: sent[name].astype(np.float64) - received[name] for name in names}
+    length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if not math.isfinite(length):
+        return dict(received)
+    factor = min(1.0, clip / length) if length else 1.0
+    return dict(received) | {
+        name: (received[name] + factor * update).astype(received[name].dtype)
+        for name, update in updates.items()
+    }
+
+
+def noised_numbers(
+    numbers: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the numbers that the server asked for, clipped to their ranges, with noise.
+
+    A number that is missing or not finite counts as the largest of its range. The noised number is
+    clipped again, so that the server can read it like any other.
+    """
+    noised = {}
+    for name in requested(config):
+        low, high = number_range(name, privacy.loss_range)
+        value = float(numbers.get(name, math.nan))
+        value = min(max(value, low), high) if math.isfinite(value) else high
+        purpose = (client_id, server_round(config), name)
+        draw = float(gaussian(1, noise_source(privacy.noise_seed, *purpose))[0])
+        value += privacy.number_noise_multiplier * (high - low) * draw
+        noised[name] = min(max(value, low), high)
+    return noised
+
+
+def protected(
+    metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the metrics that may leave the client: its id, and the noised numbers."""
+    kept = {name: metrics[name] for name in _OPEN if name in metrics}
+    return {
+        **kept,
+        "client-id": client_id,
+        **noised_numbers(metrics, config, privacy, client_id),
+    }

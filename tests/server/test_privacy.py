@@ -1,0 +1,258 @@
+"""Differential privacy: what leaves a client, the accountant, the limit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fairflower as ff
+from fairflower.aggregation.noise import MARGIN, NoisySum
+from fairflower.config import RunConfig
+from fairflower.config.privacy import PROVEN, PrivacyConfig
+from fairflower.errors import ConfigError, RoundFailed
+from fairflower.numerics.noise import gaussian, noise_source
+from fairflower.registry import STRATEGIES
+from fairflower.report import read_run
+from fairflower.report.tables.notes import run_notes
+from fairflower.server.checkpoint import resumed_config
+from fairflower.server.privacy import affordable_rounds, check_reachable, epsilon
+from fairflower.strategies import FairStrategy
+from fairflower.testing import make_cohort
+from fairflower.training.privacy import clipped_update, noised_numbers, protected
+
+PRIVATE = {
+    "privacy.noise-multiplier": 1.0,
+    "privacy.number-noise-multiplier": 2.0,
+    "privacy.clip": 0.3,
+    "bound.max-client-weight": 0.4,
+}
+SMALL = {
+    "data.clients-per-domain": 1,
+    "train.local-epochs": 1,
+    "engine": "inline",
+    "num-server-rounds": 3,
+}
+
+
+@pytest.fixture
+def accountant() -> None:
+    pytest.importorskip("dp_accounting")
+
+
+# --- what is proven ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_are_proven_or_refused(name: str) -> None:
+    settings = {**PRIVATE, "strategy.name": name}
+    if name == "qffl":
+        settings["strategy.rule"] = "weights"
+    if name not in PROVEN:
+        with pytest.raises(ConfigError, match=r"Choose one of fedavg, uniform"):
+            RunConfig.from_flat(settings)
+        return
+    strategy = RunConfig.from_flat(settings).strategy.make()
+    assert name == "qffl" or type(strategy).merge is FairStrategy.merge
+    assert not set(strategy.measurements) & set(strategy.VECTORS)
+    assert not strategy.reads  # train_loss, for example, has no noise
+
+
+@pytest.mark.parametrize("name", [name for name in PROVEN if name != "fedavg"])
+def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: str) -> None:
+    """Other updates with the same numbers get the same weights, and the mean by these weights."""
+    weights = []
+    for seed in (0, 1):
+        cohort = make_cohort(
+            np.random.default_rng(seed).normal(size=(4, 6)),
+            **{
+                number: [0.1, 0.2, 0.5, 0.9]
+                for number in (
+                    *("received_loss", "trained_loss", "local_loss", "sharpness"),
+                    *("received_accuracy", "received_balanced_accuracy"),
+                )
+            },
+        )
+        settings = {"strategy.name": name} | (
+            {"strategy.rule": "weights"} if name == "qffl" else {}
+        )
+        strategy = RunConfig.from_flat(settings).strategy.make(max_client_weight=0.4)
+        strategy.read_config({"train.lr": 0.1, "num-server-rounds": 5})
+        merged = strategy.merge(cohort)
+        weights.append(np.asarray(strategy.diagnostics["weights"]))
+        assert merged["w"] == pytest.approx(cohort.average(weights[-1])["w"])
+    assert weights[0] == pytest.approx(weights[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy.name": "qffl"}, "strategy.rule = 'weights'"),
+        ({"strategy.name": "fedheal"}, "not a mean whose weights"),
+        ({"client.name": "scaffold"}, "without an exchange"),
+        ({"evaluate.by": "clients"}, "evaluate.by = 'clients'"),
+        ({"participation.policy": "power-of-choice:d=4"}, "participation.policy"),
+        ({"stop.patience": 3}, "stop.patience"),
+        ({"data.validation-fraction": 0.1}, "data.validation-fraction"),
+        ({"bound.clip-update-median": 1.0}, "the median depends on every client"),
+        ({"bound.clip-update-norm": 1.0}, "privacy.clip takes its place"),
+        ({"observe.window": 10}, "observe.window"),
+        ({"secure-aggregation": True}, "secure-aggregation"),
+        ({"privacy.number-noise-multiplier": 0.0}, "leave it without noise"),
+        ({"privacy.noise-multiplier": 0.0, "privacy.max-epsilon": 3.0}, "epsilon is infinite"),
+        ({"privacy.delta": 0.0}, "more than 0"),
+    ],
+)
+def test_what_no_proof_covers_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RunConfig.from_flat({**PRIVATE, "strategy.name": "term", **settings})
+
+
+# --- at the client ----------------------------------------------------------------------------
+
+
+def test_updates_are_clipped_and_those_that_are_not_finite_are_none() -> None:
+    received = {"a": np.ones(2, np.float32), "b": np.zeros(1, np.float32), "n": np.array(3)}
+    sent = {"a": np.array([4.0, 1.0], np.float32), "b": np.array([4.0], np.float32)}
+    clipped = clipped_update(sent | {"n": np.array(9)}, received, clip=1.0)
+    assert clipped["a"].tolist() == pytest.approx([1.6, 1.0])
+    assert clipped["b"].tolist() == pytest.approx([0.8])
+    assert clipped["n"] == 3
+    short = clipped_update(sent | {"n": np.array(9)}, received, clip=50.0)
+    assert short["a"].tolist() == [4.0, 1.0]
+    lost = clipped_update(sent | {"b": np.array([np.nan])}, received, clip=1.0)
+    assert lost["a"].tolist() == [1.0, 1.0]
+
+
+def test_only_numbers_that_were_asked_for_leave_with_noise() -> None:
+    privacy = PrivacyConfig(noise_multiplier=1, number_noise_multiplier=0.5, noise_seed=1)
+    config = {"measure": "received_loss,received_accuracy", "server-round": 1}
+    metrics = {"train_loss": 1.0, "received_loss": 2.0, "received_accuracy": 0.5, "state-round": 4}
+    sent = protected(metrics, config, privacy, client_id=7)
+    assert sent.keys() == {"client-id", "state-round", "received_loss", "received_accuracy"}
+    assert sent["received_loss"] != 2.0
+    draws = [
+        noised_numbers(metrics, config | {"server-round": r}, privacy, 7) for r in range(1, 400)
+    ]
+    losses = np.array([draw["received_loss"] for draw in draws])
+    inside = losses[(losses > 0) & (losses < 5)]
+    assert losses.min() >= 0
+    assert losses.max() <= 5
+    assert 200 < len(inside) < 300
+    assert inside.std() == pytest.approx(1.3, abs=0.2)  # 0.5 * 5, cut off at both ends
+    # What is missing or no number counts as the largest, before noise is added.
+    top = noised_numbers({"received_loss": np.nan}, config, privacy, 7)
+    assert top == noised_numbers({"received_loss": 1e9}, config, privacy, 7)
+
+
+def test_noise_is_normal_and_secret_unless_it_has_a_seed() -> None:
+    values = gaussian(100_001, noise_source(3, "a test"))
+    assert values.shape == (100_001,)
+    assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=0.02)
+    assert np.mean(np.abs(values) > 1.959964) == pytest.approx(0.05, abs=0.004)
+    assert np.array_equal(gaussian(5, noise_source(3, "x")), gaussian(5, noise_source(3, "x")))
+    assert not np.array_equal(gaussian(5, noise_source(0, "x")), gaussian(5, noise_source(0, "x")))
+
+
+# --- at the server ----------------------------------------------------------------------------
+
+
+def test_the_noise_of_the_sum_is_scaled_to_clip_times_the_largest_weight() -> None:
+    noise = NoisySum(multiplier=2.0, clip=0.5, max_weight=0.1, noise_seed=1)
+    cohort = make_cohort(updates=np.full((20, 4000), 0.5 / np.sqrt(4000)))
+    merged = noise.correct(cohort, {"w": np.zeros(4000)})
+    assert noise.std == 2.0 * 0.5 * 0.1 * (1 + MARGIN)
+    assert merged["w"].std() == pytest.approx(noise.std, rel=0.05)
+    with pytest.raises(RoundFailed, match=r"longer than privacy\.clip"):
+        noise.correct(make_cohort(updates=np.ones((2, 4))), {"w": np.zeros(4)})
+
+
+def test_epsilon_is_that_of_flowers_accountant(accountant: None) -> None:
+    one = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=1.0)
+    assert epsilon(one, 0, 0) == 0
+    assert epsilon(one, 0, 1) == pytest.approx(4.728507, abs=1e-6)
+    assert epsilon(one, 0, 100) == pytest.approx(96.116308, abs=1e-5)
+    assert epsilon(PrivacyConfig(noise_multiplier=5.0), 0, 100) == pytest.approx(10.7255, abs=1e-4)
+    # A number with the same multiplier costs as much as a sum.
+    assert epsilon(one, 1, 1) == pytest.approx(epsilon(one, 0, 2))
+    assert epsilon(one, 2, 5) == pytest.approx(epsilon(one, 0, 15))
+
+
+def test_the_limit_allows_as_many_rounds_as_fit(accountant: None) -> None:
+    privacy = PrivacyConfig(noise_multiplier=2.0, number_noise_multiplier=4.0, max_epsilon=8.0)
+    rounds = affordable_rounds(privacy, 1, 30)
+    assert epsilon(privacy, 1, rounds) <= 8.0 < epsilon(privacy, 1, rounds + 1)
+    assert affordable_rounds(PrivacyConfig(noise_multiplier=2.0), 1, 30) == 30
+
+
+def test_a_limit_that_cannot_be_reached_is_named_with_the_noise_that_reaches_it(
+    accountant: None,
+) -> None:
+    privacy = PrivacyConfig(noise_multiplier=1.0, max_epsilon=1.0)
+    with pytest.raises(ConfigError, match=r"the first round alone has epsilon 4\.73") as caught:
+        check_reachable(privacy, 0, clients=20, rounds=10)
+    text = str(caught.value)
+    one, all_rounds = (float(part.split()[0]) for part in text.split("by ")[1:3])
+    assert epsilon(PrivacyConfig(noise_multiplier=one), 0, 1) <= 1.0
+    assert 0.8 <= epsilon(PrivacyConfig(noise_multiplier=all_rounds), 0, 10) <= 1.0
+    with pytest.raises(ConfigError, match=r"below 1/200000"):
+        check_reachable(PrivacyConfig(noise_multiplier=1.0), 0, clients=200_000, rounds=1)
+
+
+@pytest.mark.slow
+def test_a_private_run_says_epsilon_and_ends_before_its_limit(
+    tmp_path: Path, accountant: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = {"privacy.max-epsilon": 11.0}
+    result = ff.run({**SMALL, **PRIVATE, **limit}, strategy="term", output_dir=tmp_path)
+    facts = json.loads((result.path / "run.json").read_text())
+    privacy = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=2.0)
+    assert (facts["status"], facts["rounds"]) == ("completed", 3)
+    assert facts["privacy"]["rounds"] == 3
+    assert facts["privacy"]["epsilon"] == pytest.approx(epsilon(privacy, 1, 3))
+    assert f"epsilon {epsilon(privacy, 1, 1):.3g}" in capsys.readouterr().out
+    history = (result.path / "history.csv").read_text()
+    assert ",epsilon," in history
+    assert ",received_loss," in history
+    assert "train_loss" not in history
+    assert "clipped" not in (result.path / "diagnostics.jsonl").read_text()
+    (note,) = [note for note in run_notes(read_run(result.path)) if "epsilon" in note]
+    assert note.startswith("differentially private for each client: epsilon 10.3 at delta 1e-05")
+
+
+@pytest.mark.slow
+def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
+    tmp_path: Path, accountant: None
+) -> None:
+    limit = {"privacy.max-epsilon": 9.5, "num-server-rounds": 5}
+    result = ff.run(
+        {**SMALL, **PRIVATE, **limit}, strategy="uniform", output_dir=tmp_path, progress=False
+    )
+    facts = json.loads((result.path / "run.json").read_text())
+    assert facts["status"] == "completed"
+    assert "above privacy.max-epsilon = 9.5" in facts["ended_early"]
+    assert facts["privacy"]["epsilon"] <= 9.5
+    assert facts["rounds"] == facts["privacy"]["rounds"] < 5
+    # As if the server had been killed in a round that had begun.
+    facts["privacy"]["rounds"] -= 1
+    facts |= {"status": "running"}
+    (result.path / "run.json").write_text(json.dumps(facts))
+    config = resumed_config(result.path, {})
+    assert config.privacy.on
+    ff.run(resume=result.path, progress=False)
+    after = json.loads((result.path / "run.json").read_text())
+    assert after["privacy"]["rounds"] == facts["privacy"]["rounds"] + 1
+    assert after["privacy"]["epsilon"] <= 9.5
+
+
+def test_models_with_statistics_are_refused(tmp_path: Path, accountant: None) -> None:
+    with pytest.raises(ConfigError, match="without BatchNorm"):
+        ff.run(
+            {**SMALL, **PRIVATE, "model.name": "cnn:norm=batch"},
+            strategy="uniform",
+            output_dir=tmp_path,
+            progress=False,
+        )
