@@ -33,11 +33,17 @@ class StrategyHooks:
         "representation",
         "received_representation",
         "class_counts",
+        "received_group_counts",
     )
     #: Measurements that are arrays: a single ``h``, or an array for each parameter.
     VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
     #: Measurements and metrics that must not be negative, for example means of squares.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("fisher", "steps", "class_counts")
+    NON_NEGATIVE: ClassVar[tuple[str, ...]] = (
+        "fisher",
+        "steps",
+        "class_counts",
+        "received_group_counts",
+    )
     #: Measurements and metrics that are counts, at most 2**53.
     COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
     #: Metrics that the strategy uses and that clients always report.

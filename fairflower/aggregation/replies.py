@@ -26,6 +26,7 @@ from fairflower.aggregation.records import (
     InvalidReply,
     NotFinite,
     check_arrays,
+    check_group_counts,
     check_metric,
     check_non_negative,
     check_representation,
@@ -213,6 +214,9 @@ class ReplyParser:
         for name in (*self.strategy.measurements, *self.strategy.reads):
             if name in self.strategy.VECTORS:
                 measured[name] = self._vectors(name, content)
+                if name == "received_group_counts":
+                    examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
+                    check_group_counts(measured[name]["h"], None, examples)
             else:
                 self._check_number(name, metrics)
         for exchange in self.strategy.exchanges:

@@ -88,6 +88,7 @@ MEASUREMENTS = (
     *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
     *("fisher", "representation", "received_representation", "local_loss", "perturbed_loss"),
     "class_counts",
+    "received_group_counts",
 )
 
 #: Length of an example's shape -> kind: (features,), (vocabulary, length) of token ids, or

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,21 +12,31 @@ from fairflower.aggregation.carried_weights import current_weights, store_weight
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
+from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
 
 
 class FairFed(FairStrategy):
     """Give weight to clients whose metric is close to the global metric.
 
-    With m_k the received model's metric on client k's data, and the mean over all examples as the
-    global metric::
+    The paper's metric is one of fairness between groups of people, which ``data.groups`` names.
+    Clients count their training examples by group, label and prediction of the received model.
+    Then F_k is the difference of two groups' rates at client k, first minus second, F is that of
+    all clients' counts together, and a_k and a are the accuracies::
+
+        Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined, as client k lacks a group
+        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
+        theta  <- sum_k w_k theta_k
+
+    With m_k any other metric of the received model on client k's data, and the mean over all
+    examples as the global metric::
 
         Delta_k = | m_k - sum_j n_j m_j / sum_j n_j |
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
         theta  <- sum_k w_k theta_k
 
     The gap has no sign: a client far below the others loses weight, as does a client far above.
-    The paper uses group fairness metrics computed on each client; any scalar metric that clients
-    report will do, and the default is accuracy. BatchNorm statistics are averaged with w.
+    Any scalar metric that clients report will do, and the default is accuracy. BatchNorm
+    statistics are averaged with w.
 
     Parameters
     ----------
@@ -33,8 +44,10 @@ class FairFed(FairStrategy):
         Step size of the weights; 0 gives FedAvg. Default 0.1 (FedISM tries 0.1, 0.5 and 1; gaps
         are large compared with weights of 1/K).
     metric : str
-        Name of the scalar m_k, which every client reports. Clients of fairflower also measure
-        ``received_balanced_accuracy`` (FedISM's experiments).
+        ``demographic_parity_difference`` or ``equal_opportunity_difference``, as in the paper, or
+        ``equalized_odds_difference``: group fairness. Otherwise the name of the scalar m_k, which
+        every client reports. Clients of fairflower also measure ``received_balanced_accuracy``
+        (FedISM's experiments).
 
     Raises
     ------
@@ -49,8 +62,9 @@ class FairFed(FairStrategy):
     Notes
     -----
     The paper does not say what a negative weight means; here it becomes 0 and the others are
-    normalized. With partial participation, the present clients share the weight that they hold
-    together, and a client's weight follows its number of examples.
+    normalized. With more than two groups F is the largest difference of two groups, without a
+    sign, and so is that of equalized odds. With partial participation, the present clients share
+    the weight that they hold together, and a client's weight follows its number of examples.
 
     The code released with FedISM lost the sum over j in the mean: its gap is
     m_k (1 - n_k / sum_j n_j), so a client with a good metric loses weight.
@@ -62,10 +76,16 @@ class FairFed(FairStrategy):
     >>> cohort = make_cohort(updates=[[1.0], [2.0], [5.0]], received_accuracy=[0.9, 0.8, 0.4])
     >>> FairFed(beta=1.0).weigh(cohort).round(3).tolist()
     [0.333, 0.433, 0.233]
+
+    Six counts for each of two groups of people, at three clients:
+
+    >>> counts = [[9, 3, 5, 2, 4, 1, 9, 6, 5, 4, 4, 2], *2 * [[9, 4, 5, 3, 4, 1, 9, 3, 5, 2, 4, 1]]]
+    >>> cohort = make_cohort([[1.0]] * 3, measured={"received_group_counts": counts})
+    >>> FairFed(beta=1.0, metric="equal_opportunity_difference").weigh(cohort).round(3).tolist()
+    [0.2, 0.4, 0.4]
     """
 
     paper: ClassVar[str] = "Ezzeldin et al., AAAI 2023"
-    sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(
@@ -82,15 +102,41 @@ class FairFed(FairStrategy):
             )
         super().__init__(**options)
         self.beta, self.metric = beta, metric
-        self.needs = (metric,)
+        #: Whether F_k is a metric of group fairness, from counts of people.
+        self.of_groups = metric in {difference.name for difference in DIFFERENCES}
+        self.needs = ("received_group_counts",) if self.of_groups else (metric,)
+        self.sums_suffice = not self.of_groups
         self.w: dict[int, float] = {}  # client -> multiple of its weight in FedAvg
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         clients, n = cohort.client_ids, cohort.num_examples
-        m = cohort.metrics[self.metric]
-        gap = np.abs(m - cohort.sample_weights @ m)
+        if self.of_groups:
+            gap = self._group_gap(cohort)
+        else:
+            m = cohort.metrics[self.metric]
+            gap = np.abs(m - cohort.sample_weights @ m)
         w = np.maximum(current_weights(self.w, clients, n) - self.beta * (gap - gap.mean()), 0)
         w = np.asarray(w / w.sum())  # the sum is at least 1: the steps sum to 0
         store_weights(self.w, clients, n, w)
         self.diagnostics["gap"] = gap
         return w
+
+    def _group_gap(self, cohort: Cohort) -> NDArray[np.float64]:
+        """Return | F_k - F |, or | a_k - a | where that is undefined, shape (K,)."""
+        counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
+        whole = np.sum(counts, axis=0)
+        overall = signed_difference(self.metric, whole)
+        if np.isfinite(overall):
+            self.diagnostics["global_difference"] = overall
+        gap = np.abs([signed_difference(self.metric, c) - overall for c in counts])
+        by_accuracy = np.abs([accuracy(c) - accuracy(whole) for c in counts])
+        return np.where(np.isnan(gap), by_accuracy, gap)
+
+    def read_config(self, config: Mapping[str, Any]) -> None:
+        """Read arguments from the config of the train messages."""
+        super().read_config(config)
+        if self.of_groups and config.get("data.groups") == "":
+            raise ValueError(
+                f"strategy.metric = {self.metric!r} compares groups of people, and data.groups is "
+                "empty. Set data.groups to a sensitive attribute of the data, such as sex."
+            )

@@ -27,6 +27,7 @@ from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays
 from fairflower.numerics import metrics
+from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
@@ -69,10 +70,14 @@ def accuracy(trainer: Trainer) -> float:
 
 def balanced_accuracy(trainer: Trainer) -> float:
     """Return the mean accuracy over the client's classes on the training examples, 0 to 1."""
+    return metrics.balanced_accuracy(trainer.data.train.y, _predicted(trainer))
+
+
+def _predicted(trainer: Trainer) -> NDArray:
+    """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-        predicted = torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
-    return metrics.balanced_accuracy(trainer.data.train.y, predicted)
+        return torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
 
 
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
@@ -168,6 +173,19 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
     return mean_representation(trainer.model, batches)
 
 
+def group_counts(trainer: Trainer) -> dict[str, Tensor]:
+    """Return six counts for each group of people, see `fairflower.numerics.group_fairness`."""
+    data = trainer.data
+    if not data.groups:
+        raise ConfigError(
+            "received_group_counts: the training examples are not in groups of people. Set "
+            "data.groups, or choose a measurement that needs none."
+        )
+    predicted = _predicted(trainer)
+    counts = counts_by_group(data.train.y, predicted, data.groups["train"], data.num_groups)
+    return {"h": torch.from_numpy(counts.ravel().astype(np.float32))}
+
+
 def class_counts(trainer: Trainer) -> dict[str, Tensor]:
     """Return the training examples per class."""
     counts = np.bincount(trainer.data.train.y, minlength=trainer.data.num_classes)
@@ -231,6 +249,13 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "received_representation": Measurement(
         "received", representation, "as representation, of the received model"
+    ),
+    "received_group_counts": Measurement(
+        "received",
+        group_counts,
+        "a single array ``h``: for each group of people (``data.groups``) training examples, "
+        "predicted positives, positive labels, both, negative labels, and predicted positives "
+        "among these",
     ),
     "class_counts": Measurement(
         "received", class_counts, "a single array ``h``: training examples per class"

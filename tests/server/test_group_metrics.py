@@ -182,11 +182,13 @@ def test_callbacks_and_the_screen_have_the_global_metrics(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fairfed"])
 def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(
     tmp_path: Path, strategy: str
 ) -> None:
     changes: dict[str, Any] = {"strategy.name": strategy, "num-server-rounds": 3}
+    if strategy == "fairfed":
+        changes["strategy.metric"] = "equal_opportunity_difference"
     whole = run(hearts(tmp_path, **changes, **{"run-name": "whole"}))
 
     def interrupt(server_round: int, _: Any) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds, weights_by
 
+from fairflower.clients import SGD
+from fairflower.config import RunConfig
+from fairflower.data import Split
+from fairflower.errors import ConfigError
+from fairflower.models.perceptron import MLP
+from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.strategies import FairFed
+from fairflower.testing import make_cohort
+from fairflower.testing.federations import SETTINGS
+from fairflower.training.measurements import train_and_measure
 
 EXAMPLES = {0: 100, 1: 60, 2: 40}
 weights = partial(weights_by, "received_accuracy", examples=EXAMPLES)
@@ -80,8 +91,139 @@ def test_a_client_cut_to_nothing_comes_back_at_once():
 
 
 def test_any_metric_that_the_clients_report_will_do():
-    strategy = FairFed(metric="equal_opportunity_difference", min_clients=1)
-    assert strategy.needs == ("equal_opportunity_difference",)
+    strategy = FairFed(metric="calibration_error", min_clients=1)
+    assert strategy.needs == ("calibration_error",)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
-    found = weights_by("equal_opportunity_difference", rounds, (0.0, 0.0, 0.3), EXAMPLES)
+    found = weights_by("calibration_error", rounds, (0.0, 0.0, 0.3), EXAMPLES)
     assert found[2] < 0.2
+
+
+# --- fairness between groups of people -------------------------------------------------------
+
+NEED = "received_group_counts"
+
+#: People and predicted positives of two groups at three clients: the differences of the rates are
+#: 0.1, -0.05 and 0.3, and that of all people together is 0.08.
+PEOPLE = [(100, 30, 400, 80), (160, 40, 140, 42), (40, 20, 160, 32)]
+
+
+def counted(metric: str) -> list[list[int]]:
+    """Counts in which everybody has a label that lets these rates be the metric's."""
+    rows = []
+    for n, s, m, t in PEOPLE:
+        if metric == "equal_opportunity_difference":
+            rows.append([n, s, n, s, 0, 0, m, t, m, t, 0, 0])
+        else:
+            rows.append([n, s, 0, 0, n, s, m, t, 0, 0, m, t])
+    return rows
+
+
+def by_counts(counts, metric: str, beta: float = 0.3, **options) -> np.ndarray:
+    sizes = np.array(counts)[:, ::6].sum(axis=1)
+    cohort = make_cohort([[1.0]] * len(counts), sizes, measured={NEED: counts})
+    return FairFed(beta=beta, metric=metric, **options).weigh(cohort)
+
+
+@pytest.mark.parametrize(
+    "metric", ["demographic_parity_difference", "equal_opportunity_difference"]
+)
+def test_the_golden_weights_of_group_fairness(metric):
+    """w (.5, .3, .2), F (.1, -.05, .3), F of all .08, beta .3: gaps .02, .13 and .22."""
+    np.testing.assert_allclose(by_counts(counted(metric), metric), (0.531, 0.298, 0.171), atol=1e-9)
+
+
+def test_the_difference_of_all_people_is_that_of_summed_counts():
+    strategy = FairFed(metric="demographic_parity_difference")
+    cohort = make_cohort([[1.0]] * 3, [500, 300, 200], measured={NEED: counted(strategy.metric)})
+    strategy.weigh(cohort)
+    assert strategy.diagnostics["global_difference"] == pytest.approx(0.08)
+    np.testing.assert_allclose(strategy.diagnostics["gap"], (0.02, 0.13, 0.22))
+
+
+def test_a_client_that_lacks_a_group_is_compared_by_accuracy():
+    """Client 2 has nobody in the second group: its gap is that of accuracies, .9 and 2.1 / 3."""
+    counts = [
+        [50, 30, 30, 20, 20, 10, 50, 25, 25, 15, 25, 10],  # accuracy (30 + 30) / 100 = .6
+        [50, 30, 30, 20, 20, 10, 50, 25, 25, 15, 25, 10],
+        [100, 50, 50, 45, 50, 5, 0, 0, 0, 0, 0, 0],
+    ]
+    strategy = FairFed(beta=0.0, metric="equal_opportunity_difference")
+    strategy.weigh(make_cohort([[1.0]] * 3, measured={NEED: counts}))
+    whole = 85 / 110 - 30 / 50  # of the first group's and the second's positives
+    local = 20 / 30 - 15 / 25
+    expected = [abs(local - whole)] * 2
+    accuracies = [(20 + 10 + 15 + 15) / 100] * 2 + [0.9]
+    expected.append(abs(0.9 - np.mean(accuracies)))
+    np.testing.assert_allclose(strategy.diagnostics["gap"], expected)
+
+
+def test_a_metric_that_is_undefined_for_all_people_leaves_accuracy():
+    counts = [[10, 5, 0, 0, 10, 5, 10, 5, 10, 5, 0, 0], [10, 1, 0, 0, 10, 1, 10, 9, 10, 9, 0, 0]]
+    strategy = FairFed(metric="equal_opportunity_difference")
+    strategy.weigh(make_cohort([[1.0]] * 2, measured={NEED: counts}))
+    np.testing.assert_allclose(strategy.diagnostics["gap"], (0.2, 0.2))  # .5 and .9 around .7
+    assert "global_difference" not in strategy.diagnostics
+
+
+def test_more_groups_and_odds_have_no_sign():
+    counts = [[10, k, 0, 0, 10, k, *[10, 5, 0, 0, 10, 5], *[10, 5, 0, 0, 10, 5]] for k in (2, 8)]
+    found = by_counts(counts, "demographic_parity_difference", beta=1.0)
+    np.testing.assert_allclose(found, (0.5, 0.5))  # both are .3 from each other's side of .5
+    two = [row[:12] for row in counts]
+    found = by_counts(two, "demographic_parity_difference", beta=1.0)
+    np.testing.assert_allclose(found, (0.5, 0.5))
+    assert FairFed(metric="equalized_odds_difference").needs == (NEED,)
+
+
+def test_clients_count_their_training_examples():
+    from vectors import data
+
+    tabular = data("features")
+    labels = np.arange(12) % 2
+    groups = np.arange(12) // 6
+    train = Split(tabular.train.x, labels)
+    kept = replace(
+        tabular, train=train, groups={"train": groups, "test": np.zeros(9, int)}, num_groups=2
+    )
+    client = SGD(MLP(2, (4,), hidden=6), kept, SETTINGS, client_id=0, seed=0)
+    client.model.eval()
+    scaled = (torch.tensor(train.x) - 0.5) / 2
+    predicted = client.model(scaled).argmax(1).numpy()
+    _, arrays = train_and_measure(client, {"measure": NEED, "server-round": 1})
+    h = arrays[NEED]["h"]
+    assert h.dtype == np.float32
+    expected = counts_by_group(labels, predicted, groups, 2)
+    np.testing.assert_array_equal(h.reshape(2, 6), expected)
+    client.data = replace(kept, groups={})
+    with pytest.raises(ConfigError, match=r"not in groups of people. Set data\.groups"):
+        train_and_measure(client, {"measure": NEED, "server-round": 1})
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (np.ones(7), "7 counts of people"),
+        ([30, 2, 0, 0, 30, 2, 4, 1, 0, 0, 4, 1], "counts of 34 people; expected 40"),
+        ([30, 2, 10, 4, 20, 0, 10, 1, 0, 0, 10, 1], "the sums disagree"),
+    ],
+)
+def test_a_client_whose_counts_contradict_each_other_is_left_out(counts, message):
+    strategy = FairFed(metric="demographic_parity_difference", min_clients=1)
+    rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
+    good = [10, 5, 0, 0, 10, 5, 30, 9, 0, 0, 30, 9]
+    rounds.step(
+        {k: {"x": np.ones(1)} for k in range(3)},
+        dict.fromkeys(range(3), 40),
+        measured={k: {NEED: {"h": np.array(counts if k == 1 else good, float)}} for k in range(3)},
+    )
+    assert list(strategy.client_ids) == [0, 2]
+    assert message in strategy.dropped[1]
+
+
+def test_it_needs_data_with_groups():
+    flat = {"strategy.name": "fairfed", "strategy.metric": "demographic_parity_difference"}
+    with pytest.raises(ConfigError, match=r"data\.groups is empty. Set data\.groups"):
+        RunConfig.from_flat(flat)
+    with pytest.raises(ConfigError, match="secure"):
+        RunConfig.from_flat(flat | {"data.groups": "sex", "secure.aggregation": "secagg+"})
+    RunConfig.from_flat(flat | {"data.groups": "sex", "data.name": "heart-disease"})
