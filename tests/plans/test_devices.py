@@ -206,16 +206,17 @@ def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("command", ["run", "compare", "tune"])
 def test_commands_without_options_use_the_gpu_and_say_so(command, gpu, monkeypatch, tmp_path):
     """With Ray's GPU that is not there, clients get shares of it."""
     gpu(cpus=2, need=(30, 5))
     settings = {**SMALL, "output-dir": str(tmp_path), "engine": "ray"}
-    if command == "compare":
+    if command != "run":
         del settings["engine"]
     file = tmp_path / "config.toml"
     file.write_text("".join(f'"{k}" = {v!r}\n' for k, v in settings.items()).replace('"', ""))
-    more = ["--federations=0"] if command == "compare" else []
+    small = {"compare": ["--federations=0"], "tune": ["--budget=1", "--seeds=1"]}
+    more = small.get(command, [])
     result = CliRunner().invoke(app, [command, "--config", str(file), *more])
     assert result.exit_code == 0, result.output
     assert "device    cuda (NVIDIA H200), 2 " in result.output

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import config, run
 from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
 
 from fairflower.config import RunConfig
 from fairflower.data import prepare
+from fairflower.errors import GpuMemoryError
 from fairflower.server.evaluation import CentralizedEvaluator
 
 
@@ -70,3 +72,15 @@ def test_a_model_that_diverged_has_no_auc(evaluator: Any) -> None:
     values = made(broken)["a"]
     assert np.isnan(values["auc"])
     assert 0 <= values["balanced_accuracy"] <= 1
+
+
+def test_a_test_without_gpu_memory_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(CentralizedEvaluator, "_test", full)
+    wanted = r"server's test ran out of GPU memory \(CUDA out .* 2.00 GiB\).*evaluate.batch-size"
+    with pytest.raises(GpuMemoryError, match=wanted):
+        run(config(tmp_path))
