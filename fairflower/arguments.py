@@ -191,7 +191,7 @@ class Configurable:
 
 
 def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
-    """Return the keyword-only arguments of a class or function, without its bases' common ones."""
+    """Return keyword-only arguments of a class or function, without its base's common arguments."""
     if not isinstance(factory, type):
         return dict(_keyword_specs(getattr(factory, "func", factory)))  # func: of a partial
     if issubclass(factory, Configurable):

@@ -107,7 +107,7 @@ def _place(
 
 
 def _network(run: RunConfig, keeps: bool) -> ModelConfig:
-    """Return the network's config: without pretrained weights, if the server sends all arrays."""
+    """Return the network's config, without pretrained weights if the server sends all arrays."""
     return run.model if keeps else run.model.to_receive()
 
 

@@ -117,7 +117,7 @@ def _rename(temporary: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file to disk, or a folder's entries; Windows flushes no folders."""
+    """Flush a file, or a folder's entries, to disk; folders are skipped on Windows."""
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return

@@ -109,7 +109,7 @@ def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
 
 
 def privacy_wrapper() -> str:
-    """Return the class name of the Flower differential-privacy wrapper that calls, or "".
+    """Return the class name of Flower's differential-privacy wrapper of the caller, or "".
 
     Found on the call stack, as a wrapped strategy has no reference to its wrapper.
     """

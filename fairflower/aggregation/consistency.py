@@ -1,4 +1,4 @@
-"""How consistent the signs of updates are over rounds, for the report."""
+"""Consistency of the signs of updates over rounds, for the report."""
 
 from __future__ import annotations
 

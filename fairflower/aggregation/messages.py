@@ -26,7 +26,7 @@ class EnrolledClients:
     clients: dict[int, int] = field(default_factory=dict)
 
     def client_of(self, message: Message) -> int:
-        """Return the id of the client that gets a message; the node id of an unknown client."""
+        """Return the id of the client that gets a message, or the node id if it is unknown."""
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
 

@@ -235,7 +235,7 @@ class ReplyParser:
         return members
 
     def _drop_odd_shapes(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
-        """Drop clients whose arrays have another shape than those of most clients."""
+        """Drop clients whose arrays differ in shape from those of most clients."""
         shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
             for exchange in self.strategy.exchanges

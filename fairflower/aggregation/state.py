@@ -47,7 +47,7 @@ def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
 
 
 def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
-    """Set the attributes that `collect_state` read.
+    """Set the attributes whose values `collect_state` returned.
 
     ``ValueError``, before anything is changed, if ``state`` has other attributes.
     """
@@ -89,7 +89,7 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
 
 
 def unflatten_state(flat: Mapping[str, NDArray[Any]]) -> dict[Any, Any]:
-    """Return the nested dicts that `flatten_state` got, in the same order."""
+    """Return the nested dicts that were given to `flatten_state`, in the same order."""
     state: dict[Any, Any] = {}
     for path, array in flat.items():
         *parents, leaf = path.split("/")

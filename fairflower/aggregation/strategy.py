@@ -148,7 +148,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return collect_state(self._stateful_parts())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the state of ``state_dict``; ``ValueError`` if it is another strategy's."""
+        """Restore a state that ``state_dict`` returned; ``ValueError`` for another strategy's."""
         restore_state(self._stateful_parts(), state)
 
     def _stateful_parts(self) -> list[StatefulPart]:
@@ -237,7 +237,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return self._asked_to_test
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Note the losses that candidates answered, for the choice of the round's clients.
+        """Store the losses that candidates sent, for the choice of the round's clients.
 
         ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
         """

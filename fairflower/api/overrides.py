@@ -76,7 +76,7 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run config keys for settings under shorter names; None leaves a setting out."""
+    """Return run config keys for settings under shorter names; settings of None are left out."""
     settings = {}
     for name, value in options.items():
         if name not in SHORT_NAMES:

@@ -1,4 +1,4 @@
-"""Trainers as clients of apps of classic Flower."""
+"""Trainers as clients of classic Flower apps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named arrays after a model's arrays, in the single list that classic Flower sends.
+"""Additional named arrays in the single list of arrays that classic Flower sends.
 
 A `flwr.client.NumPyClient` receives and returns a list of arrays, and a config or metrics of
 single values. Other arrays (a Fisher diagonal, control variates) follow the model's arrays in

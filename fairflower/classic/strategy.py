@@ -129,7 +129,7 @@ class LegacyStrategy(Strategy):
         return [(proxies[node], self._fit_ins(parameters, m)) for node, m in self._asked.items()]
 
     def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
-        """Return the message as FitIns; arrays of exchanges follow the model's."""
+        """Return the message as FitIns; arrays of exchanges follow those of the model."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:

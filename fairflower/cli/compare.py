@@ -133,7 +133,7 @@ _OTHERWISE = {
 
 
 def parse_jobs(jobs: str) -> int | None:
-    """Return the number of ``--jobs``; None for ``auto``."""
+    """Return the number that ``--jobs`` gives; None for ``auto``."""
     if jobs == "auto":
         return None
     if not jobs.isdecimal() or int(jobs) < 1:

@@ -84,7 +84,7 @@ def leaderboard(
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:
-    """Return the benchmarks of the option in the file's order; all if none is named."""
+    """Return the benchmarks that ``--benchmarks`` names, in the file's order; default: all."""
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     if wrong := set(chosen) - set(known):
         raise ConfigError(

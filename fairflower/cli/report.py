@@ -1,4 +1,4 @@
-"""``fairflower report``, and the table that other commands print at their end."""
+"""``fairflower report``, and the table that other commands print when they end."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ class LGFedAvg(LocalArraysTrainer):
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> list[str]:
-        """Return the names of all arrays but the head's."""
+        """Return the names of all arrays except those of the head."""
         return body_arrays(model)

@@ -12,7 +12,7 @@ from fairflower.training.features import FeatureTrainer
 
 
 class MOON(FeatureTrainer):
-    """Local training with a contrastive loss: features near the global model's, not the last ones.
+    """Local training with a contrastive loss: features near those of the global model.
 
     With z, z_glob and z_prev the features of the model in training, of the received model, and of
     the client's model at the end of its last round, adds to the cross entropy (Eq. 3)::

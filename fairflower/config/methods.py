@@ -85,7 +85,7 @@ class ComponentSpec:
         return self.REGISTRY[self.name]
 
     def make(self, *given: Any, **options: Any) -> Any:
-        """Return what the factory makes of ``given``, ``options`` and this component's arguments.
+        """Return the result of the factory for ``given``, ``options`` and the spec's arguments.
 
         ``UserError`` with the place of an exception in a user's class or function.
         """
@@ -260,7 +260,7 @@ class MethodSpec(ComponentSpec):
         return ":".join([self.name, *shown])
 
     def to_flat(self) -> dict[str, Scalar]:
-        """Return its run config keys, without arguments at the method's defaults."""
+        """Return the method's run config keys, without arguments at their defaults."""
         args = {
             f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
             for a, v in self.args.items()

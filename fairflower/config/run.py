@@ -247,7 +247,7 @@ def execution() -> frozenset[str]:
 
 
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """Return what identifies the method of a run: all keys but the seed and the execution.
+    """Return what identifies the method of a run: all keys except seed and execution.
 
     An argument at the method's default counts as absent.
     """

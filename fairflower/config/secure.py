@@ -1,4 +1,4 @@
-"""What secure aggregation refuses before a run, with reasons; and its keys in messages."""
+"""Checks of a run's settings for secure aggregation, and its keys in messages."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _sizes(rows: Rows) -> tuple[int, ...]:
 def _rows(
     data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
 ) -> dict[str, Rows]:
-    """Divide the rows by split, group and client; without a setting there is no validation."""
+    """Divide the rows by split, group and client; validation only if a setting asks for it."""
     config = data_set.config
     train = _train_rows(data_set, groups, labels["train"])
     test = _test_rows(config, groups, labels["test"])
@@ -308,7 +308,7 @@ def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[st
 
 
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
-    """Read the examples of each group in the order of its rows; each row of a domain once."""
+    """Read each group's examples in the order of its rows; each row of a domain is read once."""
     examples: Examples = {}
     for domain in dict.fromkeys(group.domain for group in groups):
         wanted = {g.name: np.concatenate(rows[g.name]) for g in groups if g.domain == domain}
@@ -345,7 +345,7 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
 
 
 def _sizes_in(examples: Mapping[str, Examples]) -> str:
-    """Describe the size of each group's examples; by split, where its splits differ."""
+    """Describe the size of each group's examples, by split if the splits differ."""
     texts = []
     for name in dict.fromkeys(name for by_group in examples.values() for name in by_group):
         splits = {  # size -> the last split of this size
@@ -383,7 +383,7 @@ def _to_training_layout(
     split: str,
     shape: tuple[int, ...],
 ) -> Any:
-    """Return a group's examples as a contiguous array for training; images of it corrupted."""
+    """Return a group's examples as a contiguous array for training, corrupted if it is."""
     if len(shape) != 3:
         return np.ascontiguousarray(examples)
     pixels = to_chw(examples, shape[0], shape[1:])

@@ -119,7 +119,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return pixels
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
-        """Warn if the largest number in images of over 8 bits, 0 without any, is far from white."""
+        """Warn if ``largest``, the largest number in images of over 8 bits, is far from white."""
 
     def fingerprint(self) -> Any:
         if self._root is None:
@@ -153,7 +153,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
     @cached_property
     def _root(self) -> Path | None:
-        """The folder with the images; None: the Hub."""
+        """The folder with the images; None means the Hub."""
         remedy = f"Set data.dir or FAIRFLOWER_DATA to a folder that has {self.layout()}"
         if self.folder is None:
             if self.hub is None:
@@ -195,7 +195,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._of_files(files, folder)
 
     def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> Domain:
-        """Make a domain of image files, sorted by label, then by text: (label, text, path)."""
+        """Make a domain of image files from (label, text, path), sorted by label, then by text."""
         ordered = sorted(files)
         paths = [path for _, _, path in ordered]
         labels = np.array([label for label, _, _ in ordered], np.int64)

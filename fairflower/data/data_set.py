@@ -196,7 +196,7 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
 
     @cached_property
     def folder(self) -> Path | None:
-        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None: the Hugging Face Hub."""
+        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None means the Hugging Face Hub."""
         return data_folder(self.config)
 
     def all_domains(self) -> Sequence[str]:
@@ -260,7 +260,7 @@ def client_count_key(config: DataConfig) -> str:
 
 
 def too_few(group: str, count: int, split: str, clients: int, remedy: str) -> DataError:
-    """Make the error for fewer examples than clients; without examples no ``remedy`` helps."""
+    """Make the error for fewer examples than clients; ``remedy`` is left out without examples."""
     if not count:
         return DataError(
             f"Domain {group!r} has no {split} examples. Add some, or leave it out of data.domains."

@@ -1,4 +1,4 @@
-"""Labels and images of ``.npz`` files, and what readers of local files share."""
+"""Labels and images of ``.npz`` files, and functions for readers of local files."""
 
 from __future__ import annotations
 

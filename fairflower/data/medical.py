@@ -145,7 +145,7 @@ class ImageTable(ClassFolders):
         return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
 
     def fingerprint(self) -> Any:
-        """Return the table's stamp, and the time of the last change of the folder's file names."""
+        """Return the table's stamp, and the time at which the folder's entries last changed."""
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
@@ -256,7 +256,7 @@ class RSNAICH(ImageTable):
     ``.jpg`` that you have windowed and exported. Slices without an image are skipped. Settings of
     FedISM (see `ImageTable`): slices with exactly one of the five kinds; of more than 25,000 slices
     a random 25,000, the same in every run. The paper's choice is not known. The table does not name
-    the patient of a slice, so a patient may have slices on both sides, as in the paper.
+    the patient of a slice, so a patient may have slices in train and in test, as in the paper.
     """
 
     title = "RSNA ICH"

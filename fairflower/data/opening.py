@@ -39,7 +39,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
 
 
 def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
-    """Open a regular file of at most ``most`` bytes for reading; None: of any size.
+    """Open a regular file of at most ``most`` bytes for reading; None means any size.
 
     ``DataError`` if the file is larger or not regular: reading a named pipe waits for a writer,
     and a device may have no end. ``OSError`` if the system refuses.

@@ -44,7 +44,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return self._open(domain).labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """Return the images of these rows, of the .npz file's size or square."""
+        """Return the images of these rows, in the size of the .npz file, or square."""
         return self._open(domain).images(split, rows)
 
     def fingerprint(self) -> Any:
@@ -63,7 +63,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return data
 
     def _path(self, domain: str) -> Path | None:
-        """Return a domain's file or folder; None: the Hub."""
+        """Return a domain's file or folder; None means the Hub."""
         if self.folder is None:
             if domain not in self.hub:
                 raise DataError(

@@ -113,7 +113,7 @@ _generated = cache(generate)  # 3 MB
 
 
 def source_rows() -> dict[tuple[str, str], Ints]:
-    """Return the rows of ``load_digits`` by handwritten (domain, split)."""
+    """Return the rows of ``load_digits`` for each handwritten domain and split."""
     rows = {}
     spans = {"train": (0, _FIRST_TEST_IMAGE), "test": (_FIRST_TEST_IMAGE, 1797)}
     for split, span in spans.items():

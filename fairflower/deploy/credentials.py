@@ -184,7 +184,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _write_new(public: Mapping[Path, bytes], secret: Mapping[Path, bytes]) -> None:
-    """Write all files, ``secret`` files readable by their owner only; none if any exists."""
+    """Write all files or, if one exists, none; only their owner can read ``secret`` files."""
     contents = {**public, **secret}
     for path in contents:
         path.parent.mkdir(parents=True, exist_ok=True)

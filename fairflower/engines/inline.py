@@ -74,7 +74,7 @@ class InlineGrid(Grid):
 
     @property
     def run(self) -> object:  # type: ignore[override]
-        """Not available."""
+        """Raise an error: the inline engine has no record of its run."""
         raise NotImplementedError("The inline engine keeps no record of its run.")
 
     def create_message(
@@ -163,6 +163,6 @@ def too_little_memory(reason: str) -> GpuMemoryError:
 
 
 def failed(message: Message, error: Exception) -> Message:
-    """Return an error reply as Flower's engines make it, with the error's text at the end."""
+    """Return an error reply like those of Flower's engines, which end in the error's text."""
     reason = f"{''.join(traceback.format_exception(error))}\nMessage: {error}"
     return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)

@@ -1,4 +1,4 @@
-"""Runs Flower apps on an engine: fairflower's on Ray, Flower's, or this process."""
+"""Runs Flower apps on an engine: fairflower's on Ray, Flower's on Ray, or this process."""
 
 from __future__ import annotations
 

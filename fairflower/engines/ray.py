@@ -381,7 +381,7 @@ class Actor:
 
     @functools.cached_property
     def _app(self) -> ClientApp:
-        """The app; an exception of its import becomes the reply to each message."""
+        """The app; an exception in its import becomes the reply to each message."""
         app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
         return app
 

@@ -317,7 +317,7 @@ class RayNodes:
         return reports
 
     def _is_gone(self, node: RayNode) -> bool:
-        """Return whether a node without answer is lost, which Ray notices after some seconds."""
+        """Return whether a node that does not answer is lost; Ray notices it after some seconds."""
         deadline = time.monotonic() + _NOTICED_IN
         while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Exchanges: state that server and clients share besides the model, as control variates.
+"""Exchanges: state that server and clients share in addition to the model.
 
 An `Exchange` defines the arrays in train messages, the arrays that clients return, and how the
 server merges them. Each works with every strategy, ``FedHEAL(exchanges=[ControlVariates()])``, so

@@ -9,7 +9,7 @@ from fairflower.aggregation.exchange import Exchange
 
 
 class DynamicRegularizer(Exchange):
-    """FedDyn's h, with which the server corrects every merged model (their Algorithm 1)::
+    """FedDyn's h, which corrects every merged model at the server (their Algorithm 1)::
 
         h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)
         theta <- mean_{k in cohort} theta_k - h / alpha

@@ -114,7 +114,8 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
             reason = str(error).strip().partition("\n")[0]
             raise RunFolderError(
                 f"{run.path}: {run.config['model.name']} cannot be exported as {format_} "
-                f"({type(error).__name__}: {reason}). Its arrays can: --format state-dict."
+                f"({type(error).__name__}: {reason}). Export its arrays instead: --format "
+                "state-dict."
             ) from error
     return path
 

@@ -155,7 +155,7 @@ class Design:
         return config
 
     def benchmark(self, name: str) -> Benchmark:
-        """The benchmark of this name."""
+        """Return the benchmark of this name."""
         return next(benchmark for benchmark in self.benchmarks if benchmark.name == name)
 
     def _check(self) -> None:
@@ -241,7 +241,7 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
     named = {benchmark.name: benchmark for benchmark in benchmarks}
     if rest.get("of") not in named or not vary:
         raise ConfigError(
-            f"{path}: [sweeps.{name}] takes of = one of {', '.join(named)}, and "
+            f"{path}: [sweeps.{name}] needs a benchmark, of = one of {', '.join(named)}, and "
             f"[sweeps.{name}.vary] with run config keys and their values."
         )
     places = [{**settings, key: value} for key, values in vary.items() for value in values]

@@ -63,7 +63,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def key_of(config: RunConfig) -> str:
-    """Return a digest of all that decides a run's result: seed and non-default settings.
+    """Return a digest of what decides a run's result: seed and settings that are not defaults.
 
     Settings of the execution are left out, and so are settings at their default, so that later
     versions with new settings give the same digest.

@@ -136,7 +136,7 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def _sent_as(tensor: Tensor) -> torch.dtype:
-    """Return the type in which a tensor travels: its own, or float32, as NumPy has no bfloat16."""
+    """Return the dtype of a tensor in messages: float32 for bfloat16, which NumPy lacks."""
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
@@ -191,7 +191,7 @@ def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
 
 
 def cached_first_stage(x: Tensor) -> Tensor | None:
-    """Return the output attached to a batch; None without, or if the batch was changed in place.
+    """Return the output attached to a batch; None if there is none or the batch was changed.
 
     Examples
     --------

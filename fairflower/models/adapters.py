@@ -20,7 +20,7 @@ def lora(
     dropout: Annotated[float, Range(0, 1)] = 0.0,
     targets: str = "all",
 ) -> None:
-    """Freeze a network and put low-rank adapters beside some of its layers, by PEFT.
+    """Freeze a network and add low-rank adapters to some of its layers, by PEFT.
 
     A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]; B is 0 at
     first (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).

@@ -71,7 +71,7 @@ class BodyClassifier(Classifier):
 
 @contextmanager
 def same_for_every_seed() -> Iterator[None]:
-    """Draw random weights from a fixed seed: frozen ones must be the same at all clients."""
+    """Draw random weights from a fixed seed: frozen weights must be equal at all clients."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(0)
     try:
@@ -81,7 +81,7 @@ def same_for_every_seed() -> Iterator[None]:
 
 
 def as_rgb(x: Tensor, name: str) -> Tensor:
-    """Return images [N, 1 or 3, H, W] with three channels; ``name`` is the model's, for errors."""
+    """Return images [N, 1 or 3, H, W] with three channels; ``name`` is the model, for errors."""
     if x.shape[1] not in (1, 3):
         raise ConfigError(
             f"{name} needs images of 1 or 3 channels, got {x.shape[1]} channels. Choose another "
@@ -91,7 +91,7 @@ def as_rgb(x: Tensor, name: str) -> Tensor:
 
 
 def resized(x: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Return images [N, C, H, W] at this height and width; None: unchanged."""
+    """Return images [N, C, H, W] at this height and width; None changes nothing."""
     if size is None or tuple(x.shape[2:]) == size:
         return x
     return F.interpolate(x, size, mode="bilinear", antialias=True)

@@ -22,7 +22,7 @@ from fairflower.models.weights import (
 def prompt_vit_tiny(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-tiny"``; without ``weights``, with the shipped weights.
+    """Build ``model.name = "prompt-vit-tiny"``; default weights: those shipped with fairflower.
 
     0.76 M frozen parameters, and 0.13 M trained parameters for ten classes. The weights were
     pretrained on characters of matplotlib's fonts (``experiments/pretrain_vit_tiny.py``).
@@ -46,7 +46,7 @@ def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "
 def prompt_vit_b_16(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-b-16"``, the paper's; without ``weights``, with ImageNet's.
+    """Build ``model.name = "prompt-vit-b-16"``, the paper's; default weights: ImageNet's.
 
     85.8 M frozen parameters, and 4.73 M trained parameters for ten classes. ImageNet's weights are
     torchvision's ``IMAGENET1K_V1``, downloaded once to torch's cache.

@@ -256,7 +256,7 @@ def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | Non
 
 
 def _nnls(factor: Matrix, s: Vector) -> Vector | None:
-    """Minimize |F v|^2 + (v / s - 1)^2 over v >= 0: by homogeneity the QP's v, up to scale."""
+    """Return the minimizer of |F v|^2 + (v / s - 1)^2 over v >= 0: the QP's v, up to scale."""
     from scipy.optimize import nnls  # late, like cvxpy: seconds to import
 
     system = np.vstack([factor, 1 / s])

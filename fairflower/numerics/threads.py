@@ -1,4 +1,4 @@
-"""Number of threads: the CPUs of this process, or a single thread for a moment."""
+"""Number of threads: the CPUs of this process, or temporarily a single thread."""
 
 from __future__ import annotations
 

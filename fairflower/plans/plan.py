@@ -243,7 +243,7 @@ class Plan:
             )
         if held_out := self.runs[0].data.held_out:
             raise ConfigError(
-                f"data.held-out = {held_out!r}: leave one domain out sets it for each domain in "
+                f"data.held-out = {held_out!r}: leaving one domain out sets it for each domain in "
                 "turn. Remove it."
             )
         return Plan(

@@ -31,7 +31,7 @@ _MARGIN = 1.2
 
 
 class Need(NamedTuple):
-    """Bytes on a GPU, with a margin: of a client's process, and of the server's tests."""
+    """Bytes on a GPU, with a margin: for a client's process, and for the server's tests."""
 
     client: int
     server: int
@@ -54,7 +54,7 @@ class Room(NamedTuple):
 
 
 def measure(configs: Sequence[RunConfig], device: torch.device) -> Room:
-    """Return the room on a GPU for runs that differ in their methods, by the largest need.
+    """Return the GPU memory that runs with different methods need, by the largest need.
 
     For each run, a new process trains the largest client for an epoch and tests once.
     ``ConfigError`` if a client does not fit on the GPU even alone.

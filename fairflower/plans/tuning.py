@@ -87,7 +87,7 @@ class MethodStudy:
     # --- trials --------------------------------------------------------------------------
 
     def values(self, number: int) -> dict[str, float]:
-        """Return a trial's values; shared keys, as the learning rate, are equal for all methods."""
+        """Return a trial's values; shared keys like the learning rate are equal for all methods."""
         if number == 0:
             return {key: argument.default for key, argument in self.search_space.items()}
         return {
@@ -352,7 +352,7 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
 
 
 def _read(path: Path) -> Run | None:
-    """Return a run, or None if no round of it was tested."""
+    """Return a run, or None if it has no tested round."""
     try:
         return read_run(path)
     except RunFolderError:

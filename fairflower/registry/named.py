@@ -71,7 +71,7 @@ class Registry(UserDict[str, Any]):
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
     def names(self) -> list[str]:
-        """Return all names: built in, and of installed packages' entry points."""
+        """Return all names: built-in names, and entry points of installed packages."""
         return [*self.data, *self.offers()]
 
     def offers(self) -> dict[str, EntryPoint]:
@@ -228,5 +228,5 @@ class FamilyRegistry(DescribedRegistry):
         return member
 
     def names(self) -> list[str]:
-        """Return all names, and each family's with NAME for the rest."""
+        """Return all names, with ``FAMILY:NAME`` for each family."""
         return [*super().names(), *(f"{family}:NAME" for family in self.families)]

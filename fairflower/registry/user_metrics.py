@@ -98,7 +98,7 @@ def compute_metrics(
 
 
 class _WrongValue(Exception):
-    """A metric returned something else than a finite number."""
+    """A metric did not return a finite number."""
 
 
 def _number(name: str, returned: Any) -> float:

@@ -33,7 +33,7 @@ class ClusterHistory(NamedTuple):
     map: Vector
 
     def metric(self, name: ClusterMetric) -> Vector:
-        """A figure of each round, [R], over the clients that took part in it."""
+        """Return a metric of each round, [R], over the clients that took part in it."""
         figure = METRICS[name]
         there = np.isfinite(self.ids)
         rows = zip(there, self.ids, strict=True)
@@ -89,7 +89,7 @@ _LARGEST = 1e100
 
 
 def _vector(value: object, length: int) -> Vector:
-    """Return a number for each client; NaN where the value is anything else."""
+    """Return a number for each client; values that are not numbers become NaN."""
     vector = as_float_array(value)
     return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
 

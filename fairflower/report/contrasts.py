@@ -122,7 +122,7 @@ ByBaseline = Mapping[str, Mapping[str, Contrast]]
 
 @dataclass(frozen=True)
 class Contrasts:
-    """All contrasts of a comparison; the lists run parallel to ``measures``."""
+    """All contrasts of a comparison; the lists have the order of ``measures``."""
 
     measures: list[Measure]
     against_baselines: list[ByBaseline]
@@ -154,7 +154,7 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
 
 
 def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
-    """Return the differences of paired runs, or None where no federation and seed is common.
+    """Return the differences of paired runs; None without a common federation and seed.
 
     Runs that were not tested on every domain throughout do not count. `judge_family` judges the
     differences.
@@ -237,7 +237,7 @@ Against = Callable[[Comparison, Measure], list[ContrastGroup]]
 
 
 def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
-    """Make groups of contrasts of the pairs of methods that can be compared."""
+    """Make groups of contrasts from the pairs of methods that can be compared."""
 
     @wraps(against)
     def groups(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:

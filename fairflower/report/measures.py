@@ -52,7 +52,7 @@ class Figure:
         return self.said or self.title
 
     def sampling(self, run: Run) -> tuple[float, float]:
-        """Return the metric's change by a single test example, and its variance due to their draw.
+        """Return the metric's change by a test example, and its variance from drawing examples.
 
         In percent, and in percent squared; 0 if unknown. The variance is binomial in each domain,
         at the accuracy with a right and a wrong example added.

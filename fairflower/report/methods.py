@@ -120,7 +120,7 @@ class Method:
     def over_domains(
         self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
     ) -> MeanStd:
-        """Return mean and std over the runs of a metric of the domains that all runs tested.
+        """Return mean and std over runs of a metric; the metric is of domains that all runs tested.
 
         NaN without a common domain. ``accuracies`` returns a run's values [D], NaN if untested.
         """
@@ -283,13 +283,13 @@ def _in_common(values: Vector) -> Vector:
 
 
 def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
-    """Return a metric of the finite values; NaN without any."""
+    """Return a metric of the finite values; NaN if there are none."""
     there = values[np.isfinite(values)]
     return figure(there) if there.size else math.nan
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
-    """Return the newest run of each seed that reached the last round; and the others with reasons.
+    """Return each seed's newest run that reached the last round, and the others with reasons.
 
     Runs with an untested domain are kept only if no run tested all domains.
     """

@@ -180,7 +180,7 @@ class Run(AccuracyHistory):
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run folder, of a run that is finished, was stopped or still goes on.
+    """Read the folder of a run that is completed, stopped or still running.
 
     Rounds that are not written in full yet are left out.
 

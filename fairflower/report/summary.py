@@ -103,7 +103,7 @@ def read_summary(path: str | Path) -> list[Run]:
     for number, row in enumerate(rows, start=2):
         try:
             if None in row or None in row.values():
-                raise ValueError("another number of cells than columns")
+                raise ValueError("the number of cells differs from that of columns")
             runs.append(_run(row))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
@@ -316,7 +316,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the config sets a key, and not to the method's default."""
+    """Return whether the config sets a key to something other than the method's default."""
     return key in config and not (key.startswith(METHOD_TABLES) and config[key] == "default")
 
 

@@ -1,4 +1,4 @@
-"""A client's part: Flower's mod for SecAgg+ around the training of fairflower's ClientApp.
+"""The client's part: Flower's mod for SecAgg+, applied to training in fairflower's ClientApp.
 
 Flower's mod answers the four messages of a round. In the third it calls the app, which trains, and
 masks what the app returns; it expects the records of Flower's classic API.
@@ -56,7 +56,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
 
 
 def _as_classic(request: Message, reply: Message) -> Message:
-    """Return a train reply as classic Flower's: one vector, the told weight, and the metrics."""
+    """Return a train reply in classic Flower's format: a vector, the weight and the metrics."""
     content = reply.content
     if beside := [name for name in content.array_records if name != "arrays"]:
         raise ValueError(

@@ -42,7 +42,7 @@ class Halted(RoundFailed):
 
 
 class LostClients(Exception):
-    """Clients that failed before training, by node with the reason: the others begin again."""
+    """Clients that failed before training, with the reason by node; the others start again."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__(str(dict(reasons)))
@@ -154,7 +154,7 @@ class _StageGrid:
 
 
 def masked_sizes(content: RecordDict) -> list[int]:
-    """Return the lengths of a reply's masked arrays; ``ValueError`` if they are no integers.
+    """Return the lengths of a reply's masked arrays; ``ValueError`` if they are not integers.
 
     The first is the masked weight, of length 1.
     """

@@ -46,7 +46,7 @@ MOSTLY = 0.5
 
 @dataclass
 class _Round:
-    """A round, and what is known of its clients."""
+    """A round, and what the server knows about its clients."""
 
     server_round: int
     asked: dict[int, Message]  # the strategy's train messages, by client
@@ -111,7 +111,7 @@ class SecureAggregation:
         return self._conclude(now, self._cohort(now, clients, total), weights, cohort.client_ids)
 
     def _measure(self, now: _Round) -> SumCohort:
-        """Return the clients' numbers: the first exchange."""
+        """Run the first exchange: return the clients' numbers."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
         names = [n for n in strategy.measurements if n not in strategy.learns]
@@ -155,7 +155,7 @@ class SecureAggregation:
         weights: NDArray[np.float64],
         factors: NDArray[np.float64] | None,
     ) -> tuple[WeightedSum, list[int]]:
-        """Return the sum of the updates with these weights, and its clients: the second exchange.
+        """Run the second exchange: return the sum of the weighted updates, and its clients.
 
         The clients that fail before training are left out, and the others begin again.
         """
@@ -181,7 +181,7 @@ class SecureAggregation:
     def _told(
         self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
     ) -> dict[int, Told]:
-        """Return what each client is told: whole numbers as weights, the largest of them Q."""
+        """Return the values for each client: weights as whole numbers, the largest being Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
         buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
         draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
@@ -234,7 +234,7 @@ class SecureAggregation:
         content: RecordDict,
         metrics: MetricRecord,
     ) -> MetricRecord:
-        """Return a client's metrics of training; ``InvalidReply`` if it is not to enter the sum."""
+        """Return a client's training metrics; ``InvalidReply`` if it must not enter the sum."""
         mine = told[client]
         numbers = content.metric_records.get("metrics", MetricRecord())
         if any(len(record) for record in content.array_records.values()):
@@ -263,7 +263,7 @@ class SecureAggregation:
         weights: NDArray[np.float64],
         measured: tuple[int, ...],
     ) -> Arrays:
-        """Return the next global model of the clients in the sum, and note it at the strategy."""
+        """Return the next global model from the sum, and record the merge in the strategy."""
         strategy = self.strategy
         assert cohort.total is not None
         kept = [measured.index(client) for client in cohort.client_ids]
@@ -298,13 +298,12 @@ def _on_simplex(weights: NDArray[np.float64], clients: int) -> NDArray[np.float6
 
 
 def _check_hidden(shares: Mapping[int, float]) -> None:
-    """Raise `Halted` if a sum would be of too few clients."""
+    """Raise `Halted` if the sum would have too few clients."""
     weighted = sum(share > 0 for share in shares.values())
     if weighted < SMALLEST_SUM:
         raise Halted(
-            f"{weighted} clients with a weight above 0 are left, of {len(shares)}, and a sum has "
-            f"to hide each client among at least {SMALLEST_SUM}. (bound.max-client-weight spreads "
-            "weights)"
+            f"{weighted} of {len(shares)} clients have a weight above 0, and a sum has to hide "
+            f"each client among at least {SMALLEST_SUM} (bound.max-client-weight spreads weights)"
         )
 
 

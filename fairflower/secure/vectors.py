@@ -1,4 +1,4 @@
-"""What is masked: a client's update as a vector within SecAgg+'s range, and the sum of all.
+"""A client's update as a vector within SecAgg+'s range, and the sum of these vectors.
 
 Flower's protocol multiplies a vector by the client's weight, clips it to ``CLIPPING``, rounds it to
 a whole number below ``quantization_range`` and adds masks modulo 2**32. Here updates are scaled so
@@ -40,7 +40,7 @@ _FACTOR, _BUFFERS = "secure.square-factor", "secure.buffers"
 
 
 def quantization_range(clients: int) -> int:
-    """Return the largest power of two with which no sum of so many numbers passes 2**32.
+    """Return the largest power of two for which sums of so many numbers stay below 2**32.
 
     >>> [quantization_range(K) == 2**bits for K, bits in ((3, 30), (10, 28), (1023, 22))]
     [True, True, True]
@@ -69,7 +69,7 @@ class Told:
         return self.weight / self.range
 
     def to_config(self) -> dict[str, Any]:
-        """Return the values of the config of the client's message."""
+        """Return the values for the config of the client's message."""
         values = {WEIGHT_KEY: self.weight, _RANGE: self.range, _CHECKS: list(self.checks)}
         if self.factor is not None:
             values |= {_FACTOR: self.factor, _BUFFERS: list(self.buffers)}
@@ -98,7 +98,7 @@ def scale_of(received: NDArray[Any]) -> float:
 def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
     """Return the vector that a client gives to the protocol, which multiplies it by its weight.
 
-    ``ValueError`` names an array of which an update is out of range: it would be clipped.
+    ``ValueError`` names an array whose update is out of range and would be clipped.
     """
     if received.keys() != sent.keys():
         raise ValueError("the trained arrays are not the received ones. Nothing was sent")
@@ -123,12 +123,12 @@ def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
 
 
 def size_of(received: Arrays, squares: bool) -> int:
-    """Return the length of the vectors of `encode`."""
+    """Return the length of the vectors that `encode` returns."""
     return sum(a.size for a in received.values()) + CHECKS + (2 * len(UNITS) if squares else 0)
 
 
 def _in_units(value: float, ratio: float) -> Vector:
-    """Return a number in all `UNITS`, and a mark where it is out of range.
+    """Return a number in each of the `UNITS`, and a mark where it is out of range.
 
     Divided by the weight, so that the sum has the weighted numbers, but whole marks.
     """
@@ -160,7 +160,7 @@ class WeightedSum:
 
 
 class WrongSum(ValueError):
-    """A sum that is not that of the told weights."""
+    """The sum was not made with the weights that clients were told."""
 
 
 def error_of(told: Sequence[Told]) -> float:
@@ -202,7 +202,7 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
 
 @dataclass(frozen=True)
 class SumCohort(Cohort):
-    """A cohort of which the server knows numbers, and a weighted sum of updates.
+    """A cohort whose numbers and weighted sum of updates the server knows, but no single update.
 
     Before the masked exchange ``total`` is None, and the cohort has numbers only.
     """
@@ -222,14 +222,14 @@ class SumCohort(Cohort):
     gram = blocks
 
     def squared_norms(self, names: Sequence[str] | None = None) -> Vector:
-        """Return the constant length^2 with which sum_k w_k f_k ||Delta_k||^2 is right, (K,)."""
+        """Return equal squared lengths, (K,), that give the known sum_k w_k f_k ||Delta_k||^2."""
         total = self.total
         if total is None or total.factors is None:
             return self.blocks()  # type: ignore[no-any-return]
         return np.full(len(self), total.squares / float(total.weights @ total.factors))
 
     def average(self, weights: Vector, kept: Any = None) -> Arrays:
-        """Return theta + sum_k w_k Delta_k for the told weights; shorter if one is over the cap."""
+        """Return theta + sum_k w_k Delta_k for the told weights; shorter if one exceeds the cap."""
         if kept is not None:
             self.blocks()
         return self._moved(self._told(weights), self.floats)
@@ -253,7 +253,7 @@ class SumCohort(Cohort):
         return min(1.0, self.max_weight / float(weights.max()))
 
     def _moved(self, length: float, names: Sequence[str]) -> Arrays:
-        """Return the received model, moved; arrays not in ``names`` by the mean itself."""
+        """Return the received model after a step; arrays not in ``names`` take the mean itself."""
         assert self.total is not None
         moved: Arrays = {}
         for name, received in self.received.items():

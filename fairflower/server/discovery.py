@@ -69,7 +69,7 @@ class NodeDiscovery:
         return online
 
     def ask(self, known: Collection[int] = ()) -> bool:
-        """Ask new nodes, without those in ``known``; return whether there were any."""
+        """Ask new nodes that are not in ``known``; return whether there were any."""
         fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []

@@ -148,7 +148,7 @@ def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
 
 
 def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
-    """Return the number of clients that divide the data; None while no node has said it."""
+    """Return the number of clients that divide the data; None until a node has reported it."""
     for info in infos.values():
         if info.size is not None and num_clients is not None:
             check_num_supernodes(info.size, num_clients)
@@ -276,7 +276,7 @@ def register_resumed_clients(
 
 
 class NodeTracker:
-    """Finds clients again whose SuperNodes were restarted under other ids.
+    """Finds clients whose SuperNodes were restarted under other ids.
 
     A node with the ``partition-id`` of a client, or a site with its domain and data, takes the
     client's place only if the client's node is gone. Sites that share a domain need a

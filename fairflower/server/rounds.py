@@ -348,7 +348,7 @@ def _summed(
     messages: Sequence[Message],
     arrays: ArrayRecord,
 ) -> ArrayRecord:
-    """Return the next model by secure aggregation; the model as it is if no sum comes about."""
+    """Return the next model by secure aggregation, or the same model if there is no sum."""
     try:
         return secure.train(server_round, messages, arrays)
     except Halted as reason:

@@ -210,7 +210,7 @@ def _logged(folder: RunFolder) -> Iterator[_LogFile]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors, as of a full disk: the run itself reports them."""
+    """A log file that ignores write errors, for example of a full disk; the run reports them."""
 
     def traceback(self) -> None:
         """Write the current exception with its traceback to this file only."""

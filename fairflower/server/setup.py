@@ -56,7 +56,7 @@ class RunSetup:
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
-        """Return the most examples of a split that each client can have: its domain's."""
+        """Return, for each client, the most examples of a split that it can have: its domain's."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes
         of_domain = dict(zip(federation.domains, sizes, strict=True))

@@ -158,7 +158,7 @@ def check_unanimity(make: Make) -> None:
 
 
 def check_shapes_and_types(make: Make) -> None:
-    """Check that every array keeps its shape and type, also batch norm's."""
+    """Check that every array keeps its shape and type, including those of batch norm."""
     random = np.random.default_rng(3)
     rounds = Rounds(make(), MODEL, range(2))
     for _ in range(2):

@@ -120,7 +120,7 @@ def check_trainer(
 
 
 def check_training(method: TrainerCase, strategy: type[FairStrategy]) -> None:
-    """Check that the method trains under a strategy, in any order of clients with the same bits."""
+    """Check that the method trains under a strategy, with the same bits in any client order."""
     start, (model, _) = method.start(), method.two_rounds(strategy)
     problem = f"{method.name} with {strategy.__name__}"
     assert list(model) == list(start), f"{problem}: arrays were added, lost or reordered."

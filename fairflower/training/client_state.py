@@ -38,7 +38,7 @@ DAYS = 30
 def load_state(
     trainer: Trainer, context: Context, config: Mapping[str, Any], before: float = math.inf
 ) -> int:
-    """Load the trainer's state of an earlier round of this run, and return this round; 0: none.
+    """Load the trainer's state of an earlier round of this run; return that round, or 0.
 
     State is stored with the message's ``run-id`` and its round, as a node may serve several runs.
     State of another run is not used, nor state of round ``before`` or later (of a round that is
@@ -121,7 +121,7 @@ def rounds_to_keep(
 
 
 def _last_merged_round(config: Mapping[str, Any]) -> float:
-    """Return the last round in which the server merged this client; infinity: not known."""
+    """Return the last round in which the server merged this client; infinity if unknown."""
     return float(config.get("merged-round", math.inf))
 
 

@@ -139,7 +139,7 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
 def _add_by_vmap_or_sample(
     total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor
 ) -> None:
-    """Add the squares by torch.func or, if it refuses the model, by samples."""
+    """Add the squares by torch.func or, if it refuses the model, sample by sample."""
     try:
         _add_by_vmap(total, model, x, y)  # which adds nothing before it fails
     except RuntimeError as error:

@@ -35,7 +35,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that this process has reserved on a GPU."""
+    """Return the largest number of bytes that this process has reserved on a GPU."""
     return int(torch.cuda.max_memory_reserved(device))
 
 

@@ -37,7 +37,7 @@ class LocalArraysTrainer(Trainer):
         self._set(self.state.get(LOCAL))
 
     def train(self, server_round: int) -> dict[str, float]:
-        """Train as every trainer, with the client's local arrays, and keep these."""
+        """Train like every trainer, with the client's local arrays; store these afterwards."""
         self.recall()
         metrics = super().train(server_round)
         if tensors := local_tensors(self.model):
@@ -56,7 +56,7 @@ class LocalArraysTrainer(Trainer):
         return {**metrics, "personal_accuracy": self.measure(self.test_examples)[1]}
 
     def _set(self, values: Arrays | None) -> None:
-        """Copy values into the local arrays; None: the initial values."""
+        """Copy values into the local arrays; None restores the initial values."""
         initial = initial_local_arrays(self.model)
         with torch.no_grad():
             for name, tensor in local_tensors(self.model).items():

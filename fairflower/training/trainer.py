@@ -70,7 +70,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def remark(cls, model: Any, by: str) -> str:
-        """Return a warning about a run with this network and ``evaluate.by``; empty: none."""
+        """Return a warning about a run with this network and ``evaluate.by``, or ""."""
         return ""
 
     @classmethod

@@ -141,7 +141,11 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
             "[settings.data]\nseed = 3",
             "plain sets data.seed, which the federation",
         ),
-        ('of = "plain"', 'of = "plane"', r"sweeps.skew\] takes of = one of plain, noisy"),
+        (
+            'of = "plain"',
+            'of = "plane"',
+            r"sweeps.skew\] needs a benchmark, of = one of plain, noisy",
+        ),
         ("train.local-epochs = [1, 2]", "train.local-epoch = [1]", "local-epoch"),
         ("validation-examples = 20", "validation-example = 20", "validation-examples"),
     ],

@@ -44,7 +44,7 @@ def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path
         bold = [r.name for r in group.rows if r.cells[worst].tone == "better"]
         assert bold == [strategies[int(np.argmax(row))]]
     page = write_report(runs, tmp_path / "out")
-    assert "Local training times aggregation" in page.read_text()
+    assert "Local training and aggregation" in page.read_text()
     assert (tmp_path / "out" / "figures" / "product.png").exists()
 
 

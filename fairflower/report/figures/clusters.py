@@ -130,7 +130,7 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
 
 
 def aligned(maps: Vector) -> Vector:
-    """Return maps [R, K, 2] with each axis flipped, where needed, to agree with the map before.
+    """Return maps [R, K, 2] whose axes are flipped where needed to match the previous map.
 
     The sign of a principal axis is arbitrary. The sign is chosen that gives the smaller sum of
     squared distances between the clients' places on both maps.

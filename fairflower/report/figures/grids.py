@@ -95,7 +95,7 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
     return FigureDraft(
         "product",
         sheet,
-        "Local training times aggregation",
+        "Local training and aggregation",
         f"{comparison.span().capitalize()}, mean over {comparison.replicates}."
         f"{comparison.gaps * _BLANK}",
         f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",

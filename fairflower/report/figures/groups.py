@@ -34,7 +34,8 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
             f"groups-{attribute}",
             sheet,
             f"Differences between groups of {attribute} over rounds",
-            "All people, from sums of counts over clients; 0 is equal. Line: mean over seeds.",
+            "All people, from sums of counts over clients; 0 is equal. Line: mean over "
+            f"{comparison.replicates}.",
             f"Differences between groups in the last round: {'; '.join(said)}.",
         )
 

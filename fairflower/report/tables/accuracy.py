@@ -1,4 +1,4 @@
-"""Tables of accuracy: per domain, of personal models, its fairness, client types and clusters."""
+"""Tables of accuracy per domain, personal models, fairness, client types and clusters."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def user_tables(comparison: Comparison) -> list[Table]:
 def product_table(comparison: Comparison) -> Table:
     """Return FedHEAL's Table 2: strategies grouped by local training."""
     return metric_table(
-        f"Local training times aggregation, {comparison.span()}",
+        f"Local training and aggregation, {comparison.span()}",
         "The accuracy table, grouped by local training. Bold: best strategy of a group.",
         columns(comparison.domains),
         largest_grid(comparison).items(),
@@ -276,7 +276,7 @@ def types_table(comparison: Comparison) -> Table:
 
 
 def clusters_table(comparison: Comparison, window: int) -> Table:
-    """Return FedGCR's Table 3: clusters compared with domains, of methods with clusters."""
+    """Return FedGCR's Table 3: clusters compared with domains, for methods with clusters."""
 
     def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(

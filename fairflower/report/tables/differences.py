@@ -16,7 +16,7 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
-    """Return the tables against the baselines and of the further contrasts, by measure."""
+    """Return the tables of differences to the baselines, and of further contrasts, by measure."""
     measures = contrasts.measures
     return [
         *(

@@ -1,4 +1,4 @@
-"""Text beside the tables: the model's size, the machines and versions, and notes.
+"""Lines below the tables: the model's size, the machines and versions, and notes.
 
 Run folders record processor and library versions. Another kind of processor rounds sums
 differently, and training turns this into points of accuracy: compare runs of one kind of machine.
