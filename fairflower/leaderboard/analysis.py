@@ -108,7 +108,7 @@ class Findings:
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
-        """Return the confirmation runs that are not in the means: diverged or not fully tested."""
+        """Return the confirmation runs that means leave out: diverged or not fully tested."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
     def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
@@ -241,7 +241,7 @@ def examples_tested(figures: Accuracies) -> list[int]:
 def _floor(
     figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
-    """Return a metric's change by a test example, and its deviation from drawing examples."""
+    """Return a metric's change by a test example, and its deviation due to their draw."""
     if measure.of is None or not examples or not all(examples):
         return 0.0, 0.0
     worth, variances = [], []

@@ -133,8 +133,8 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
             "nothing against the reference 'uniform'",
         ),
         ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
-        ('federations = "0-1"', 'federations = "0-100"', "plain: federation 100 is among those"),
-        ('federations = "50-51"', 'federations = "101"', "skew: federation 101 is among those"),
+        ('federations = "0-1"', 'federations = "0-100"', "plain: federation 100 is in tuned-on"),
+        ('federations = "50-51"', 'federations = "101"', "skew: federation 101 is in tuned-on"),
         ('federations = "0-1"', 'federations = "1-0"', "plain: federations '1-0'"),
         (
             "[settings.data]",
