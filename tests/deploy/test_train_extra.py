@@ -23,7 +23,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
-    env = environment(tmp_path, PATH=str(scripts))
+    env = environment(tmp_path, PATH=str(scripts), FAIRFLOWER_DATA="")
 
     def fairflower(*arguments: str, expect: int = 0) -> str:
         command = [scripts / "fairflower", *arguments]
