@@ -74,7 +74,7 @@ def run(strategy: FairStrategy) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NUMERIC)
 def test_clients_that_send_the_metric_are_enough(name: str) -> None:
-    arguments = {"lr": 0.4} if name == "qffl" else {}
+    arguments = {"lr": 0.4} if name in ("qffl", "dq-ffl") else {}
     strategy = STRATEGIES[name](**arguments)
     w = run(strategy)
     assert strategy.client_ids == (11, 12, 13)

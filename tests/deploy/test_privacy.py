@@ -33,7 +33,7 @@ ALL: dict[str, Any] = {
     "min_evaluate_nodes": CLIENTS,
     "min_available_nodes": CLIENTS,
 }
-NEEDS_LR = {"qffl": {"lr": 0.05}}
+NEEDS_LR = {"qffl": {"lr": 0.05}, "dq-ffl": {"lr": 0.05}}
 LOOSE = 1e6
 
 #: Name -> wrapper that clips at a norm and adds no noise, and the clients' mods.
