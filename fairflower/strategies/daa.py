@@ -67,7 +67,7 @@ class DaA(FairStrategy):
         *,
         alpha: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 1.0,
         beta: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 0.4,
-        domains: Annotated[int, Range(1)] = 4,
+        domains: Annotated[int, Range(1), Search(2, 8)] = 4,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
