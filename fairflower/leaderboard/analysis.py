@@ -80,7 +80,11 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
 
 
 class Findings:
-    """Differences in the confirmation and the sweeps of a design, from the rows so far."""
+    """Differences in the confirmation and the sweeps of a design.
+
+    A benchmark or a sweep counts when all its runs are made: a difference that is looked at after
+    each run is found too often.
+    """
 
     def __init__(self, stages: Stages) -> None:
         self.stages, self.design = stages, stages.design
@@ -96,8 +100,13 @@ class Findings:
 
     @property
     def benchmarks(self) -> list[Benchmark]:
-        """The benchmarks in which a method can be compared with the reference."""
-        return [benchmark for benchmark in self.stages.benchmarks if self.judged(benchmark)]
+        """The confirmed benchmarks in which a method can be compared with the reference."""
+        return [b for b in self.stages.benchmarks if not self.left(b) and self.judged(b)]
+
+    def left(self, benchmark: Benchmark) -> int:
+        """Return how many runs of a benchmark's confirmation are still to be made."""
+        planned = len(benchmark.confirmed) * len(benchmark.federations)
+        return planned - len(self.rows[benchmark.name])
 
     def domains(self, benchmark: Benchmark) -> list[str]:
         """Return the names of a benchmark's domains, in the order of the accuracies."""
@@ -150,11 +159,16 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """Return the differences to the reference by place and method, all places as a family."""
+        """Return the differences to the reference by place and method, all places as a family.
+
+        Empty if runs of the sweep are still to be made.
+        """
         rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
-            if row := self.stages.row(planned):
-                rows[place].append((row.method, row.federation, row))
+            row = self.stages.row(planned)
+            if row is None:
+                return {}
+            rows[place].append((row.method, row.federation, row))
         judged: dict[tuple[str, str], Difference] = {}
         for place, members in rows.items():
             alone = self._alone(

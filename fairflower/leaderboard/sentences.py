@@ -149,10 +149,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         cells += [Cell(outcome(difference) if difference else "reference")]
         cells += [_difference(others.get((title, method))) for title in titles]
         rows.append(Row(method, chosen[method], cells, anchor=f"{benchmark.name}-{method}"))
-    made, planned = (
-        len(findings.rows[benchmark.name]),
-        len(benchmark.confirmed) * len(benchmark.federations),
-    )
+    made = len(findings.rows[benchmark.name])
     processors = sorted({row.processor for row in findings.rows[benchmark.name]})
     redrawn = (
         f" Federations are redraws of mostly the same examples: Nadeau and Bengio's variance, "
@@ -165,7 +162,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"In %, mean over federations ± sample standard deviation; differences to {reference} in "
         "points with simultaneous 95 % intervals, the worst half a family of its own, "
         "all others one family. Settings under the name are those chosen on validation examples."
-        f"{redrawn} {made} of {planned} runs; made on {join_words(processors)}.",
+        f"{redrawn} {made} runs, made on {join_words(processors)}.",
         [measure.title, f"against {reference}", "so it is", *titles],
         [Group("", rows)],
         [
@@ -204,11 +201,12 @@ def _difference(difference: Difference | None) -> Cell:
 
 
 def left(findings: Findings) -> str:
-    """Say how many runs of the confirmation are missing; empty if all are there."""
-    missing = {
-        benchmark.name: len(benchmark.confirmed) * len(benchmark.federations)
-        - len(findings.rows[benchmark.name])
-        for benchmark in findings.stages.benchmarks
-    }
+    """Say how many runs of the confirmation are still to be made; empty if none."""
+    missing = {benchmark.name: findings.left(benchmark) for benchmark in findings.stages.benchmarks}
     counts = [f"{name} {count}" for name, count in missing.items() if count]
-    return f"Confirmed runs still to be made: {', '.join(counts)}." if counts else ""
+    if not counts:
+        return ""
+    return (
+        f"Confirmed runs still to be made: {', '.join(counts)}. A benchmark is judged when all its "
+        "runs are made."
+    )

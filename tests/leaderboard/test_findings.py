@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from fairflower.leaderboard.analysis import Findings, examples_tested
 from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
-from fairflower.leaderboard.sentences import outcome, sentences, tables
+from fairflower.leaderboard.sentences import left, outcome, sentences, tables
 from fairflower.leaderboard.stages import CONFIRMATION, Stages
 from fairflower.statistics.differences import Difference
 
@@ -28,20 +29,21 @@ def findings(
     """Rows of a confirmation; domain "a" is the worst, and methods gain there alone."""
     folder.mkdir(exist_ok=True)
     file = folder / "board.toml"
-    file.write_text(FILE.replace('federations = "0-1"', f'federations = "0-{federations - 1}"'))
+    numbers = f'federations = "0-{federations - 1}"'
+    file.write_text(re.sub(r'federations = "0-[12]"', numbers, FILE))
     design = Design.read(file)
     ledger = Ledger(design.results)
     rng = np.random.default_rng(7)
-    for benchmark in ("plain", "noisy"):
-        for federation in range(federations):
+    for benchmark in design.benchmarks:
+        for federation in benchmark.federations:
             level = rng.normal(50, 5)
             for method, gain in gains.items():
                 worst = level + gain + rng.normal(0, spread)
                 ledger.add(
                     Row(
-                        *(CONFIRMATION, benchmark, method, federation, "train.lr=0.1", "a b"),
+                        *(CONFIRMATION, benchmark.name, method, federation, "train.lr=0.1", "a b"),
                         *("", f"{worst / 100} 0.9", "completed", "", "one", 1.0, "d"),
-                        f"{benchmark} {method} {federation}",
+                        f"{benchmark.name} {method} {federation}",
                     )
                 )
     return Findings(Stages(design, ledger))
@@ -96,6 +98,16 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     )
     assert any("by a mixed model with Dunnett's intervals" in line for line in said)
     assert not any("none" in line.split() for line in said)
+
+
+def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    del made.stages.ledger.rows["plain fedheal 23"]
+    assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
+    assert not any(line.startswith(("plain", "Over")) for line in sentences(made))
+    assert [table.title for table in tables(made)] == ["noisy, confirmed"]
+    assert left(made).startswith("Confirmed runs still to be made: plain 1.")
+    assert not left(findings(tmp_path / "all"))
 
 
 @pytest.mark.parametrize(
