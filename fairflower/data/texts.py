@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from fairflower.arguments import Range
-from fairflower.arrays import swap_padding
 from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
@@ -116,6 +115,8 @@ def _of_transformers(name: str, length: int) -> _Encoder:
 
     def encode(text: str) -> Ints:
         ids = made(text, truncation=True, max_length=length)["input_ids"]
+        from fairflower.arrays import swap_padding  # late: it imports Flower
+
         return swap_padding(np.array(ids, np.int64), pad)  # type: ignore[no-any-return]
 
     return _Encoder(len(made), encode)

@@ -28,7 +28,7 @@ def gaussian(size: int, source: Source) -> NDArray[np.float64]:
     """Return ``size`` independent standard normal numbers (Box and Muller 1958).
 
     >>> gaussian(3, noise_source(1, "example")).round(2).tolist()
-    [1.54, -0.22, -0.23]
+    [-0.07, -0.23, -0.55]
     """
     half = (size + 1) // 2
     bits = np.frombuffer(source(16 * half), np.uint64) >> np.uint64(11)

@@ -82,7 +82,7 @@ def test_an_address_where_no_cluster_is_is_named_at_once(scheme: str):
 
 
 def test_a_cluster_needs_our_engine():
-    with pytest.raises(ConfigError, match=r"ray-address.*engine = .inline. runs on this machine"):
+    with pytest.raises(ConfigError, match=r"ray-address.*engine = .inline. runs only on this"):
         RunConfig.from_flat({"ray-address": "auto", "engine": "inline"})
 
 
@@ -129,7 +129,7 @@ class Ray:
             sign = SimpleNamespace(remote=lambda: node)
             return SimpleNamespace(__ray_ready__=sign, node=node)
 
-        def options(scheduling_strategy: Any) -> Any:
+        def options(scheduling_strategy: Any, **_: Any) -> Any:
             return SimpleNamespace(remote=lambda *_: made(scheduling_strategy.node_id[0]))
 
         made = call if resources["num_cpus"] else str

@@ -86,7 +86,7 @@ def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
     row = page.table("Accuracy per domain, last round")["fedheal seed 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == (DASH, "73.00†", "56.00†")
     assert (
-        "c was not tested in rounds 2, 4 and 6. The mean of c is over rounds 3 and 5 alone. "
+        "c was not tested in rounds 2, 4 and 6. The mean of c is only over rounds 3 and 5. "
         "Figures marked † are not of all domains in the same rounds, and so are compared with no "
         "other run."
     ) in shown(folder)

@@ -487,7 +487,7 @@ def test_training_is_the_same_to_the_last_bit_measured_or_not(name: str) -> None
     assert arrays == {}
     more, arrays = train_and_measure(measured, {"server-round": 2, "measure": ALL})
     assert metrics["train_loss"] == more["train_loss"]
-    assert arrays.keys() == {"fisher", "gradient"}
+    assert arrays.keys() == {"fisher", "gradient", "class_counts"}
     assert metrics.keys() == {"train_loss"}
     expected, found = plain.send(), measured.send()
     assert all(np.array_equal(expected[key], found[key]) for key in expected)
