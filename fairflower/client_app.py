@@ -68,7 +68,7 @@ app = make_client_app(trainer_of, mods=[secure_mod])
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Answer which client this node is and, if the message has a run config, which data it has."""
+    """Reply with this node's client id and, if the message has a run config, its data."""
     config = message.content.config_records.get("config", ConfigRecord())
     node = context.node_config
     answer = ConfigRecord()

@@ -232,7 +232,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('report {bad.csv}', "Left out: bad.csv is not a summary of runs: it has no column 'bytes'. `fairflower report RUNS --summary FILE` writes a summary."),
             ('tune --seeds 1 --output-dir {no-study}', 'no-study/study.json is damaged (Expecting value: line 1 column 1 (char 0)). Delete it and repeat the command: trials are read again from their run folders.'),
             ('tune --set seed=3', 'This command does not take --set seed: give --seed.'),
-            ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests need others. Name others, or change the seed of the trials with --seed N.'),
+            ('tune --seeds 0-2', '--seeds: 0 is the seed of the trials, and tests need different seeds. Choose different seeds, or change the seed of the trials with --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: 0 is the seed of the trials'),
             ('tune --config {run}/config.toml --seeds 0', '--seeds: 0 is the seed of the trials'),
             ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: a study needs validation images. Raise it.'),

@@ -55,9 +55,9 @@ def clip_updates(
     cohort : Cohort
         The clients' models. The same object is returned if no update is too long.
     norm : float, optional
-        Largest length of an update, in the parameters' units.
+        Cap on an update's norm, in the parameters' units.
     median : float, optional
-        Largest length as a multiple of the (lower) median length of all updates that are not 0.
+        Cap on the norm as a multiple of the (lower) median norm of all updates that are not 0.
 
     Notes
     -----

@@ -27,7 +27,7 @@ class NoisySum(Exchange):
     multiplier : float > 0
         Noise multiplier.
     clip : float > 0
-        Largest length of an update; the strategy's ``clip_update_norm`` ensures it.
+        Cap on an update's norm; the strategy's ``clip_update_norm`` ensures it.
     max_weight : float in (0, 1]
         The strategy's ``max_client_weight``.
     noise_seed : int

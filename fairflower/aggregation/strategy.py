@@ -71,8 +71,8 @@ class Options(TypedDict, total=False):
     #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
     #: their weights. 1, the default, means no cap.
     max_client_weight: float
-    #: Largest length of an update, absolute and as a multiple of the round's median length;
-    #: longer updates are scaled down. The median also bounds clients' arrays for exchanges.
+    #: Cap on an update's norm, absolute and as a multiple of the round's median norm; larger
+    #: updates are scaled down. The median also bounds clients' arrays for exchanges.
     #: None, the default, means no limit.
     clip_update_norm: float | None
     clip_update_median: float | None

@@ -141,10 +141,10 @@ def compare(
     clients : str, class, mapping or an iterable of these, optional
         Methods of local training. Default: the method of ``settings``.
     federations : iterable of int, or str, optional
-        ``range(20)``, ``[0, 7]`` or ``"0-19"``: each number draws the partition, the clients' data
-        and the run's seed. Default: ``"0-9"``, unless ``seeds`` is given.
+        ``range(20)``, ``[0, 7]`` or ``"0-19"``: each number is the seed of the partition, the
+        clients' data and the run. Default: ``"0-9"``, unless ``seeds`` is given.
     seeds : iterable of int, or str, optional
-        Seeds on the one federation of ``data.seed``. Verdicts then hold only for this federation.
+        Seeds on the federation of ``data.seed``. Verdicts then hold only for this federation.
     leave_one_domain_out : bool
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional

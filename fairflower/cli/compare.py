@@ -36,10 +36,9 @@ def compare(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations, for example 0,1,2 or 0-9. Each number draws the partition, the "
-            "clients' data "
-            f"and the run's seed (data.seed = seed). Default: {FEDERATIONS}, unless --seeds is "
-            "given."
+            help="Federations, for example 0,1,2 or 0-9. Each number is the seed of the "
+            "partition, the clients' data and the run (data.seed = seed). "
+            f"Default: {FEDERATIONS}, unless --seeds is given."
         ),
     ] = None,
     seeds: Annotated[

@@ -75,9 +75,8 @@ def tune(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations of the tests, for example 1,2,3 or 1-10. Each number draws the "
-            "partition, the "
-            "clients' data and the run's seed (data.seed = seed)."
+            help="Federations of the tests, for example 1,2,3 or 1-10. Each number is the seed of "
+            "the partition, the clients' data and the run (data.seed = seed)."
         ),
     ] = None,
     seeds: Annotated[

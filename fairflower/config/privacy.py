@@ -40,13 +40,13 @@ class PrivacyConfig:
     )
     clip: float = setting(
         1.0,
-        "Largest norm of an update under differential privacy; longer ones are scaled down.",
+        "Cap on an update's norm under differential privacy; larger updates are scaled down.",
         above=0,
     )
     number_noise_multiplier: float = setting(
         0.0,
-        "Noise of each number that a client sends because the strategy needs it, as a multiple of "
-        "the number's range. 0 is allowed for strategies that need none.",
+        "Noise added to each number that a client sends for the strategy: standard deviation as a "
+        "multiple of the number's range. 0 is allowed only if the strategy needs no numbers.",
     )
     loss_range: float = setting(
         5.0,
@@ -120,7 +120,7 @@ def _check_strategy(config: RunConfig) -> None:
         )
     if name == "qffl" and config.strategy.args.get("rule", "qfedavg") != "weights":
         raise _refused(
-            "strategy.name = 'qffl': its step depends on the lengths of single updates. Set "
+            "strategy.name = 'qffl': its step depends on the norms of individual updates. Set "
             "strategy.rule = 'weights'"
         )
 

@@ -61,7 +61,7 @@ class RunConfig:
         1.0, "Share of the clients that train in a round.", above=0, max=1
     )
     min_clients: int = setting(
-        0, "Minimum number of valid replies in a round. 0 means half of the asked clients."
+        0, "Minimum number of valid replies in a round. 0 means half of the selected clients."
     )
     sites: int = setting(
         0, "Number of sites to wait for before the first round. 0 means those connected now."
@@ -69,7 +69,7 @@ class RunConfig:
     secure_aggregation: bool = setting(
         False,
         "Whether clients mask their models, so that the server learns only a weighted sum "
-        "(Flower's SecAgg+). Strategies that need single models are refused.",
+        "(Flower's SecAgg+). Strategies that need individual models are refused.",
     )
     round_timeout: float = setting(
         3600.0, "Seconds to wait for the replies of a round.", above=0, execution=True

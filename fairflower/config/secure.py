@@ -12,11 +12,11 @@ KEY = "secure-aggregation"
 #: Key of the config of a message that asks for a masked model: the client's weight.
 WEIGHT_KEY = "secure.weight"
 
-#: Strategy -> what it needs of single updates, and the nearest strategy that does without.
+#: Strategy -> what it needs of individual updates, and the nearest strategy that does without.
 SINGLE_UPDATES = {
     "fedheal": ("compares the signs of each client's update, and averages every coordinate over "
                 "other clients", "fedga"),
-    "fedequilibria": ("needs the length of each client's update and its Fisher diagonal", "fedism"),
+    "fedequilibria": ("needs the norm of each client's update and its Fisher diagonal", "fedism"),
     "fedmgda+": ("needs the inner products of the updates", "afl"),
     "fedfv": ("projects each client's update on the others'", "qffl"),
     "fedgcr": ("groups clients by their representations", "term"),
@@ -25,8 +25,8 @@ SINGLE_UPDATES = {
     "fedmdfg": ("needs the inner products of the updates", "afl"),
     "fedlf": ("needs the inner products of the updates, layer by layer", "afl"),
     "fedpw": ("drops coordinates of each client's update", "pa3fed"),
-    "fairrfl": ("needs the length of each client's update", "superquantile"),
-    "dq-ffl": ("needs the length of each client's update", "qffl"),
+    "fairrfl": ("needs the norm of each client's update", "superquantile"),
+    "dq-ffl": ("needs the norm of each client's update", "qffl"),
     "daa": ("weighs by class counts, an array that each client would send in the clear", "uniform"),
     "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
 }  # fmt: skip
@@ -46,7 +46,7 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
     """
     name = config.strategy.name
     if not strategy.sums_suffice:
-        reason, nearest = SINGLE_UPDATES.get(name, ("may look at single updates", "uniform"))
+        reason, nearest = SINGLE_UPDATES.get(name, ("may use individual updates", "uniform"))
         hint = "" if name in SINGLE_UPDATES else " (its class does not set sums_suffice)"
         raise _refused(
             f"strategy.name = {name!r} {reason}{hint}, and the server would only get their "
@@ -77,20 +77,20 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
         ("observe.window", config.observe.window),
     ):
         if value:
-            raise _refused(f"{key} = {value} looks at single updates. Set it to 0")
+            raise _refused(f"{key} = {value} uses individual updates. Set it to 0")
 
 
 def check_secure_cohort(asked: int, smallest: int, largest: int) -> None:
-    """Raise ``ConfigError`` if a round asks too few or too many clients for a masked sum."""
+    """Raise ``ConfigError`` if a round has too few or too many clients for a masked sum."""
     if asked < smallest:
         raise _refused(
-            f"a round asks {asked} clients, and a sum has to hide each client among at least "
-            f"{smallest}. Raise fraction-train, or add clients"
+            f"the number of clients selected per round is {asked}, and a sum has to hide each "
+            f"client among at least {smallest}. Raise fraction-train, or add clients"
         )
     if asked > largest:
         raise _refused(
-            f"a round asks {asked} clients, and a masked sum takes up to {largest}. Lower "
-            "fraction-train"
+            f"the number of clients selected per round is {asked}, and a masked sum takes up to "
+            f"{largest}. Lower fraction-train"
         )
 
 

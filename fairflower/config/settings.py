@@ -332,10 +332,12 @@ class BoundConfig:
         max=1,
     )
     clip_update_norm: float = setting(
-        0.0, "Largest norm of a client's update; longer updates are scaled down. 0 means no bound."
+        0.0, "Cap on the norm of a client's update; larger updates are scaled down. 0 means no cap."
     )
     clip_update_median: float = setting(
-        0.0, "Largest norm as a multiple of the round's median norm. 0 means no bound."
+        0.0,
+        "Cap on the norm of a client's update, as a multiple of the round's median norm; larger "
+        "updates are scaled down. 0 means no cap.",
     )
 
 

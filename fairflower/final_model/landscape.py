@@ -149,8 +149,8 @@ def load_run_model(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    `RunFolderError` if the run has no model, or it does not fit the config; `ConfigError` if the
-    clients had other images than they would get now.
+    `RunFolderError` if the run has no model, or it does not fit the config; `ConfigError` if this
+    version would give the clients different images.
     """
     check_same_data(run.path, run.info, run.config)
     path = run.path / "model.safetensors"

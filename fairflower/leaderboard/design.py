@@ -172,7 +172,8 @@ class Design:
             if both := sorted(set(federations) & set(self.tuned_on)):
                 raise ConfigError(
                     f"{self.path}: {name}: federation {both[0]} is in tuned-on, but tests need "
-                    "federations that methods were not tuned on. Name others."
+                    "federations that methods were not tuned on. Remove it from one of the "
+                    "lists."
                 )
         for benchmark in self.benchmarks:
             if self.reference not in benchmark.confirmed:

@@ -93,7 +93,9 @@ class Ledger:
         whole = text[: text.rfind("\n") + 1]
         reader = csv.DictReader(StringIO(whole), strict=True)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise RunFolderError(f"{path} is not a leaderboard's ledger: its columns differ.")
+            raise RunFolderError(
+                f"{path} is not a leaderboard's ledger: it has unexpected columns."
+            )
         for number, cells in enumerate(reader, start=2):
             try:
                 row = Row.read(cells)

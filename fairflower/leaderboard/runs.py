@@ -38,7 +38,7 @@ class LeaderboardRuns:
         """Return None: a leaderboard does not prune runs."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended, lost if it diverged; return the runs that can start now."""
+        """Record how a run ended; return the runs to start, and whether it diverged."""
         self.out -= 1
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):

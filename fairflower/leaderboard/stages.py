@@ -74,7 +74,7 @@ class Stages:
         return self.ledger.rows.get(planned.key)
 
     def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
-        """Return the trials of a point: on the first tuning federation, then on the others."""
+        """Return all trials of a point, one per tuning federation, in the federations' order."""
         return [
             self.screened(benchmark, method, number),
             *(
@@ -84,7 +84,7 @@ class Stages:
         ]
 
     def screened(self, benchmark: Benchmark, method: str, number: int) -> Planned:
-        """Return the first trial of a point."""
+        """Return the trial of a point on the first tuning federation."""
         return self._planned(SCREENING, benchmark, method, self.design.tuned_on[0], number)
 
     def finalists(self, benchmark: Benchmark, method: str) -> list[int] | None:

@@ -70,7 +70,7 @@ def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
-    """Return the line about the device of parallel runs; "" on a machine without a GPU."""
+    """Describe in a line the device that parallel runs use; "" on a machine without a GPU."""
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line

@@ -53,7 +53,7 @@ class Study(Protocol):
         """Return the callback for every round of a run that begins, or None."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start, and whether the error is expected."""
+        """Record how a run ended; return the runs to start, and whether to ignore the error."""
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died: this run again, if needed."""

@@ -52,7 +52,7 @@ class TuningProtocol:
     prune : bool
         Whether trials that are clearly worse than the paper's values are stopped early.
     federations : bool
-        Whether each seed of the tests also draws a federation (``data.seed`` = ``seed``).
+        Whether each seed of the tests is also the federation's seed (``data.seed`` = ``seed``).
     """
 
     budget: int
@@ -69,7 +69,7 @@ def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: s
     """Raise ``ConfigError`` if a test would have the seed of the trials."""
     if seed in seeds:
         raise ConfigError(
-            f"{option}: {seed} is the seed of the trials, and tests need others. {remedy}."
+            f"{option}: {seed} is the seed of the trials, and tests need different seeds. {remedy}."
         )
 
 

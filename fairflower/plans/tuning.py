@@ -290,13 +290,14 @@ class TuningStudies:
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
-        remedy = "Name others, or change the seed of the trials with --seed N"
+        remedy = "Choose different seeds, or change the seed of the trials with --seed N"
         option = "--federations" if protocol.federations else "--seeds"
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
         if protocol.federations and configs[0].data.seed in protocol.seeds:
             raise ConfigError(
                 f"--federations: {configs[0].data.seed} is the federation of the trials, and tests "
-                "need others. Name others, or change it with --set data.seed=N."
+                "need different federations. Choose different federations, or change the "
+                "federation of the trials with --set data.seed=N."
             )
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         file = StudyFile(folder / STUDY)
@@ -319,7 +320,7 @@ class TuningStudies:
         return self._of(config).watch(config)
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start, and whether the run diverged."""
+        """Record how a run ended; return the runs to start, and whether it diverged."""
         method = self._of(config)
         method.record_outcomes()
         return method.pending_runs(), isinstance(error, Diverged)

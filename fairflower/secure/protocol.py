@@ -50,7 +50,7 @@ class LostClients(Exception):
 
 
 def shares_of(clients: int) -> tuple[int, int]:
-    """Return the number of shares of a client's keys, and how many of them restore the keys.
+    """Return the number of shares of a client's keys, and the number needed to restore the keys.
 
     >>> [shares_of(K) for K in (3, 4, 5, 10, 20, 100)]
     [(3, 3), (4, 3), (5, 3), (10, 6), (20, 11), (33, 17)]

@@ -202,7 +202,7 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
 
 @dataclass(frozen=True)
 class SumCohort(Cohort):
-    """A cohort whose numbers and weighted sum of updates the server knows, but no single update.
+    """A cohort whose weighted sum of updates the server knows, but not the individual updates.
 
     Before the masked exchange ``total`` is None, and the cohort has numbers only.
     """
@@ -213,10 +213,10 @@ class SumCohort(Cohort):
         return len(self.client_ids)
 
     def blocks(self, *args: Any, **options: Any) -> Any:
-        """Raise ``ConfigError``: there are no single updates."""
+        """Raise ``ConfigError``: there are no individual updates."""
         raise ConfigError(
-            "the strategy looks at single updates, and secure aggregation gives it their weighted "
-            "sum alone. Set secure-aggregation = false, or choose another strategy."
+            "the strategy uses individual updates, and secure aggregation gives it only their "
+            "weighted sum. Set secure-aggregation = false, or choose another strategy."
         )
 
     gram = blocks

@@ -169,9 +169,10 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
 
 
 def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a run of an earlier version that drew other images.
+    """Raise ``ConfigError`` if a run's images were chosen differently, by an earlier version.
 
-    Since then ``run.json`` (``facts``) has a fingerprint of the draw, ``images``.
+    Newer versions write ``images``, a fingerprint of the chosen images, to ``run.json``
+    (``facts``).
     """
     redrawn = config.get("data.corrupted-clients") or config.get("data.name") == "pacs"
     if "images" not in facts and redrawn:

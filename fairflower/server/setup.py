@@ -174,7 +174,7 @@ def _check_undivided(data: DataConfig) -> None:
 
 
 def _num_asked(config: RunConfig, num_clients: int) -> int:
-    """Return the number of clients that a round asks."""
+    """Return the number of clients selected in a round."""
     return max(1, int(num_clients * config.fraction_train + 1e-9))
 
 
@@ -183,8 +183,8 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
     asked = _num_asked(config, num_clients)
     if config.min_clients > asked:
         raise ConfigError(
-            f"min-clients = {config.min_clients}: a round asks {asked} clients. Lower min-clients, "
-            "or raise fraction-train or data.clients-per-domain."
+            f"min-clients = {config.min_clients}: the number of clients selected per round is "
+            f"{asked}. Lower min-clients, or raise fraction-train or data.clients-per-domain."
         )
     if config.bound.max_client_weight * asked < 1:
         raise ConfigError(

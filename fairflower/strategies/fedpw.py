@@ -64,9 +64,9 @@ class FedPW(FairStrategy):
         0.3 (released code).
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
-        pruned like parameters, but not scaled; an array is not scaled if one client dropped nothing
-        of it. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and takes m over
-        the clients that dropped something.
+        pruned like parameters, but not scaled; an array is not scaled if any client dropped none
+        of its coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and
+        takes m over the clients that dropped coordinates.
 
     See Also
     --------

@@ -20,7 +20,7 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     """Give BatchNorm layers the mean and variance of these examples; restore their own at the end.
 
     Every batch counts equally; a batch of one example is left out if there are others. Each layer's
-    input comes from layers that normalize by their batch, as in training. All else of the network
+    input comes from layers that use the batch's statistics, as in training. The rest of the network
     is in eval mode and keeps its values.
     """
     layers = layers_with_statistics(model)

@@ -16,14 +16,14 @@ def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def use_running_stats(model: nn.Module) -> AbstractContextManager[None]:
-    """Let batch norm normalize by its running statistics, without updating them."""
+    """Make batch norm use its running statistics, without updating them."""
     return _temporarily(
         (m for m in model.modules() if isinstance(m, _BatchNorm)), "training", False
     )
 
 
 def no_stats_update(model: nn.Module) -> AbstractContextManager[None]:
-    """Let batch norm normalize by the batch, without updating its running statistics."""
+    """Make batch norm use the batch's statistics, without updating its running statistics."""
     norms = (m for m in model.modules() if getattr(m, "track_running_stats", False))
     return _temporarily(norms, "track_running_stats", False)
 

@@ -58,9 +58,9 @@ def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
     [
         ({"client.name": "scaffold"}, "'scaffold' exchanges 'control'"),
         ({"client.name": "fedproto"}, "'fedproto' exchanges 'prototypes'"),
-        ({"bound.clip-update-norm": 1.0}, "bound.clip-update-norm = 1.0 looks at single"),
-        ({"bound.clip-update-median": 2.0}, "bound.clip-update-median = 2.0 looks at"),
-        ({"observe.window": 3}, "observe.window = 3 looks at single updates"),
+        ({"bound.clip-update-norm": 1.0}, "bound.clip-update-norm = 1.0 uses individual"),
+        ({"bound.clip-update-median": 2.0}, "bound.clip-update-median = 2.0 uses individual"),
+        ({"observe.window": 3}, "observe.window = 3 uses individual updates"),
         ({"strategy.name": "fairfed", "strategy.metric": "trained_loss"}, "after training"),
         ({"strategy.name": "vectors:Own"}, "does not set sums_suffice"),
         ({"strategy.name": "vectors:Arrays"}, "needs 'gradient' of each client, an array"),
@@ -79,13 +79,13 @@ def test_settings_that_need_single_updates_are_refused(
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
-    with pytest.raises(ConfigError, match=r"a round asks 2 clients, .* among at least 3"):
+    with pytest.raises(ConfigError, match=r"per round is 2, .* among at least 3"):
         runs.run(made)
 
 
 def test_more_clients_than_whole_numbers_hold_are_refused() -> None:
     check_secure_cohort(1023, SMALLEST_SUM, LARGEST_SUM)
-    with pytest.raises(ConfigError, match="asks 1024 clients, and a masked sum takes up to 1023"):
+    with pytest.raises(ConfigError, match="per round is 1024, and a masked sum takes up to 1023"):
         check_secure_cohort(1024, SMALLEST_SUM, LARGEST_SUM)
 
 

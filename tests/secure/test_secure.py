@@ -293,7 +293,7 @@ def test_a_rule_that_looks_at_single_updates_all_the_same_is_told_so() -> None:
             return cohort.average(np.array([0.5, 0.5, 0, 0, 0]))
 
     for rule in (Curious(), Reweighing()):
-        with pytest.raises(ConfigError, match="looks at single updates"):
+        with pytest.raises(ConfigError, match="uses individual updates"):
             Federation(rule).train()
 
 

@@ -18,7 +18,7 @@ MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: ("
 
 @dataclass(frozen=True)
 class Cell:
-    """A number: its mean over runs, the spread under it, and its highlighting."""
+    """A table cell: a mean over runs, its standard deviation, and its highlighting."""
 
     text: str
     spread: str = ""
