@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from flwr.clientapp import ClientApp
 from rich.console import Console
@@ -28,6 +31,22 @@ def config(tmp_path, **changes) -> RunConfig:
 
 def run(made: RunConfig, app: ClientApp = client_app, nodes: int = 4, **options):
     return Session(InlineGrid(app, nodes), made, Console(quiet=True), **options).run()
+
+
+def run_each(made: Callable[..., RunConfig], tmp_path, strategies, **changes) -> list[Path]:
+    """Run each strategy with five seeds."""
+    return [
+        run(made(tmp_path, **changes, **own, **{"run-name": f"{name}-{seed}"}))
+        for name in strategies
+        for seed in range(5)
+        for own in [{"strategy.name": name, "seed": seed}]
+    ]
+
+
+def interrupt_first(server_round: int, _: Any) -> None:
+    """Interrupt a run after its first round, as ``on_round``."""
+    if server_round == 1:
+        raise KeyboardInterrupt
 
 
 def history(folder) -> list[dict[str, str]]:

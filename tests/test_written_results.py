@@ -214,3 +214,9 @@ def test_what_an_old_document_says_is_what_its_tables_say(name: str) -> None:
     assert wanted
     said = [line for line in text.splitlines() if line.startswith("- ")]
     assert said == wanted
+
+
+def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:
+    for path in EXPERIMENTS.glob("*.csv"):
+        absolute = re.findall(r"(?:^|[,:\"])(/\w[^,\"]*)", path.read_text(encoding="utf-8"), re.M)
+        assert not absolute, f"{path.name}: {absolute[0]}"

@@ -35,6 +35,11 @@ Kept = Callable[["Block", int], NDArray[np.bool_] | None]
 Result = TypeVar("Result")
 
 
+def on_simplex(weights: NDArray[np.float64]) -> bool:
+    """Return whether weights are at least 0 with sum 1; False with NaN."""
+    return bool(weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6)
+
+
 @dataclass(frozen=True)
 class Block:
     """Consecutive coordinates of an array, for the whole cohort."""
@@ -258,7 +263,7 @@ class Cohort:
                 f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
                 f"({len(self)},), in the order of cohort.client_ids."
             )
-        if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6):
+        if not on_simplex(weights):
             raise ConfigError(f"Weights {weights}: expected numbers of at least 0 with sum 1.")
         weights = self.cap(weights)
         merged: Arrays = {}

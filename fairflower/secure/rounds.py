@@ -10,9 +10,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays
+from fairflower.aggregation.cohort import Arrays, on_simplex
 from fairflower.aggregation.messages import add_client_config
-from fairflower.aggregation.participation import note_merged
 from fairflower.aggregation.records import InvalidReply, check_finite, decode_record, is_finite
 from fairflower.aggregation.replies import ReplyFilter, ReplyParser, stack_common_metrics
 from fairflower.aggregation.strategy import FairStrategy
@@ -104,7 +103,7 @@ class SecureAggregation:
     def _merged(self, now: _Round) -> Arrays:
         """Return the next global model."""
         cohort = self._measure(now)
-        weights = _on_simplex(np.asarray(self.strategy.weigh(cohort)), len(cohort))
+        weights = _checked(np.asarray(self.strategy.weigh(cohort)), len(cohort))
         weights = cohort.cap(weights)
         factors = self.strategy.square_factors(cohort)
         total, clients = self._sum(now, cohort, weights, factors)
@@ -282,17 +281,13 @@ class SecureAggregation:
             )
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
-        strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
-        losses = cohort.metrics.get("train_loss", np.empty(0)).tolist()
-        by_client = dict(zip(cohort.client_ids, losses, strict=False))
-        note_merged(strategy.participation, now.server_round, by_client)
+        strategy.note_merge(cohort)
         return merged
 
 
-def _on_simplex(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
+def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
     """Return the weights; ``ConfigError`` if they are not K non-negative numbers with sum 1."""
-    valid = weights.shape == (clients,) and weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6
-    if not valid:
+    if weights.shape != (clients,) or not on_simplex(weights):
         raise ConfigError(f"Weights {weights} are not {clients} non-negative numbers with sum 1.")
     return weights
 

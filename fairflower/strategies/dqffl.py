@@ -10,7 +10,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import Options
 from fairflower.arguments import Range, Search
 from fairflower.strategies.fairrfl import Vector, add_median, recover
-from fairflower.strategies.qffl import QFFL, TINY
+from fairflower.strategies.qffl import QFFL, losses_of
 
 
 class DqFFL(QFFL):
@@ -88,7 +88,7 @@ class DqFFL(QFFL):
         self.last_loss: dict[int, float] = {}  # client -> its loss in its last round
 
     def merge(self, cohort: Cohort) -> Arrays:
-        F = np.maximum(cohort.metrics["received_loss"], 0) + TINY
+        F = losses_of(cohort)
         powers = self._powers(cohort)
         self.last_loss.update(zip(cohort.client_ids, F.tolist(), strict=True))
         logs = powers * np.log(F)
@@ -98,10 +98,7 @@ class DqFFL(QFFL):
         self.diagnostics |= {"weights": weights, "powers": powers, "kept": found.kept}
         step = weights
         if self.rule == "qfedavg" and self.q > 0:
-            assert self.L is not None  # read_config has set it
-            # F^q and h, both divided by L sum_j F_j^q_j, so that neither overflows.
-            step = weights / (weights * (1 + powers * self.L * found.lengths**2 / F)).sum()
-            self.diagnostics["coefficients"] = step
+            step = self.qfedavg_step(weights, powers, found.lengths**2, F)
         merged = cohort.move(step * found.kept)
         if (rest := float((step * (1 - found.kept))[found.moved].sum())) > 0:
             add_median(cohort, merged, rest)

@@ -13,6 +13,8 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
+Vector = NDArray[np.float64]
+
 #: Added to losses (the authors' code), so that F^(q-1) stays finite.
 TINY = 1e-10
 
@@ -129,25 +131,32 @@ class QFFL(FairStrategy):
                 "or QFFL(rule='weights')."
             )
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        F = _losses(cohort)
+    def weigh(self, cohort: Cohort) -> Vector:
+        F = losses_of(cohort)
         power = (F / F.max()) ** self.q
         return cohort.cap(power / power.sum())
 
-    def square_factors(self, cohort: Cohort) -> NDArray[np.float64] | None:
-        return None if self.rule == "weights" or self.q == 0 else 1 / _losses(cohort)
+    def square_factors(self, cohort: Cohort) -> Vector | None:
+        return None if self.rule == "weights" or self.q == 0 else 1 / losses_of(cohort)
 
-    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+    def combine(self, cohort: Cohort, weights: Vector) -> Arrays:
         if self.rule == "weights" or self.q == 0:
             return cohort.average(weights)
+        F = losses_of(cohort)
+        return cohort.move(self.qfedavg_step(weights, self.q, cohort.squared_norms(), F))
+
+    def qfedavg_step(
+        self, weights: Vector, powers: Vector | float, squared_norms: Vector, F: Vector
+    ) -> Vector:
+        """Return the coefficients of the updates, shape (K,), for losses F and their powers."""
         assert self.L is not None  # read_config has set it
-        # F^q and h, both divided by L sum_j F_j^q, so that neither overflows.
-        h = weights * (1 + self.q * self.L * cohort.squared_norms() / _losses(cohort))
-        step = weights / h.sum()
+        # F^q and h, both divided by L sum_j F_j^q_j, so that neither overflows.
+        h = weights * (1 + powers * self.L * squared_norms / F)
+        step: Vector = weights / h.sum()
         self.diagnostics["coefficients"] = step
-        return cohort.move(step)
+        return step
 
 
-def _losses(cohort: Cohort) -> NDArray[np.float64]:
+def losses_of(cohort: Cohort) -> Vector:
     """Return F, shape (K,), all positive."""
     return np.asarray(np.maximum(cohort.metrics["received_loss"], 0) + TINY)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.cohort import Cohort, on_simplex
 from fairflower.config import unknown
 from fairflower.errors import renamed
 from fairflower.registry import MEASUREMENTS
@@ -296,7 +296,6 @@ def _expect_simplex(strategy: FairStrategy, clients: int) -> None:
     assert weights.shape == (clients,), (
         f"{name}: weights of {clients} clients have shape {weights.shape}. Return ({clients},)."
     )
-    fits = weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6
-    assert fits, (
+    assert on_simplex(weights), (
         f"{name}: the weights {weights} are not on the simplex. Return weights >= 0 of sum 1."
     )

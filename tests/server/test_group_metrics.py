@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MetricRecord, RecordDict
-from runs import config, history, run
+from runs import config, history, interrupt_first, run, run_each
 from safetensors.numpy import load_file
 
 from fairflower.aggregation.records import InvalidReply, check_test
@@ -190,13 +190,8 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(
     if strategy == "fairfed":
         changes["strategy.metric"] = "equal_opportunity_difference"
     whole = run(hearts(tmp_path, **changes, **{"run-name": "whole"}))
-
-    def interrupt(server_round: int, _: Any) -> None:
-        if server_round == 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(hearts(tmp_path, **changes, **{"run-name": "stopped"}), on_round=interrupt)
+        run(hearts(tmp_path, **changes, **{"run-name": "stopped"}), on_round=interrupt_first)
     folder = run(resumed_config(tmp_path / "stopped", {}))
     kept = [[r for r in history(f) if "seconds" not in r["metric"]] for f in (folder, whole)]
     assert kept[0] == kept[1]
@@ -211,16 +206,7 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """FedAvg and Uniform with five seeds."""
     tmp_path = tmp_path_factory.mktemp("compared")
-    return [
-        run(
-            hearts(
-                tmp_path,
-                **{"strategy.name": name, "seed": seed, "run-name": f"{name}-{seed}"},
-            )
-        )
-        for name in ("fedavg", "uniform")
-        for seed in range(5)
-    ]
+    return run_each(hearts, tmp_path, ("fedavg", "uniform"))
 
 
 @pytest.mark.slow

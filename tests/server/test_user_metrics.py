@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import config, history, run
+from runs import config, history, interrupt_first, run, run_each
 from safetensors.numpy import load_file
 from scipy.special import softmax
 from sklearn.metrics import f1_score, roc_auc_score
@@ -97,33 +97,18 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(tmp_path: Pat
     whole = run(config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "whole"}))
     made = config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "stopped"})
     with pytest.raises(KeyboardInterrupt):
-        run(made, on_round=_interrupt)
+        run(made, on_round=interrupt_first)
     folder = run(resumed_config(tmp_path / "stopped", {}))
     for metric in ("macro_f1", "confidence_gap"):
         assert last(folder, "domain", metric) == last(whole, "domain", metric)
     assert read_run(folder).user_metrics == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
 
 
-def _interrupt(server_round: int, _: Any) -> None:
-    if server_round == 1:
-        raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """FedAvg and FedHEAL with five seeds."""
     tmp_path = tmp_path_factory.mktemp("compared")
-    return [
-        run(
-            config(
-                tmp_path,
-                **{"strategy.name": name, "seed": seed, "evaluate.metrics": ALL},
-                **{"run-name": f"{name}-{seed}"},
-            )
-        )
-        for name in ("fedavg", "fedheal")
-        for seed in range(5)
-    ]
+    return run_each(config, tmp_path, ("fedavg", "fedheal"), **{"evaluate.metrics": ALL})
 
 
 @pytest.mark.slow
