@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.aggregation.cohort import Cohort
 from fairflower.arguments import Configurable
 from fairflower.errors import (
     ConfigError,
@@ -110,12 +111,12 @@ def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
     return candidates
 
 
-def note_merged(
-    policy: Participation, server_round: int, train_losses: Mapping[int, float]
-) -> None:
-    """Call a policy's ``merged``; ``StrategyError`` with its name if it fails."""
-    with _naming(policy, server_round):
-        policy.merged(server_round, train_losses)
+def note_merged(policy: Participation, cohort: Cohort) -> None:
+    """Tell a policy the training losses of merged clients; ``StrategyError`` if it fails."""
+    losses = cohort.metrics.get("train_loss", np.empty(0)).tolist()
+    by_client = dict(zip(cohort.client_ids, losses, strict=False))
+    with _naming(policy, cohort.server_round):
+        policy.merged(cohort.server_round, by_client)
 
 
 def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:

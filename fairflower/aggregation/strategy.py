@@ -303,17 +303,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         _check_merged(cohort, merged)
         for observer in self.observers:
             self.diagnostics.update(observer(cohort))
-        self.note_merge(cohort)
+        self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
+        note_merged(self.participation, cohort)
         contents = [members[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
-
-    def note_merge(self, cohort: Cohort) -> None:
-        """Record a merge for the clients' states and for the policy of participation."""
-        self.merged_rounds |= dict.fromkeys(cohort.client_ids, cohort.server_round)
-        losses = cohort.metrics.get("train_loss", np.empty(0)).tolist()
-        by_client = dict(zip(cohort.client_ids, losses, strict=False))
-        note_merged(self.participation, cohort.server_round, by_client)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, on_simplex
 from fairflower.aggregation.messages import add_client_config
+from fairflower.aggregation.participation import note_merged
 from fairflower.aggregation.records import InvalidReply, check_finite, decode_record, is_finite
 from fairflower.aggregation.replies import ReplyFilter, ReplyParser, stack_common_metrics
 from fairflower.aggregation.strategy import FairStrategy
@@ -281,7 +282,8 @@ class SecureAggregation:
             )
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
-        strategy.note_merge(cohort)
+        strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
+        note_merged(strategy.participation, cohort)
         return merged
 
 
