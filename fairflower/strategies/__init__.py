@@ -1,8 +1,8 @@
-"""Strategies: how the server merges the clients' models. Each file implements a paper.
+"""Strategies: how the server merges the clients' models. Each file implements one paper.
 
-Every strategy is a ``flwr.serverapp.strategy.FedAvg``. It accepts the keyword arguments of that
-class and the hyper-parameters of its paper, and works in any Flower app without the rest of
-fairflower. Importing this package does not import torch.
+Every strategy is a subclass of ``flwr.serverapp.strategy.FedAvg``. It accepts the keyword arguments
+of that class and the hyper-parameters of its paper, and works in any Flower app. Importing this
+package does not import torch.
 
 Examples
 --------

@@ -15,7 +15,7 @@ from fairflower.numerics.min_norm import quadratic_weights
 
 Vector = NDArray[np.float64]
 
-#: Distribution functions of a loss over the mean loss, by the names of their families.
+#: Cumulative distribution functions by name; their argument is a loss divided by the mean loss.
 CDFS: dict[str, Callable[[Vector], Vector]] = {
     "weibull": lambda x: 1 - np.exp(-(x**2)),
     "exponential": lambda x: 1 - np.exp(-x),
@@ -29,54 +29,56 @@ CDFS: dict[str, Callable[[Vector], Vector]] = {
 class AAggFF(FairStrategy):
     """Weight clients by online convex optimization of their losses.
 
-    A round is a decision p on the simplex with the cost -log(1 + <p, r>). The response r of a
-    client grows with the received model's loss F_k on its data, but is bounded (Eq. 8)::
+    Let F_k be the received model's loss on client k's data. Weights p on the simplex have the cost
+    -log(1 + <p, r>) in a round. The response r_k grows with F_k, but is bounded (Eq. 8)::
 
         r_k = C_2 CDF(F_k / mean_j F_j),        g = -r / (1 + <p, r>), the cost's gradient
 
-    The next p minimizes the cost of all rounds so far (follow the regularized leader), and weights
-    this round's models. **silo**, for few clients, approximates the costs to second order, with
-    C_2 = 1/K, alpha = 4 and beta = K / 4 (AAggFF-S, Online Newton Step)::
+    The next p minimizes the regularized cost of all rounds so far (follow the regularized leader)
+    and weights this round's models. The form ``"silo"``, for few clients, approximates the costs to
+    second order, with C_2 = 1/K, alpha = 4 and beta = K / 4 (AAggFF-S, Online Newton Step)::
 
         p <- argmin sum_s <g_s, p> + beta/2 <g_s, p - p_s>^2  +  alpha/2 ||p||^2
 
-    **device**, for many clients with a participating share C, approximates them to first order,
-    with entropy as regularizer and C_2 = C (AAggFF-D, exponentiated gradient)::
+    The form ``"device"``, for many clients and a participation rate C, approximates the costs to
+    first order, with an entropy regularizer and C_2 = C (AAggFF-D, exponentiated gradient)::
 
         p_k ~ exp(-sqrt(ln K) sum_s g_sk / ((2 + C) sqrt(t + 1)))
 
-    There r is imputed: the mean for absent clients, mean + (r_k - mean) / C for present clients;
-    g is linearized around the mean, so that only differences from the mean remain. In the silo
-    form an absent client counts with the mean of the present clients, and a new client as if it
-    had always been absent. The present clients' p is normalized.
+    The device form estimates the responses of all clients: the mean for an absent client, and
+    mean + (r_k - mean) / C for a participating client. It linearizes g around the mean, so that
+    only differences from the mean remain. The silo form gives an absent client the mean response of
+    the participating clients, and treats a new client as absent in all earlier rounds. Both forms
+    normalize p over the participating clients.
 
-    Every client reports ``received_loss``. Equal losses keep equal weights. The number of examples
-    does not enter; BatchNorm statistics are averaged with p.
+    Every client reports ``received_loss``. If all losses are equal, equal weights stay equal. The
+    number of examples is not used. BatchNorm statistics are averaged with p.
 
     Parameters
     ----------
     form : {"silo", "device"}
-        Default ``"silo"``; the authors' code uses ``"device"`` wherever C < 1.
+        Approximation of the costs, see above. Default ``"silo"``; the authors' code uses
+        ``"device"`` if C < 1.
     cdf : {"weibull", "exponential", "frechet", "normal", "gumbel", "logistic"}
-        Distribution function of a loss over the mean loss. Default ``"weibull"``, 1 - exp(-x^2)
-        (the authors' script for ISIC 2019, their only image data with silos; they search all six).
+        Cumulative distribution function in r_k. Default ``"weibull"``, 1 - exp(-x^2), as in the
+        authors' script for ISIC 2019, their only image data with few clients; they search all six.
         The last three are centered at 1.
     variant : {"paper", "released"}
-        ``"released"``: the authors' code. Its silo form leaves p_s out of the square and adds beta
-        alpha/2 ||p||^2, so it moves 1 + K/4 times more slowly. Its device form drops the mean of
-        the present clients, which then lose weight by taking part. Its first p is C per client,
-        which sums to C K and changes only the first g.
+        ``"released"`` follows the authors' code. In the silo form it omits p_s from the square and
+        adds beta alpha/2 ||p||^2, so that weights move 1 + K/4 times more slowly. In the device
+        form it omits the mean of the participating clients, who then lose weight by taking part.
+        Its initial weights are C for each client, with sum C K; this affects only the first g.
 
     See Also
     --------
-    AFL : Online learning with the worst mixture as the objective.
+    AFL : Minimizes the loss of the worst mixture of clients.
     QFFL : Weights by a power of the loss.
 
     Notes
     -----
-    Reconstructed from the authors' code, whose comments number the equations, from the theory that
-    they name, and from the paper's abstract. The code's normal distribution function falls with
-    the loss; here it rises.
+    This class is reconstructed from the paper's abstract and from the authors' code, whose comments
+    give the numbers of the equations and the names of the algorithms. In that code the normal
+    distribution function decreases with the loss; here it increases.
 
     Examples
     --------
@@ -107,7 +109,7 @@ class AAggFF(FairStrategy):
         super().__init__(**options)
         self.form, self.cdf, self.variant = form, cdf, variant
         self.responses: dict[int, Vector] = {}  # silo: client -> r per round, NaN where absent
-        self.means = np.zeros(0)  # silo: mean r of the present clients, per round
+        self.means = np.zeros(0)  # silo: mean r of the participating clients, per round
         self.gains = np.zeros(0)  # silo: <p, r> per round
         self.p: dict[int, float] = {}  # silo: client -> weight
         self.sums: dict[int, float] = {}  # device: client -> sum of g, up to a common constant
@@ -122,7 +124,7 @@ class AAggFF(FairStrategy):
         return p / p.sum() if p.sum() > 0 else np.full(len(p), 1 / len(p))
 
     def _silo(self, cohort: Cohort, response: Vector) -> Vector:
-        """Return the present clients' weights after this round's response, shape (K,)."""
+        """Return the participating clients' weights after this round, shape (K,)."""
         clients = cohort.client_ids
         K = max(cohort.population, len(self.p.keys() | set(clients)))
         rest = (1 - sum(self.p.values())) / max(K - len(self.p), 1)  # weight of a new client
@@ -145,11 +147,11 @@ class AAggFF(FairStrategy):
         return np.array([self.p[client] for client in clients])
 
     def _mass(self, cohort: Cohort) -> float:
-        """Return the sum of all weights before the first round: C K in the authors' code."""
+        """Return the sum of all initial weights: 1, or C K in the released variant."""
         return float(len(cohort)) if self.variant == "released" else 1.0
 
     def _newton(self, R: Vector) -> Vector:
-        """Return all clients' weights after responses R, shape (rounds, K)."""
+        """Return the weights of all clients, shape (K,), from their responses R, [rounds, K]."""
         K = R.shape[1]
         alpha, beta = 4.0, K / 4
         g = -R / (1 + self.gains)[:, None]
@@ -161,7 +163,7 @@ class AAggFF(FairStrategy):
         return quadratic_weights(alpha * np.eye(K) + beta * square, linear)
 
     def _device(self, cohort: Cohort, response: Vector) -> Vector:
-        """Return the present clients' weights after a response, shape (K,), unnormalized."""
+        """Return the participating clients' weights after this round, unnormalized, shape (K,)."""
         C = len(cohort) / cohort.population
         r = C * response
         mean = r.mean()

@@ -14,29 +14,29 @@ from fairflower.numerics.min_norm import cosines, proportional_descent
 
 
 class AdaFed(FairStrategy):
-    """Take the step that lowers each client's loss in proportion to a power of that loss.
+    """Lower each client's loss in proportion to a power of that loss.
 
-    With g_k = -Delta_k and F_k the received model's loss on client k's data, the paper constructs
-    orthogonal vectors in sequence (Eq. 5-6) and takes the shortest vector of their hull, which
-    has a closed form (Eq. 11-14)::
+    Let g_k = -Delta_k, and let F_k be the received model's loss on client k's data. The paper
+    orthogonalizes the g_k one after another (Eq. 5-6) and takes the shortest vector in the convex
+    hull of the results, which has a closed form (Eq. 11-14)::
 
         c_ki = <g_k, gt_i> / ||gt_i||^2
         gt_k = (g_k - sum_{i<k} c_ki gt_i) / (F_k^gamma - sum_{i<k} c_ki)
         d    = sum_k lambda_k gt_k,    lambda_k ~ 1 / ||gt_k||^2,       theta <- theta - eta d
 
-    For this d, <d, gt_k> is equal for all k, and therefore <d, g_k> = ||d||^2 F_k^gamma. So d is
-    the shortest vector of the form sum_k v_k g_k / F_k^gamma with sum_k v_k = 1, and the order of
-    the clients does not matter. This class computes d directly, with G_jk = <g_j, g_k>::
+    For this d, <d, gt_k> is the same for all k, and therefore <d, g_k> = ||d||^2 F_k^gamma. Hence d
+    is the shortest vector of the form sum_k v_k g_k / F_k^gamma with sum_k v_k = 1, and the order
+    of the clients does not matter. This class computes d directly, with G_jk = <g_j, g_k>::
 
         d = sum_k a_k g_k / (a' G a),      a = G^-1 F^gamma
 
-    Every client reports ``received_loss``. Coefficients may be negative; BatchNorm statistics are
-    averaged with equal weights.
+    Every client reports ``received_loss``. The coefficients of the updates may be negative.
+    BatchNorm statistics are averaged with equal weights.
 
     Parameters
     ----------
     gamma : float >= 0
-        Power of the loss: the larger, the more large losses fall. Default 1 (two public
+        Power of the loss. Larger values lower large losses more. Default 1 (as in two public
         reimplementations).
     eta : float > 0
         Server learning rate. Default 1.
@@ -48,16 +48,17 @@ class AdaFed(FairStrategy):
 
     Notes
     -----
-    Linearly dependent updates may allow no d with these proportions; d is then 0. An example is
-    clients with equal updates and different losses. Clients whose update is zero are left out,
-    because they would stop all other clients. A client with loss 0 gets no descent and no ascent.
+    If updates are linearly dependent, no d may have these proportions; the step is then 0. This
+    happens, for example, if clients have equal updates but different losses. Clients with a zero
+    update are ignored, because they would force d = 0. A loss of 0 does not change, to first order.
 
-    The direction of d depends on the proportions of F alone; a common factor of F scales d. The
-    paper leaves the scale to eta, which must be below 2/L min_k F_k^gamma. Here F^gamma is divided
-    by its mean, so that clients with equal losses and orthogonal updates get Uniform's step.
+    Multiplying all losses by one factor changes the length of d, but not its direction. In the
+    paper eta compensates for this: for L-smooth losses it has to be below 2/L min_k F_k^gamma. Here
+    F^gamma is divided by its mean, so that the step is that of `Uniform` if all losses are equal
+    and the updates are orthogonal and of equal length.
 
-    Reconstructed from the beginning of the paper's text and from two public reimplementations,
-    which number the equations and agree with the text.
+    This class is reconstructed from the first part of the paper's text and from two public
+    reimplementations, which cite the equations by number and agree with the text.
 
     Examples
     --------

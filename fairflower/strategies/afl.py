@@ -17,36 +17,36 @@ from fairflower.numerics.simplex import project
 class AFL(FairStrategy):
     """Minimize the loss of the worst mixture of clients: min over theta, max over lambda.
 
-    With F_k the received model's loss on client k's data, each round takes a step for the model
-    and a step for the mixture, both from the current point (the paper's Stochastic-AFL)::
+    Let F_k be the received model's loss on client k's data. Each round updates the model theta and
+    the mixture lambda, both from their current values (the paper's Stochastic-AFL)::
 
         theta  <- sum_k lambda_k theta_k
-        lambda <- project(lambda + lr F)       onto the simplex, from 1/K
+        lambda <- project(lambda + lr F)    onto the simplex; lambda_k = 1/K at first
 
-    Every client reports ``received_loss``, a mean over its data, so the number of examples does
-    not enter. BatchNorm statistics are averaged with lambda. With partial participation, the
-    present clients take the step among themselves.
+    Every client reports ``received_loss``, a mean over its data, so the number of examples is not
+    used. BatchNorm statistics are averaged with lambda. With partial participation, only the
+    lambda_k of participating clients change, and their sum is kept.
 
     Parameters
     ----------
     lr : float >= 0
-        Step size of lambda, the paper's gamma_lambda; 0 gives equal weights. Default 0.01 (the
-        value reported for the paper's Fashion-MNIST).
+        Step size of lambda, the paper's gamma_lambda; 0 gives equal weights. Default 0.01
+        (reportedly the paper's value for Fashion-MNIST).
 
     See Also
     --------
-    QFFL : ``QFFL(q=inf, rule="weights")`` is the "AFL" of FedISM's experiments: all weight goes to
-        the largest loss, and no lambda is carried.
-    TERM : A smooth maximum of the losses.
-    Superquantile : The mean loss of the worst share of the data.
+    QFFL : With ``q=inf, rule="weights"`` it is the "AFL" of FedISM's experiments, which gives all
+        weight to the largest loss and has no lambda.
+    TERM : Minimizes a smooth maximum of the losses.
+    Superquantile : Minimizes the mean loss over the worst share of the data.
 
     Notes
     -----
-    The next round starts from the newest model. The paper returns the mean of all models instead.
+    The result is the last model. The paper returns the mean of the models of all rounds.
 
-    Known implementations differ: lambda starts anew in every round and never moves more than a
-    step from 1/K; or lambda does not weight the model; or lambda leaves the simplex, because a sum
-    in the projection lacks its last term.
+    Other implementations differ. In some of them lambda is reset in every round and stays within
+    one step of 1/K, does not weight the models, or leaves the simplex because a sum in the
+    projection omits its last term.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""DaA: the aggregation rule of F2DC, weights by size and class balance (CVPR 2026)."""
+"""DaA: the aggregation of F2DC, with weights by data size and class balance (CVPR 2026)."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from fairflower.arguments import Range, Search
 
 
 class DaA(FairStrategy):
-    """Weight clients by size and class balance; the weights are nearly uniform.
+    """Weight clients by data size and class balance; the weights are nearly uniform.
 
-    With n_k^c client k's examples of class c, n_k = sum_c n_k^c, N = sum_j n_j and Q domains::
+    Let n_k^c be client k's number of examples of class c, n_k = sum_c n_k^c, N = sum_j n_j, and Q
+    the number of domains::
 
         d_k = sqrt(1/2 sum_c (n_k^c / N - 1 / Q)^2)
         w_k ~ sigmoid(alpha n_k / N - beta d_k)
         theta <- sum_k w_k theta_k
 
-    Weights are **nearly uniform** by construction: n_k^c / N is far below 1 / Q, so d_k hardly
+    The weights are **nearly uniform** by construction: n_k^c / N is far below 1 / Q, so d_k hardly
     varies, and the sigmoid is flat near 0. In the paper's Digits federation, where clients have
     1 to 10 % of the data, the largest weight is 1.06 times the smallest. Every client reports its
-    class counts, ``class_counts``; BatchNorm statistics are averaged with w.
+    number of examples of each class, ``class_counts``. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     alpha : float >= 0
-        Factor of a client's share of the data. Default 1 (paper).
+        Coefficient of n_k / N, a client's share of the data. Default 1 (paper).
     beta : float >= 0
-        Factor of the distance from equal classes. Default 0.4 (paper).
+        Coefficient of d_k, the distance from balanced classes. Default 0.4 (paper).
     domains : int >= 1
-        Q, the number of domains, which the server has to know. Default 4 (the paper's three data
-        sets).
+        Q, the number of domains. Default 4 (as in each of the paper's three data sets).
 
     See Also
     --------
-    Uniform : What it comes close to.
+    Uniform : Equal weights.
     FedAvg : Weights by number of examples.
 
     Notes
     -----
-    From others' notes of the paper's equations. The released code parses alpha and beta, and does
-    not use them: it weighs by number of examples.
+    The equations are from second-hand notes on the paper. The released code reads alpha and beta
+    but does not use them: it weights clients by number of examples.
 
-    F2DC's modules, which divide features into robust and domain-related ones, are not part of
-    fairflower: see docs/methods.md.
+    F2DC's modules, which separate robust from domain-related features, are not part of fairflower:
+    see docs/methods.md.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Dq-FFL: q-FFL with a power for each client, against selfish clients (FairRFL, 2026)."""
+"""Dq-FFL: q-FFL with a power for each client and a defense (FairRFL, 2026)."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from fairflower.strategies.qffl import QFFL, losses_of
 
 
 class DqFFL(QFFL):
-    """Take q-FFL's step with recovered updates, and a power of the loss for each client.
+    """Take q-FFL's step with a separate power for each client, after FairRFL's defense.
 
-    With l_k client k's loss in its last round before this one, their median l_med over the clients
-    of the round, and Delta_k' the updates of `FairRFL`::
+    Let l_k be client k's loss in the previous round in which it took part, l_med the median of l_k
+    over the round's clients, and Delta_k' the updates after the defense of `FairRFL`::
 
         q_k   = q l_med / l_k
         h_k   = q_k F_k^(q_k - 1) ||L Delta_k'||^2 + L F_k^q_k
         theta <- theta + L sum_k F_k^q_k Delta_k' / sum_k h_k
 
-    A client without an earlier round has q_k = q. Clients report what `QFFL` needs, and the server
-    keeps their last losses. The number of examples does not enter; BatchNorm statistics move with
-    the coefficients of Delta_k.
+    In a client's first round, q_k = q. Every client reports ``received_loss``, and the server
+    stores it for the next round. The number of examples is not used. BatchNorm statistics are
+    updated with the coefficients of Delta_k.
 
     Parameters
     ----------
     tau : float >= 0
-        Deviations above the median from which an update counts as selfish, as in `FairRFL`.
+        Number of deviations above the median length at which an update counts as selfish, as in
+        `FairRFL`. Default 2.5.
     recovery : {"median", "downscale"}
-        What becomes of a selfish update, as in `FairRFL`.
+        How a selfish update is shortened, as in `FairRFL`. Default ``"median"``.
     variant : {"paper", "released"}
-        ``"paper"``: q_k as above, so a client with a small loss has a large power. ``"released"``:
-        q_k = q l_k / l_med.
+        ``"paper"`` computes q_k as above: a client with a small loss has a large power.
+        ``"released"`` computes q_k = q l_k / l_med.
     q : float >= 0
-        Power of the loss of a client with the median loss. Default 1 (a port of the code).
+        Power for a client whose last loss is the median. Default 1 (a port of the authors' code).
     lr : float > 0, optional
         1/L, as in `QFFL`.
     rule : {"qfedavg", "weights"}
-        ``"weights"``: Delta_k' with weights F_k^q_k, normalized, as in `QFFL`.
+        ``"weights"`` averages Delta_k' with weights F_k^q_k, normalized, as in `QFFL`.
 
     See Also
     --------
-    FairRFL : The defense alone.
-    QFFL : One power for all clients.
+    FairRFL : The same defense with equal weights.
+    QFFL : The same power for all clients.
 
     Notes
     -----
-    Neither the paper's text nor the authors' code was available: both variants are as others read
-    them, and they are each other's inverse. No source gives q. The step is that of q-FFL with q_k
-    in place of q, which the sources do not write out (inferred).
+    Neither the paper's text nor the authors' code was available. ``"paper"`` follows a second-hand
+    account of the text, and ``"released"`` a port of the code, where the ratio is inverted.
+    The paper's q is not known. The step is inferred: it is q-FFL's step with q_k in place of q.
 
     Examples
     --------
@@ -105,7 +106,7 @@ class DqFFL(QFFL):
         return merged
 
     def _powers(self, cohort: Cohort) -> Vector:
-        """Return q_k, shape (K,)."""
+        """Return the clients' powers q_k, shape (K,)."""
         known = [self.last_loss[k] for k in cohort.client_ids if k in self.last_loss]
         median = float(np.median(known)) if known else 1.0
         loss = np.array([self.last_loss.get(k, median) for k in cohort.client_ids])

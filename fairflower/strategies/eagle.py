@@ -1,4 +1,4 @@
-"""EAGLE: Loss Gap Parity for Fairness (Erraji, Perrot, Bellet, 2026), as far as it is known."""
+"""EAGLE: Loss Gap Parity for Fairness (Erraji, Perrot, Bellet, 2026), reconstructed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fairflower.arguments import Range, Search
 
 
 class EAGLE(FairStrategy):
-    """Equalize the clients' loss gaps: their loss minus the loss that they reach by training alone.
+    """Equalize the clients' loss gaps: each client's loss minus its loss after training alone.
 
-    With F_k the received model's loss on client k's training data, and F_k* the lowest loss that
-    the client reaches there by training alone, the loss gap is r_k = F_k - F_k*. The objective
-    over K clients is::
+    Let F_k be the received model's loss on client k's training data, and F_k* the lowest loss that
+    the client reaches on these data by training alone. The loss gap is r_k = F_k - F_k*, and the
+    objective over K clients is::
 
         mean_k F_k + lambda Var_k(r_k)
 
-    and its gradient weights the clients' gradients by::
+    Its gradient is a sum of the clients' gradients with the weights::
 
         w_k = (1 + 2 lambda (r_k - mean_j r_j)) / K
 
-    A client with hard data, which could not do better alone, gets no more weight for its high
-    loss. Equal gaps, or lambda = 0, give equal weights.
+    A high loss does not raise a client's weight if the client could not reach a lower loss by
+    training alone. Equal gaps, or lambda = 0, give equal weights.
 
-    Every client reports ``received_loss`` and ``local_loss``. For the latter it trains up to 50
-    epochs alone in its first round. The number of examples does not enter. BatchNorm statistics
-    are averaged with w.
+    Every client reports ``received_loss`` and ``local_loss``. To measure ``local_loss``, a client
+    trains alone for up to 50 epochs in its first round. The number of examples is not used.
+    BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
@@ -44,11 +44,12 @@ class EAGLE(FairStrategy):
 
     Notes
     -----
-    A reconstruction. Known from the paper's abstract and a second-hand account: the objective, and
-    that F_k* is approximated by local training with a stopping criterion. Inferred: that models are
-    merged with the weights of the gradients, although several local steps are not a gradient step;
-    that a negative weight, which would drive the model away from a client, becomes 0 and the others
-    are normalized; and the stopping criterion (`fairflower.training.measurements.standalone_loss`).
+    This class is a reconstruction. The paper's abstract and a second-hand account give the
+    objective, and say that F_k* is approximated by local training with a stopping criterion. Three
+    points are inferred. Models are merged with the weights of the gradients, although several local
+    steps are not one gradient step. A negative weight, which would move the model away from a
+    client, is set to 0 before the weights are normalized. The stopping criterion is that of
+    `fairflower.training.measurements.standalone_loss`.
 
     Examples
     --------

@@ -16,38 +16,38 @@ from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, si
 
 
 class FairFed(FairStrategy):
-    """Give weight to clients whose metric is close to the global metric.
+    """Give more weight to clients whose metric is close to the global metric.
 
-    The paper's metric is one of fairness between groups of people, which ``data.groups`` names.
-    Clients count their training examples by group, label and prediction of the received model.
-    Then F_k is the difference of two groups' rates at client k, first minus second, F is that of
-    all clients' counts together, and a_k and a are the accuracies::
+    The paper's metric measures fairness between groups of people, which ``data.groups`` defines.
+    Clients count their training examples by group, label and the received model's prediction. F_k
+    is the difference of two groups' rates at client k, first minus second, and a_k the accuracy. F
+    and a are the same metrics over the counts of all clients::
 
-        Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined, as client k lacks a group
+        Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined because client k lacks a group
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
         theta  <- sum_k w_k theta_k
 
-    With m_k any other metric of the received model on client k's data, and the mean over all
-    examples as the global metric::
+    Other metrics are possible. If m_k is the received model's metric on client k's data, the global
+    metric is its mean over all examples::
 
         Delta_k = | m_k - sum_j n_j m_j / sum_j n_j |
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
         theta  <- sum_k w_k theta_k
 
-    The gap has no sign: a client far below the others loses weight, as does a client far above.
-    Any scalar metric that clients report will do, and the default is accuracy. BatchNorm
+    The gap Delta_k has no sign: a client far below the global metric loses weight, as does a client
+    far above it. m_k can be any scalar that clients report; the default is accuracy. BatchNorm
     statistics are averaged with w.
 
     Parameters
     ----------
     beta : float >= 0
-        Step size of the weights; 0 gives FedAvg. Default 0.1 (FedISM tries 0.1, 0.5 and 1; gaps
-        are large compared with weights of 1/K).
+        Step size of the weights; 0 gives FedAvg. Default 0.1 (the smallest of FedISM's values 0.1,
+        0.5 and 1, because gaps are large compared with weights of 1/K).
     metric : str
-        ``demographic_parity_difference`` or ``equal_opportunity_difference``, as in the paper, or
-        ``equalized_odds_difference``: group fairness. Otherwise the name of the scalar m_k, which
-        every client reports. Clients of fairflower also measure ``received_balanced_accuracy``
-        (FedISM's experiments).
+        Metric of group fairness, ``demographic_parity_difference``,
+        ``equal_opportunity_difference`` (both in the paper) or ``equalized_odds_difference``; or
+        name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients of
+        fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
 
     Raises
     ------
@@ -61,13 +61,14 @@ class FairFed(FairStrategy):
 
     Notes
     -----
-    The paper does not say what a negative weight means; here it becomes 0 and the others are
-    normalized. With more than two groups F is the largest difference of two groups, without a
-    sign, and so is that of equalized odds. With partial participation, the present clients share
-    the weight that they hold together, and a client's weight follows its number of examples.
+    The paper does not say how to treat negative weights; here they are set to 0 before the weights
+    are normalized. With more than two groups, F is the largest absolute difference of two groups;
+    the equalized odds difference has no sign either. With partial participation, only the weights
+    of participating clients change, and their sum is kept. If a client's number of examples
+    changes, its weight changes in proportion.
 
-    The code released with FedISM lost the sum over j in the mean: its gap is
-    m_k (1 - n_k / sum_j n_j), so a client with a good metric loses weight.
+    The code released with FedISM omits the sum over j in the mean: its gap is
+    m_k (1 - n_k / sum_j n_j), so that a client with a good metric loses weight.
 
     Examples
     --------
@@ -77,7 +78,7 @@ class FairFed(FairStrategy):
     >>> FairFed(beta=1.0).weigh(cohort).round(3).tolist()
     [0.333, 0.433, 0.233]
 
-    Six counts for each of two groups of people, at three clients:
+    Three clients with six counts for each of two groups of people:
 
     >>> counts = [[9, 3, 5, 2, 4, 1, 9, 6, 5, 4, 4, 2], *2 * [[9, 4, 5, 3, 4, 1, 9, 3, 5, 2, 4, 1]]]
     >>> cohort = make_cohort([[1.0]] * 3, measured={"received_group_counts": counts})
@@ -102,7 +103,7 @@ class FairFed(FairStrategy):
             )
         super().__init__(**options)
         self.beta, self.metric = beta, metric
-        #: Whether F_k is a metric of group fairness, from counts of people.
+        #: Whether the metric is one of group fairness, which is computed from counts of people.
         self.of_groups = metric in {difference.name for difference in DIFFERENCES}
         self.needs = ("received_group_counts",) if self.of_groups else (metric,)
         self.sums_suffice = not self.of_groups
@@ -137,6 +138,6 @@ class FairFed(FairStrategy):
         super().read_config(config)
         if self.of_groups and config.get("data.groups") == "":
             raise ValueError(
-                f"strategy.metric = {self.metric!r} compares groups of people, and data.groups is "
+                f"strategy.metric = {self.metric!r} compares groups of people, but data.groups is "
                 "empty. Set data.groups to a sensitive attribute of the data, such as sex."
             )

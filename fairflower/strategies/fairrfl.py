@@ -14,53 +14,54 @@ from fairflower.arguments import Range, Search
 
 Vector = NDArray[np.float64]
 
-#: Standard deviations per median absolute deviation of normal numbers.
+#: Ratio of standard deviation to median absolute deviation in a normal distribution.
 NORMAL = 1.4826
 
-#: Smallest deviation, as a share of the median length: else rounding errors would count.
+#: Lower bound of MAD as a share of the median length, so that no rounding error is an outlier.
 SMALLEST = 1e-6
 
 
 class FairRFL(FairStrategy):
-    """Shorten the updates of clients that are far longer than the others, and take a plain mean.
+    """Shorten updates that are far longer than the others, and average with equal weights.
 
-    With N_k = ||Delta_k|| over all parameters, and medians over the clients::
+    Let N_k = ||Delta_k|| over all parameters. Medians are taken over the clients::
 
         MAD   = 1.4826 median |N_k - median N|
         selfish  iff  (N_k - median N) / MAD > tau
         Delta_k' = b Delta_k + (1 - b) m,    ||Delta_k'|| = median N    if selfish, else Delta_k
         theta <- theta + 1/K sum_k Delta_k'
 
-    m is the median of the updates, coordinate by coordinate, and b the largest solution in [0, 1].
-    Clients send nothing besides their model. The number of examples does not enter; BatchNorm
-    statistics are averaged equally, and do not enter N.
+    m is the coordinate-wise median of the updates, and b the largest solution in [0, 1]. Clients
+    send only their model. The number of examples is not used. BatchNorm statistics are averaged
+    with equal weights and are not part of N_k.
 
     Parameters
     ----------
     tau : float >= 0
-        Number of deviations above the median at which an update counts as selfish. Default 2.5 (the
-        paper's, quoted in a port of the authors' code).
+        Number of deviations above the median length at which an update counts as selfish. Default
+        2.5 (the paper's value, as quoted in a port of the authors' code).
     recovery : {"median", "downscale"}
-        What becomes of a selfish update: moved towards m, or only shortened,
-        Delta_k' = (median N / N_k) Delta_k.
+        How a selfish update is shortened. ``"median"``, the default, also moves it towards m, as
+        above. ``"downscale"`` only scales it: Delta_k' = (median N / N_k) Delta_k.
 
     See Also
     --------
     Uniform : The mean without a defense.
     FedMGDAPlus : Scales every update to the same length.
-    DqFFL : The same defense under q-FFL.
+    DqFFL : The same defense with q-FFL.
 
     Notes
     -----
-    From a port of the authors' code, and the examples of the paper's text that its tests quote.
-    This class is the paper's RFL-Self.
+    This class is the paper's RFL-Self. It is reconstructed from a port of the authors' code, whose
+    tests quote examples of the paper.
 
-    Inferred, for cases that the sources leave open: with m longer than median N there may be no
-    solution b, and the update is shortened instead; MAD counts as at least a millionth of
-    median N. The authors' code finds b by ten bisections, this class by the quadratic formula.
+    Two details are inferred because the sources leave them open. If m is longer than median N and
+    no solution b exists, the update is shortened as by ``"downscale"``. MAD is at least a millionth
+    of median N. The authors' code finds b by ten bisection steps, this class by the quadratic
+    formula.
 
-    ``clip_update_median = 1`` of every strategy shortens all updates above the median, not only
-    those that stand out.
+    The option ``clip_update_median=1``, which every strategy has, shortens all updates above the
+    median length, not only outliers.
 
     Examples
     --------
@@ -100,7 +101,10 @@ class FairRFL(FairStrategy):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Updates Delta_k' = kept Delta_k, plus (1 - kept) m where moved; arrays of shape (K,)."""
+    """Updates after the defense, Delta_k' = kept Delta_k (+ (1 - kept) m if moved), for K clients.
+
+    All arrays have shape (K,).
+    """
 
     score: Vector
     kept: Vector
@@ -109,7 +113,7 @@ class Recovery:
 
 
 def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
-    """Find the selfish clients of a cohort, and what is left of their updates."""
+    """Return a cohort's updates after the defense; only those of selfish clients change."""
     K = len(cohort)
     N = np.sqrt(cohort.squared_norms())
     middle = float(np.median(N))
@@ -126,7 +130,7 @@ def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
 
 
 def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
-    """Return b with ||b Delta_k + (1 - b) m|| = length, shape (K,); NaN without a solution."""
+    """Return b with ||b Delta_k + (1 - b) m|| = length, shape (K,); NaN if no b is in [0, 1]."""
     K = len(cohort)
 
     def multiply(block: Block) -> Vector:
@@ -145,7 +149,7 @@ def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
 
 
 def add_median(cohort: Cohort, model: Arrays, factor: float) -> None:
-    """Add ``factor`` times the median of the updates to the parameters of a model."""
+    """Add ``factor`` times the median of the updates to the parameters of ``model``, in place."""
 
     def add(block: Block) -> None:
         step = factor * _median(cohort, block)

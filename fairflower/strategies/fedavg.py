@@ -14,8 +14,8 @@ from fairflower.aggregation.strategy import FairStrategy
 class FedAvg(FairStrategy):
     """Weight clients by their number of examples: w_k = n_k / sum_j n_j.
 
-    BatchNorm statistics are averaged with the same weights as parameters. Step counters become
-    the weighted mean, truncated to an integer.
+    BatchNorm statistics are averaged with the same weights as the parameters. BatchNorm's step
+    counters become the weighted mean, truncated to an integer.
 
     See Also
     --------
@@ -41,8 +41,8 @@ class FedAvg(FairStrategy):
 class Uniform(FairStrategy):
     """Weight all clients equally: w_k = 1 / K.
 
-    The baseline for fair methods: equal weights already bring most of the gain over FedAvg that
-    their papers report.
+    This is the baseline for fair methods: equal weights already bring most of the improvement over
+    FedAvg that their papers report.
 
     See Also
     --------
@@ -56,7 +56,7 @@ class Uniform(FairStrategy):
     [0.5, 0.5]
     """
 
-    paper: ClassVar[str] = "plain averaging, the honest baseline"
+    paper: ClassVar[str] = "plain averaging, the baseline"
     sums_suffice = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:

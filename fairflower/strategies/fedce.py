@@ -10,38 +10,39 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 
-#: Lower bound of a contribution (NVFlare), so that products of rounding errors do not decide.
+#: Lower bound of a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
 
 Vector = NDArray[np.float64]
 
 
 class FedCE(FairStrategy):
-    """Give weight to clients that contribute a different direction and different data.
+    """Give more weight to clients whose updates and data differ from those of the others.
 
-    With c the clients' coefficients, and means over all rounds so far::
+    Let c_k be client k's coefficient. Means are taken over all rounds so far::
 
         A_k = 1 - mean cos(Delta_k, sum_{j != k} c_j Delta_j),         normalized
-        B_k = 1 - mean accuracy on client k's data of the model without k,
+        B_k = 1 - mean accuracy, on client k's data, of the model without client k,
               theta_-k = (theta - c_k theta_k) / (1 - c_k),            normalized
         c   = mean of A B (or of A + B), normalized
         theta <- sum_k c_k theta_k
 
-    theta_-k combines the received model and the client's last trained model, and the client alone
-    has both. The server sends each client its coefficient (``tell``); the client keeps its trained
-    model until the next round and reports ``minus_accuracy``. A client that was not merged in the
-    previous round gets no coefficient, and its theta_-k is the received model.
+    Only client k can compute theta_-k, because it has both the received model and the model that it
+    trained last. The server sends each client its coefficient (``tell``). The client keeps its
+    trained model until the next round and reports ``minus_accuracy``. A client that was not merged
+    in the previous round gets no coefficient, and its theta_-k is the received model.
 
-    The number of examples does not enter, as in the authors' code; c starts equal. BatchNorm
-    statistics are averaged with c and do not enter the cosines.
+    The number of examples is not used, as in the authors' code. The initial coefficients are equal.
+    BatchNorm statistics are averaged with c and do not affect the cosines.
 
     Parameters
     ----------
     mode : {"times", "plus"}
-        Combination of A and B. Default ``"times"`` (FedISM's experiments; NVFlare: ``"plus"``).
+        How A and B are combined: A B or A + B. Default ``"times"`` (as in FedISM's experiments;
+        NVFlare uses ``"plus"``).
     metric : str
-        Name of the scalar in [0, 1] that rates theta_-k. Clients of fairflower also measure
-        ``minus_balanced_accuracy`` (FedISM's experiments).
+        Metric of theta_-k, a scalar in [0, 1]. Default ``minus_accuracy``. Clients of fairflower
+        can also measure ``minus_balanced_accuracy`` (as in FedISM's experiments).
 
     Raises
     ------
@@ -55,11 +56,11 @@ class FedCE(FairStrategy):
 
     Notes
     -----
-    Means are over the rounds in which a client took part; its coefficient is averaged as a
-    multiple of the cohort's mean.
+    A client's means are over the rounds in which it took part. Its coefficient is averaged as a
+    multiple of the mean coefficient of the cohort.
 
     The code released with FedISM includes an accuracy of 0 for the first round in the mean.
-    NVFlare's present code uses the last coefficients instead of their mean. Both assume that all
+    NVFlare's current code uses the last coefficients instead of their mean. Both assume that all
     clients take part in every round.
 
     Examples
@@ -98,7 +99,7 @@ class FedCE(FairStrategy):
         self.part: dict[int, float] = {}  # client -> coefficient in the newest model
 
     def tell(self, client_id: int) -> dict[str, float]:
-        """Return the client's coefficient in the model that it receives; empty if it has none."""
+        """Return the client's coefficient in the model that it receives; {} if it has none."""
         return {"coefficient": self.part[client_id]} if client_id in self.part else {}
 
     def weigh(self, cohort: Cohort) -> Vector:

@@ -16,13 +16,13 @@ from fairflower.arguments import Range, Search
 
 
 class FedEBAPlus(FairStrategy):
-    """Weight clients by the exponential of their loss, and align the model with a common step.
+    """Weight clients by the exponential of their loss, and add a common gradient step.
 
-    With F_k the received model's loss on client k's data (Eq. 3)::
+    Let F_k be the received model's loss on client k's data. The weights are (Eq. 3)::
 
         w_k   = exp(F_k / tau) / sum_j exp(F_j / tau)
 
-    While the angle between the losses and (1, ..., 1) is at most theta, the model also moves along
+    If the angle between the vector of losses and (1, ..., 1) is at most theta, the model also takes
     a gradient step on the data of all clients (Eq. 7, 8)::
 
         theta <- theta + (1 - alpha) sum_k w_k Delta_k + alpha Delta,
@@ -34,16 +34,16 @@ class FedEBAPlus(FairStrategy):
     Parameters
     ----------
     tau : float > 0
-        Temperature; equal weights in the limit of infinity. Default 0.5 (this project's choice).
+        Temperature; large values make the weights equal. Default 0.5 (this project's choice).
     alpha : float in [0, 1]
         Share of the common step. Default 0.5 (this project's choice; the paper tries several). 0
-        is the paper's ablation with the weights alone; clients then measure losses only.
+        is the paper's ablation without a common step; clients then measure only losses.
     theta : float in [0, 90]
         Largest angle, in degrees, at which the common step is taken. Default 45 (this project's
         choice).
     lr : float > 0, optional
-        Learning rate of the common step. Default: ``train.lr`` of the config sent to the clients in
-        the same round, as in fairflower's app.
+        Learning rate of the common step. Default: ``train.lr`` in the config sent to the clients in
+        the same round, which fairflower's app sets.
 
     Raises
     ------
@@ -56,15 +56,14 @@ class FedEBAPlus(FairStrategy):
 
     Notes
     -----
-    The common step is short compared with a round of local steps, so alignment mostly shortens the
-    round's step to 1 - alpha of its length. A client's gradient step is never longer than its
-    update.
+    The common step is short compared with a round of local steps, so that it mainly scales the
+    round's step by 1 - alpha. A client's gradient step is never longer than its update.
 
-    **Reconstructed** from the abstracts of the paper's versions and second-hand accounts, which
-    give the equations with their numbers, but not all values. **Incomplete**: where the angle is
-    above theta, the paper's clients align every local step with the mean gradient weighted by w,
-    which takes two messages per round. Here only the weights are used in this case. Do not report
-    results of this class as FedEBA+'s.
+    This class is **reconstructed** from the abstracts of the paper's versions and from second-hand
+    accounts, which give the numbered equations but not all values. It is **incomplete**: if the
+    angle is above theta, the paper's clients align every local step with the mean gradient weighted
+    by w, which takes two messages per round. Here, only the weights are used in that case. Do not
+    report results of this class as results of FedEBA+.
 
     Examples
     --------
@@ -79,7 +78,7 @@ class FedEBAPlus(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Wang et al., ICML 2026 (reconstructed)"
-    extrapolates = True  # by the common step, which no client took
+    extrapolates = True  # the common step is not a step of any client
     keeps_agreement = False  # for the same reason
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
 
@@ -123,7 +122,7 @@ class FedEBAPlus(FairStrategy):
     def _one_step(self, cohort: Cohort) -> list[Arrays]:
         """Return the clients' models after a gradient step from the received model on their data.
 
-        The step is no longer than the client's update, so that bounds on updates hold for it, too.
+        The step is at most as long as the client's update, so that bounds on updates hold for it.
         """
         assert self.lr is not None  # read_config has set it
         moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()

@@ -14,39 +14,39 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedEquilibria(FairStrategy):
-    """Combine weights that balance Fisher information with weights by update length.
+    """Mix weights that balance the clients' Fisher information with weights by update length.
 
-    With F_k the diagonal of client k's Fisher information (Eq. 1-3)::
+    Let F_k be the diagonal of client k's Fisher information (Eq. 1-3)::
 
         w_moo  = argmin || sum_k w_k F_k ||^2   on the simplex
         w_dist = ||Delta_k|| / sum_j ||Delta_j||
         w      = t w_moo + (1 - t) w_dist,        theta <- sum_k w_k theta_k
 
-    Every client sends an ArrayRecord ``fisher``: for each parameter, under its name, the mean over
-    its samples of the squared gradient of the loss at the trained model (``fairflower.clients``
-    send it on request). BatchNorm statistics are averaged with w and enter neither F nor the
-    distance.
+    Every client sends an ArrayRecord ``fisher`` with one array per parameter: the squared gradient
+    of the loss at the trained model, averaged over the client's examples. Clients of fairflower
+    send it on request. BatchNorm statistics are averaged with w; they are part neither of F_k nor
+    of the update length.
 
     Parameters
     ----------
     t : float in [0, 1]
-        Share of w_moo. 1: conflict alone (the paper's MOO_F). 0: distance alone (DIST), for which
+        Share of w_moo. 1 uses w_moo alone (the paper's MOO_F). 0 uses w_dist alone (DIST), and
         clients measure nothing. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
-        How F_k enters the QP: scaled to unit length, or as measured (Eq. 1 as printed; None means
-        the same as "none"). As printed, nearly all weight goes to the clients with the smallest
-        Fisher information, which already fit best: since F_k >= 0, a client i with
-        <F_i, F_j> >= ||F_i||^2 for all j takes all weight. At unit length, weight goes to the
-        clients that resemble the others least, including noisy clients. On Digits, unit length
-        was fairer than "none", and t = 0 fairer than both
+        ``"unit"``, the default, scales F_k to unit length in the QP; ``"none"``, or None, leaves it
+        as measured (Eq. 1 as printed). With "none", nearly all weight goes to the clients with the
+        smallest Fisher information, which the model already fits best: since F_k >= 0, a client i
+        with <F_i, F_j> >= ||F_i||^2 for all j gets all weight. With "unit", weight goes to the
+        clients that differ most from the others, including noisy clients. On Digits, "unit" was
+        fairer than "none", and t = 0 was fairer than both
         (experiments/fedequilibria-digits-cpu.md).
     space : {"fisher", "gradient"}
-        Vectors of the QP. ``"gradient"`` uses gradients at the received model, sent as ArrayRecord
-        ``gradient`` (the paper's MOO_G).
+        Vectors in the QP. ``"gradient"`` uses gradients at the received model, which clients send
+        as ArrayRecord ``gradient`` (the paper's MOO_G).
 
     See Also
     --------
-    FedMGDAPlus : The same QP over unit-length updates.
+    FedMGDAPlus : The same QP with unit-length updates.
 
     Notes
     -----

@@ -21,7 +21,7 @@ Matrix = NDArray[np.float64]
 class FedFV(FairStrategy):
     """Project conflicting gradients onto each other's normal plane before averaging (Alg. 1-3).
 
-    With g_k = -Delta_k and the clients in ascending order of their loss::
+    Let g_k = -Delta_k. The clients are in ascending order of their loss::
 
         for each client i except the alpha share with the largest losses:
             for j in order:  if <g_j, ghat_i> < 0:
@@ -32,7 +32,7 @@ class FedFV(FairStrategy):
             if <g, c> < 0:  g <- g - c <g, c> / ||c||^2
         g <- g ||mean_k g_k|| / ||g||,       theta <- theta - g
 
-    The loop over k handles conflicts with absent clients. With full participation it does nothing.
+    The loop over k resolves conflicts with absent clients. It has no effect if none is absent.
 
     Every client reports ``received_loss``, the received model's loss on its training data.
     BatchNorm statistics are averaged with equal weights.
@@ -42,11 +42,11 @@ class FedFV(FairStrategy):
     alpha : float in [0, 1]
         Share of clients whose gradients are not changed. Default 0.1 (paper).
     tau : int >= 0
-        Rounds for which absent clients are remembered; 0 disables the memory. Otherwise the server
-        keeps a copy of every client's gradient. Default 1 (the authors' code since 2022).
+        Number of rounds for which an absent client's gradient counts; 0 disables this. Above 0 the
+        server stores a copy of every client's gradient. Default 1 (the authors' code since 2022).
     variant : {"paper", "released"}
-        ``"released"`` runs over ages tau-1 ... 0, from round tau on, as the authors' code does
-        today; tau = 1 then remembers no client.
+        ``"released"`` follows the authors' current code, whose loop runs over ages tau-1 ... 0 from
+        round tau; with tau = 1, absent clients then never count.
 
     See Also
     --------
@@ -55,17 +55,17 @@ class FedFV(FairStrategy):
 
     Notes
     -----
-    All vectors are in the span of the gradients, so the computation uses their Gram matrix and
-    touches the model once, at the end.
+    All vectors are in the span of the gradients, so the computation needs only their Gram matrix,
+    and the model is updated once, at the end.
 
-    The ages tau ... 1 are those of the code released with the paper (easyFL, May to August 2021),
-    whose script for the tables compares tau = 0, 1, 3 and 10; the text of Alg. 3 was not available.
-    Since easyFL's rewrite of 25 August 2021, and so in FLGo and FedLF, the ages are tau-1 ... 0:
-    clients seen tau rounds ago are forgotten, and conflicts of g with the present round's gradients
-    are removed once more.
+    The text of Alg. 3 was not available. The ages tau ... 1 are from the code released with the
+    paper (easyFL, May to August 2021); its script for the paper's tables compares tau = 0, 1, 3 and
+    10. Since easyFL was rewritten on 25 August 2021, the ages there, in FLGo and in FedLF's code
+    are tau-1 ... 0: clients seen tau rounds ago are forgotten, and conflicts of g with the current
+    round's gradients are removed a second time.
 
-    Inner products are only over trainable parameters. Over whole state dicts, as in the authors'
-    code, BatchNorm's step counters outweigh all conflicts, which leaves plain averaging.
+    Inner products are over trainable parameters only. The authors' code takes them over whole state
+    dicts: BatchNorm's step counters then outweigh all conflicts, and the result is the plain mean.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class FedFV(FairStrategy):
         return everyone.move(c, equal)
 
     def _mitigate(self, gram: Matrix, losses: Vector) -> Vector:
-        """Return mean_k ghat_k as coefficients over the gradients, shape (M,)."""
+        """Return mean_k ghat_k as coefficients of the gradients, shape (M,)."""
         order = np.argsort(losses, kind="stable")
         first_kept = ceil((len(losses) - 1) * (1 - self.alpha)) if self.alpha else len(losses)
         kept = set(order[first_kept:].tolist())
@@ -134,7 +134,7 @@ class FedFV(FairStrategy):
 
 
 def _reconcile(c: Vector, gram: Matrix, selected: NDArray[np.bool_]) -> Vector:
-    """Remove from g its part along the sum of the selected gradients that conflict with it."""
+    """Remove g's component along the sum of those selected gradients that conflict with g."""
     conflicting = (selected & (gram @ c < 0)).astype(np.float64)
     inner = conflicting @ gram @ c
     if inner < 0:

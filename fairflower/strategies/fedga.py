@@ -15,10 +15,10 @@ from fairflower.arguments import Range, Search
 
 
 class FedGA(FairStrategy):
-    """Give weight to clients whose loss rises most when the models are averaged.
+    """Give more weight to clients whose loss rises most when the models are averaged.
 
-    In round t of R, with theta_k the model that client k trained in its previous round and L_k the
-    loss on its data::
+    In round t of R, let theta_k be the model that client k trained in its previous round, and L_k
+    the loss on its data::
 
         G_k = L_k(theta) - L_k(theta_k),   minus its mean over clients
         d   = step (1 - (t - 1) / R)
@@ -26,17 +26,18 @@ class FedGA(FairStrategy):
         theta <- sum_k w_k theta_k
 
     Every client reports ``received_loss``, L_k(theta), and ``trained_loss``, L_k(theta_k) after
-    training, both in eval mode on the same data. The number of examples does not enter.
-    BatchNorm statistics are averaged with w.
+    training, both in eval mode on the same data. The number of examples is not used. BatchNorm
+    statistics are averaged with w.
 
     Parameters
     ----------
     step : float >= 0
-        Step size of the weights; 0 gives equal weights. Default 0.05 (FedISM's experiments; the
-        authors' code: 0.2).
+        Step size of the weights; 0 gives equal weights. Default 0.05 (as in FedISM's experiments;
+        0.2 in the authors' code).
     rounds : int, optional
-        R, the number of rounds over which the step decays to 0. Default: ``num-server-rounds`` of
-        the config sent to the clients, as in fairflower's app. Without R the step is constant.
+        R, the number of rounds over which the step decays to 0. Default: ``num-server-rounds`` in
+        the config sent to the clients, which fairflower's app sets; without it the step is
+        constant.
 
     See Also
     --------
@@ -45,12 +46,13 @@ class FedGA(FairStrategy):
 
     Notes
     -----
-    A client that was absent is compared with its last trained model; a new client has the mean
-    gap. The present clients share the weight that they hold together.
+    After an absence, theta_k is the model that the client trained last. A new client gets the mean
+    gap. With partial participation, only the weights of participating clients change, and their sum
+    is kept.
 
-    Known implementations take the gap with the opposite sign, which gives weight to the clients
-    that averaging serves best; or measure its two losses on different data; or divide by zero
-    where all gaps are 0; or are written for three clients.
+    Other implementations take the gap with the opposite sign, which favors the clients that gain
+    most from averaging; measure the two losses on different data; divide by zero if all gaps are 0;
+    or support only three clients.
 
     Examples
     --------
@@ -95,7 +97,7 @@ class FedGA(FairStrategy):
 
     def note_trained(self, cohort: Cohort) -> None:
         losses = cohort.metrics.get("trained_loss")
-        if losses is not None:  # under secure aggregation they are not known to `weigh` yet
+        if losses is not None:  # under secure aggregation `weigh` does not know them yet
             self.trained.update(zip(cohort.client_ids, losses.tolist(), strict=True))
 
     def _gaps(self, cohort: Cohort) -> NDArray[np.float64]:

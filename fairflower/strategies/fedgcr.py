@@ -17,9 +17,9 @@ Values = NDArray[np.float64]
 
 
 class FedGCR(ClusteringMixin, FairStrategy):
-    """Cluster the clients by type, and give weight to clients and clusters with large losses.
+    """Cluster the clients, and give more weight to clients and clusters with large losses.
 
-    Each of K clients sends a representation h_k, averaged so that its classes count equally (Eq.
+    Each client k sends a representation h_k of its data, in which all classes count equally (Eq.
     4). The server divides the clients into T' clusters. In round r = 1, 2, ... (Eq. 3 and 5;
     Algorithm 1, lines 5 to 9)::
 
@@ -27,55 +27,57 @@ class FedGCR(ClusteringMixin, FairStrategy):
         w_k ~ omega_k (L_k^(1-beta) L~_k^beta)^(q+1),    omega_k = n_k / sum_j n_j
         theta <- sum_k w_k theta_k
 
-    with L_k the client's loss and L~_k its cluster's loss. There are three variants; the default,
-    ``"adapted"``, is neither the paper's text nor the authors' code. ``fedgc``, the local training,
-    has the same three, and both are set separately::
+    L_k is the client's loss, and L~_k its cluster's loss. There are three variants. The default,
+    ``"adapted"``, differs from the paper's text and from the authors' code. The local training,
+    client ``fedgc``, has the same variants, which are set separately::
 
                               paper                released                adapted
-        h_k (Eq. 4)           by the trained       by the model received   by the model received
-                              model, all images    (all images; 3          (all images)
-                                                   batches there)
+        h_k (Eq. 4)           of the trained       of the received model,  of the received model,
+                              model, all images    all images (the code:   all images
+                                                   three batches)
         clusters              Gaussian mixture     Gaussian mixture        k-means on T' - 1 axes,
-                                                                           by n / (n + 100)
+                                                                           weights n / (n + 100)
         T'                    given                given                   given or "auto"
-        L_k                   sum of the training  100 // (100 / mean      mean training loss of
-                              loss over images     loss of the model       the images
-                              (Eq. 2), of all of   received); 1 in the
-                              Eq. 6 by ``fedgc``   first round
+        L_k                   sum of the training  100 / (100 // mean      mean training loss
+                              loss over images     loss of the received
+                              (Eq. 2; ``fedgc``:   model); 1 in the first
+                              of Eq. 6)            round
         L~_k                  mean over clients    mean over images        mean over clients
         beta / delta          1 - .5^(r-1)         1 - .9^r                1 - .5^(r-1)
-        sum of the weights    1; not constrained   1                       1
-                              in Algorithm 1
+        sum of the weights    1 (not constrained   1                       1
+                              in Algorithm 1)
 
-    Every client sends an ArrayRecord ``received_representation`` (the paper's variant:
-    ``representation``) with an array ``h`` of equal length for all clients (``fairflower.clients``
-    send it on request, for any model), and ``train_loss`` (released: ``received_loss``). A cluster
-    keeps its number from round to round. BatchNorm statistics are averaged with w.
+    Every client sends an ArrayRecord ``received_representation`` (``representation`` for a trained
+    model) with an array ``h`` that has the same length for all clients, and reports ``train_loss``
+    (``"released"``: ``received_loss``). Clients of fairflower do so on request, for any model. A
+    cluster keeps its number from round to round. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     num_clusters : int, or "auto"
-        T'. The paper uses the number of domains, and reports that more do no harm (Table 4).
-        Default "auto": in each round the number with the lowest Bayesian information criterion
-        (`fairflower.numerics.clustering.bic`); only with ``variant = "adapted"``.
-    q : float
-        At least 0; the larger, the more weight for large losses. Default 1 (paper).
+        T', the number of clusters. The paper uses the number of domains and reports that a larger
+        number does no harm (Table 4). Default "auto", which minimizes the Bayesian information
+        criterion in each round (`fairflower.numerics.clustering.bic`) and requires
+        ``variant = "adapted"``.
+    q : float >= 0
+        Power of the loss. Larger values give more weight to large losses. Default 1 (paper).
     delta : float in [0, 1]
-        Limit of beta: 0 weights by the clients' losses alone, 1 by their clusters' losses. Default
-        0.5 (Algorithm 1).
+        Limit of beta. 0 uses only the clients' losses, 1 finally only their clusters' losses.
+        Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
-        How slowly beta approaches delta: 0 by round 2, 1 never. None: 0.5 (paper), 0.9 (released).
+        How slowly beta approaches delta: with 0 beta is delta from round 2, with 1 it stays 0.
+        None, the default, means 0.9 for ``"released"`` and 0.5 otherwise.
     clustering : {"variant", "kmeans", "gmm"}
-        Clustering algorithm. Default: the variant's.
+        Clustering algorithm. Default ``"variant"``, see the table.
     representation : {"variant", "received", "trained"}
-        Model that computes h_k. Default: the variant's.
+        Model that computes h_k. Default ``"variant"``, see the table.
     variant : {"adapted", "paper", "released"}
-        See the table. Default "adapted".
+        Default ``"adapted"``, see the table.
 
     Raises
     ------
     ValueError
-        If ``num_clusters`` is "auto" and the variant needs a number.
+        If ``num_clusters`` is "auto" and the variant is not ``"adapted"``.
 
     See Also
     --------
@@ -84,17 +86,17 @@ class FedGCR(ClusteringMixin, FairStrategy):
 
     Notes
     -----
-    Why the paper's text is not the default: L_k as a sum weights a client by n^(q+2), which gives
-    small clients the least; h_k by the trained model reflects the length of training more than the
-    data, and T' is unknown if the types are.
+    The paper's text is not the default for three reasons. If L_k is a sum, a client's weight grows
+    with n_k^(q+2), so that small clients get very little. If the trained model computes h_k, the
+    length of training affects h_k more than the data do. And T' is usually unknown.
 
-    In a run per variant, each with ``fedgc`` of the same variant, average and worst domain were
-    77.5 and 65.9 % by the paper's text, 82.5 and 70.2 % released, and 81.9 and 70.6 % adapted
-    (``fairflower run --config experiments/fedgcr-digit-five-cpu.toml --engine inline --set
-    strategy.variant=V --set client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC,
-    one thread). On another processor released and adapted swap places in the worst domain, so a
-    single run does not distinguish these two. `fairflower.numerics.clustering` has the accuracy of
-    the clustering.
+    In one run per variant, each with ``fedgc`` of the same variant, the accuracies of the average
+    and the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,
+    and 81.9 and 70.6 % for ``"adapted"`` (``fairflower run --config
+    experiments/fedgcr-digit-five-cpu.toml --engine inline --set strategy.variant=V --set
+    client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread). On another
+    processor the worst domain was better for ``"released"``, so that one run cannot separate these
+    two. `fairflower.numerics.clustering` reports the accuracy of the clustering.
 
     Examples
     --------
@@ -114,7 +116,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     extra = "solvers"
-    #: Powers of a negative loss cannot be weights.
+    #: The power of a negative loss could not be a weight.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 
     def __init__(
@@ -154,12 +156,12 @@ class FedGCR(ClusteringMixin, FairStrategy):
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
     def _losses(self, cohort: Cohort) -> Values:
-        """Return L_k, shape (K,)."""
+        """Return the clients' losses L_k, shape (K,)."""
         if self.variant == "released":
             if cohort.server_round == 1:
                 return np.ones(len(cohort))
             hundredth = 100 / np.maximum(cohort.metrics["received_loss"], 1e-10)
-            # Above 100 the released code divides by zero.
+            # For losses above 100, the released code divides by zero.
             return np.asarray(100 / np.maximum(np.floor(hundredth), 1))
         mean = cohort.metrics["train_loss"]
         return mean * cohort.num_examples if self.variant == "paper" else mean
@@ -192,7 +194,7 @@ def reweigh(omega: Values, loss: Values, cluster_loss: Values, beta: float, q: f
     [0.1, 0.9]
     """
     with np.errstate(divide="ignore"):
-        # In logarithms, since powers of large losses overflow; terms 0 * infinity are left out.
+        # In logarithms, since powers of large losses overflow. Terms 0 * infinity are left out.
         parts = [s * np.log(x) for s, x in ((1 - beta, loss), (beta, cluster_loss)) if s > 0]
     exponent = (q + 1) * np.sum(parts, axis=0)
     if not np.isfinite(exponent.max()):

@@ -26,24 +26,24 @@ Counts = dict[str, NDArray[np.unsignedinteger]]
 
 
 class FedHEAL(FairStrategy):
-    """Merge only consistent coordinates of each update, and weight clients by their distance.
+    """Merge only the consistent coordinates of each update, and give more weight to long updates.
 
-    **FPHL** keeps coordinate i of client m if the share of the client's earlier rounds with the
-    same sign of the update is at least tau (Eq. 5-9)::
+    **FPHL** keeps coordinate i of client m's update if the coordinate had the same sign in at least
+    a share tau of the client's earlier rounds (Eq. 5-9)::
 
         l = share of earlier rounds with Delta >= 0
         c = l        if Delta >= 0,    1 - l  otherwise
         W_i <- W_i + sum_m q_mi Delta_mi,    q_mi ~ [c_mi >= tau] p_m
 
-    **FAEL** adds each client's share of the kept distance, with momentum, to its weight
+    **FAEL** adds each client's share of the total distance d, with momentum, to its weight
     (Eq. 11-12)::
 
         d_m   = || [c >= tau] * Delta_m ||^2
         dp_m <- (1 - beta) dp_m + beta d_m / sum_j d_j
         p_m  <- p_m + dp_m,  normalized
 
-    Clients send nothing besides their model and ``num-examples``. With ``tau=0`` and ``beta=0``
-    the paper's variant is FedAvg.
+    Clients send only their model and ``num-examples``. With ``tau=0`` and ``beta=0``, the paper's
+    variant is FedAvg.
 
     Parameters
     ----------
@@ -51,15 +51,15 @@ class FedHEAL(FairStrategy):
         Consistency threshold; None disables FPHL. Default 0.3 (paper §4.2, Digits; Office-Caltech:
         0.4).
     beta : float in [0, 1], or None
-        Momentum of the weights; None disables FAEL and leaves weights by number of examples.
+        Momentum of the weights; None disables FAEL, and clients are weighted by number of examples.
         Default 0.4 (paper §4.2).
     variant : {"paper", "algorithm1", "released"}
-        ``"algorithm1"`` differs from ``"paper"`` in l, which includes the present round.
-        ``"released"`` follows the authors' code where it differs from the text: c > tau; d_m is
-        the sum over tensors of norms that are not squared; weights start equal and are carried on
-        without normalization; the shares d_m / sum_j d_j include absent clients with their last
-        distance; BatchNorm statistics are masked like parameters (``"paper"``: averaged with p,
-        never masked).
+        ``"algorithm1"`` differs from ``"paper"`` only in l, which includes the current round.
+        ``"released"`` follows the authors' code where it differs from the text: a coordinate is
+        kept if c > tau; d_m is the sum over tensors of norms that are not squared; weights start
+        equal and are not normalized between rounds; sum_j d_j includes the last distances of absent
+        clients; BatchNorm statistics are masked like parameters, whereas ``"paper"`` averages them
+        with p and never masks them.
 
     See Also
     --------
@@ -68,14 +68,14 @@ class FedHEAL(FairStrategy):
 
     Notes
     -----
-    The paper gives two orders. In Eq. 5, l is over the rounds before the present round, as in the
-    authors' code and in this class by default. Algorithm 1 first adds the present round to l by
-    Eq. 6 and then computes c, so every update agrees with itself: in a client's second round c is
-    1 or 1/2, not 1 or 0, and tau <= 1/2 drops nothing. (Eq. 6 divides by t; rounds are taken to be
-    counted from 1.)
+    The paper describes two orders of computation. In Eq. 5, l covers the rounds before the current
+    round, as in the authors' code and in this class by default. Algorithm 1 first adds the current
+    round to l (Eq. 6) and then computes c, so that every update agrees with itself: in a client's
+    second round, c is 1 or 1/2 instead of 1 or 0, and nothing is dropped for tau <= 1/2. (Eq. 6
+    divides by t; this class counts rounds from 1.)
 
-    Signs are counted as integers over the rounds in which a client took part, so shares are exact
-    with partial participation. A client's first round keeps all coordinates.
+    Signs are counted as integers over the rounds in which a client took part, so that shares are
+    exact with partial participation. In a client's first round, all coordinates are kept.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class FedHEAL(FairStrategy):
     def _needed(self, client: int, tau: float) -> int:
         """Return how many earlier rounds must have the same sign for a coordinate to be kept."""
         t = self.rounds.get(client, 0)
-        # The decimal value of tau, 3/10 and not its nearest double, so that ties are exact.
+        # The decimal value of tau (3/10, not the nearest double) makes ties exact.
         share = Fraction(str(float(tau)))
         if self.variant == "released":
             return floor(share * t) + 1 if t else 0  # c > tau
@@ -206,8 +206,8 @@ class FedHEAL(FairStrategy):
         if released:
             p = p + dp
         else:
-            # Eq. 12 within the cohort. The cohort's total weight stays, so absent clients keep
-            # their weights.
+            # Eq. 12 within the cohort, whose total weight is kept: absent clients keep their
+            # weights.
             p = p / mass + dp
             p = p / p.sum() * mass
         self.p.update(zip(clients, p.tolist(), strict=True))
@@ -217,9 +217,9 @@ class FedHEAL(FairStrategy):
     def _init_new_weights(self, cohort: Cohort) -> None:
         """Set the first weight of new clients.
 
-        In the paper's variant a new client gets the mean weight per example of the known clients,
-        and a known client's weight follows its number of examples. So beta = 0 remains FedAvg
-        when participation or numbers of examples change.
+        In the paper's variant, a new client's weight is its number of examples times the known
+        clients' mean weight per example, and a known client's weight changes in proportion to its
+        number of examples. So beta = 0 remains FedAvg when participation or these numbers change.
         """
         per_example = 1 / float(cohort.num_examples.sum())
         if self.examples:
@@ -236,6 +236,6 @@ class FedHEAL(FairStrategy):
 
 
 def _at(masks: Masks, block: Block) -> Mask | None:
-    """Return the mask's view of a block; None for an array without a mask."""
+    """Return the part of the mask that belongs to a block; None if the array has no mask."""
     mask = masks.get(block.name)
     return None if mask is None else mask[block.part]

@@ -11,52 +11,53 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: Lower bound of a sharpness (released code), which is negative in rare cases.
+#: Lower bound of the sharpness (released code), which is negative in rare cases.
 FLOOR = 1e-10
 
-#: Smallest sum of weights that weights are divided by.
+#: Weights are not divided by sums up to this value.
 SMALLEST = np.finfo(np.float64).tiny
 
 
 class FedISM(FairStrategy):
-    """Give weight to clients on whose data the model lies in a sharp minimum (SAGA).
+    """Give more weight to clients whose loss is sharper at the received model (SAGA).
 
-    With S_k the sharpness of the received model on client k's data (Eq. 8)::
+    Let S_k be the sharpness of the received model on client k's data (Eq. 8)::
 
         S_k  = L_k(theta + rho g / ||g||) - L_k(theta),      g = grad L_k(theta)
         wt_k = S_k^q / sum_j S_j^q                                      (Eq. 13)
         w   <- beta wt + (1 - beta) w,   w = wt in the first round      (Eq. 14)
         theta <- sum_k w_k theta_k
 
-    This is the server's half of FedISM; the paper's clients also train with GSAM. Every client
-    reports ``sharpness``. The number of examples does not enter; BatchNorm statistics are averaged
+    This is the server's part of FedISM; the paper's clients also train with GSAM. Every client
+    reports ``sharpness``. The number of examples is not used. BatchNorm statistics are averaged
     with w.
 
     Parameters
     ----------
     q : float >= 0
-        Power of the sharpness. 0 gives equal weights, infinity all weight to the sharpest client.
-        Default 2 (paper §4.1).
+        Power of the sharpness. 0 gives equal weights; larger values give more weight to clients
+        with a large sharpness. Default 2 (paper §4.1).
     beta : float in [0, 1]
-        Share of the present round; 1 disables the moving average. Default 0.5 (paper §4.1).
+        Share of the current round in the moving average; 1 disables averaging. Default 0.5
+        (paper §4.1).
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 to it before
-        the power is taken.
+        ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 before it takes
+        the power.
 
     See Also
     --------
-    FedISMPlus : The same within a radius that grows.
+    FedISMPlus : The same with a radius that grows.
     QFFL : Weights by a power of the loss.
 
     Notes
     -----
-    Clients of fairflower measure sharpness on images without augmentation; the authors augment
-    anew for each of the three passes.
+    Clients of fairflower measure sharpness on images without augmentation; the authors' code
+    augments them anew for each of its three passes.
 
-    With partial participation, Eq. 14 applies among the present clients, and they keep the total
-    weight that they had; a client's first weight is its wt. So constant sharpness gives constant
-    w: S^q, normalized over the present clients. Where all present clients are new, their average
-    weight is the average weight of the clients seen before.
+    With partial participation, Eq. 14 changes only the weights of participating clients and keeps
+    their sum. A client's first weight is its wt. So if the sharpness is constant, w is constant,
+    too: S^q, normalized over the participating clients. If all participating clients are new, their
+    mean weight is the mean weight of the clients seen before.
 
     Examples
     --------
@@ -88,13 +89,13 @@ class FedISM(FairStrategy):
         return self._average(cohort, np.maximum(cohort.metrics["sharpness"], FLOOR))
 
     def _average(self, cohort: Cohort, S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return Eq. 14 for the clients' states S, shape (K,), all positive."""
+        """Return the weights w of Eq. 14 for positive S, shape (K,)."""
         self.diagnostics[self.needs[0]] = S
         wt = self._match(S)
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
         mass, share = held.sum(), wt[known].sum()
-        # unit: the weight among all clients seen so far that equals 1 in this cohort.
+        # unit: factor from weights within this cohort to weights among all clients seen so far.
         w, unit = wt, len(cohort) / max(len(self.w), 1)
         if min(mass, share) > SMALLEST:
             w = self.beta * wt + (1 - self.beta) * np.where(known, held / mass * share, wt)
@@ -105,7 +106,7 @@ class FedISM(FairStrategy):
         return np.asarray(w / w.sum())
 
     def _match(self, S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return Eq. 13, shape (K,); S is divided by its maximum, so that no power overflows."""
+        """Return wt of Eq. 13, shape (K,); S is divided by its maximum against overflow."""
         if self.variant == "released":
             S = S / S.sum() + FLOOR
         power = (S / S.max()) ** self.q

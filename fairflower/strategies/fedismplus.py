@@ -1,4 +1,4 @@
-"""FedISM+: sharpness-aware fairness with a radius that grows (Wu et al., arXiv 2503.09587)."""
+"""FedISM+: sharpness-aware fairness with a growing radius (Wu et al., arXiv 2503.09587)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairflower.strategies.fedism import FLOOR, FedISM
 
 
 class FedISMPlus(FedISM):
-    """Weight clients by sharpness as FedISM does, within a radius that grows over the rounds.
+    """Weight clients by sharpness, as FedISM does, but with a radius that grows over the rounds.
 
     In round t of R, counted from 1::
 
@@ -27,27 +27,27 @@ class FedISMPlus(FedISM):
         w    <- beta wt + (1 - beta) w,   w = wt in the first round
         theta <- sum_k w_k theta_k
 
-    The server sends rho_t to every client, since a client does not know R. It is the radius of the
-    measurement, in the place of ``measure.rho``, and of the steps of the clients ``sam``,
-    ``fedsam`` and ``gsam``, in the place of ``train.rho``. Every client reports ``sharpness``, or
-    ``perturbed_loss``. The number of examples does not enter; BatchNorm statistics are averaged
-    with w.
+    The server sends rho_t to every client, because a client does not know R. rho_t replaces
+    ``measure.rho`` in the measurement, and ``train.rho`` in the steps of the clients ``sam``,
+    ``fedsam`` and ``gsam``. Every client reports ``sharpness``, or ``perturbed_loss``. The number
+    of examples is not used. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     rho : float > 0
-        Radius of the last round. Default 0.05 (released code).
+        Radius in the last round. Default 0.05 (released code).
     p : float >= 0
         Power of the schedule; 0 gives the same radius in every round, which is FedISM. Default 0.5
         (released code).
     state : {"sharpness", "perturbed_loss"}
-        S_k: the rise of the loss (released code), or the loss L_k(theta + rho_t g / ||g||) itself.
+        Definition of S_k. ``"sharpness"``, the default, is the increase of the loss, as above
+        (released code); ``"perturbed_loss"`` is L_k(theta + rho_t g / ||g||) itself.
     rounds : int, optional
-        R, the planned number of rounds; the radius stays rho after them. Default:
-        ``num-server-rounds`` of the config sent to the clients, as in fairflower's app. Without R
-        the radius is rho in every round.
+        R, the planned number of rounds; after them the radius stays rho. Default:
+        ``num-server-rounds`` in the config sent to the clients, which fairflower's app sets;
+        without it the radius is rho in every round.
     q, beta, variant
-        See `FedISM`. The authors' command has q = 2, the default of their code is 1.
+        As in `FedISM`. The authors' command sets q = 2; the default of their code is 1.
 
     See Also
     --------
@@ -56,11 +56,11 @@ class FedISMPlus(FedISM):
 
     Notes
     -----
-    Only the paper's abstract and code were available. The abstract names the perturbed loss as a
-    state, the code has only sharpness; so the formula of ``state="perturbed_loss"`` is inferred.
+    Only the paper's abstract and code were available. The abstract mentions the perturbed loss, but
+    the code has only the sharpness, so the formula of ``state="perturbed_loss"`` is inferred.
 
-    Where the loss is nearly linear, S_k is about rho_t ||g||, and the schedule cancels in the
-    weights. It matters where the curvature is large.
+    Where the loss is nearly linear, S_k is about rho_t ||g||, and rho_t cancels in the weights. The
+    schedule matters where the curvature is large.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class FedISMPlus(FedISM):
         self.needs = (state,)
 
     def radius(self, server_round: int) -> float:
-        """Return rho_t, the radius of a round."""
+        """Return the radius rho_t of round ``server_round``."""
         done = min(server_round / self.rounds, 1.0) if self.rounds else 1.0
         return float(self.rho * done**self.p)
 

@@ -27,32 +27,32 @@ Layer = tuple[str, ...]  # names of its parameters
 class FedLF(FairStrategy):
     """In each layer, take a step that lowers every client's loss and makes the losses more equal.
 
-    With F_k the received model's loss on client k's data and g_k = -Delta_k, the clients'
-    objectives are joined by a fairness objective, P = -cos(1, F), with the gradient (Eq. 5)::
+    Let F_k be the received model's loss on client k's data, and g_k = -Delta_k. A fairness
+    objective, P = -cos(1, F), is added to the clients' objectives. Its gradient is (Eq. 5)::
 
         g_P = sum_k h_k g_k,    h = ((sum F / ||F||^2) F - 1) / (||1|| ||F||)
 
-    In each layer l the step is the shortest vector in the hull (Eq. 7, 8)::
+    In each layer l, the step is the shortest vector in the convex hull of the gradients (Eq. 7-8)::
 
         d_l = sum_k lambda_k g_k,l + mu g_P,l,    lambda, mu on the simplex
         theta <- theta - d ||mean_k Delta_k|| / ||d||               over all layers
 
-    A layer is the parameters of a module, for example its weight and bias. A layer with d_l = 0,
-    for example a layer with fewer parameters than clients, is joined with the next layer, and the
-    last layer with the previous layers (Alg. 1). If d is 0 for all layers together, the model does
-    not change.
+    A layer consists of the parameters of one module, such as its weight and bias. A layer with
+    d_l = 0, for example because it has fewer parameters than there are clients, is joined with the
+    next layer; the last layer is joined with the previous layers (Alg. 1). If d is 0 for all layers
+    together, the model does not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
-    The server keeps every client's last update: with M clients known and K present, absent clients
-    last seen up to M / K rounds ago count with their last update.
+    The server stores every client's last update. With M known and K participating clients, an
+    absent client counts with its last update if this is at most M / K rounds old.
 
     Parameters
     ----------
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code: in each layer all g_k,l, also of absent clients,
-        and g_P,l are scaled to the mean length of the g_k,l; M counts the clients known before the
-        round, and absent clients do not count while M is at most K. (The code does not join
-        layers; here both variants do.)
+        ``"released"`` follows the authors' code: in each layer, g_P,l and all g_k,l, including
+        those of absent clients, are scaled to the mean length of the g_k,l; M is the number of
+        clients known before the round; absent clients are ignored while M is at most K. (The
+        authors' code does not join layers; here both variants do.)
 
     See Also
     --------
@@ -61,10 +61,10 @@ class FedLF(FairStrategy):
 
     Notes
     -----
-    d is 0 for all layers, for example, where clients agree in their updates but not in their
-    losses: an equal descent makes the losses less equal. An update of zero in a layer is left out
-    of the layer's hull, because it would stop the layer. The paper sends d to the clients instead
-    of the model, with the same result.
+    For example, d is 0 for all layers if clients have equal updates but different losses, because
+    an equal descent makes the losses less equal. If an update is zero in a layer, the hull of this
+    layer excludes it, because it would force d_l = 0. The paper sends d to the clients instead of
+    the model; the result is the same.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class FedLF(FairStrategy):
         super().__init__(**options)
         self.variant = variant
         self.seen: dict[int, int] = {}  # client -> the last round in which it took part
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
+        self.memory: dict[int, Arrays] = {}  # client -> its Delta in that round
 
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self._oldest(cohort))
@@ -116,7 +116,7 @@ class FedLF(FairStrategy):
         return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
-        """Return, for every layer, the coefficient of each update in d, shape (M,)."""
+        """Return for each layer the coefficients of the updates in d, shape (M,)."""
         joined: list[tuple[list[Layer], Vector]] = []
         left: list[Layer] = []  # layers without a direction yet
         for layer in layers:
@@ -152,7 +152,7 @@ class FedLF(FairStrategy):
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
-        # Undo the scaling of the vectors, which differs from layer to layer.
+        # Undo the scaling of the vectors, because it differs between layers.
         unit = length[0] if self.variant == "paper" else lengths[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
 

@@ -24,29 +24,28 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMDFG(FairStrategy):
-    """Take a step that lowers every client's loss, and equalizes the losses where they are unequal.
+    """Take a step that lowers every client's loss and, if they differ, makes the losses more equal.
 
-    With F_k the received model's loss on client k's data, and g_k = -Delta_k, scaled to the mean
-    length of their round::
+    Let F_k be the received model's loss on client k's data, and g_k = -Delta_k, scaled to the mean
+    length of the updates of its round::
 
         if the angle between F and (1, ..., 1) is above theta:
             g_fair = sum_k h_k g_k,      h ~ (sum F / ||F||^2) F - 1,    ||h|| = 1
         d      = the shortest vector in the hull of g_1 ... g_K, g_fair,
-                 and the gradients of clients that took part in the last round and are absent now
+                 and the gradients of clients that took part in the last round but not in this one
         theta <- theta - d ||mean_k Delta_k|| / ||d||
 
-    To first order, and for gradients of equal length, g_fair lowers losses above the others and
-    raises losses below them. Where 0 is in the hull, no step serves all clients and the model does
-    not change.
+    To first order, and for gradients of equal length, g_fair lowers the larger losses and raises
+    the smaller ones. If 0 is in the hull, no step lowers all losses, and the model does not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
-    The server keeps the updates of the last round.
+    The server stores the updates of the last round.
 
     Parameters
     ----------
     theta : float in [0, 90]
-        Largest angle, in degrees, without fair guidance. Default 11.25 (pi / 16, Table 2 of the
-        paper's appendix); 90 is plain multi-gradient descent.
+        Angle, in degrees, above which g_fair is used. Default 11.25 (pi / 16, Table 2 of the
+        paper's appendix); with 90 it is never used (plain multi-gradient descent).
 
     See Also
     --------
@@ -56,16 +55,16 @@ class FedMDFG(FairStrategy):
 
     Notes
     -----
-    0 is also in the hull where clients agree in their updates but not in their losses, because an
-    equal descent makes the losses less equal. Updates of zero are left out of the hull, as in the
-    authors' code.
+    If clients have equal updates but different losses, 0 is in the hull as well, because an equal
+    descent makes the losses less equal. Zero updates are not part of the hull, as in the authors'
+    code.
 
-    **The paper's line search is not included.** There all clients test the model at up to 2 s + 1
-    step lengths in every round, which needs further messages; here the length is that of the mean
-    update (its Appendix A.3). Reconstructed: the equations are from this appendix; the main text
-    was not available. The scaling to the mean length is from the authors' code, as is the use of
-    the last round's updates, which keep the mean length of their round. The code also uses g_fair
-    wherever a client's loss rose above its mean so far, which is neither in the appendix nor here.
+    **The paper's line search is not included.** In the paper, all clients test the model at up to
+    2 s + 1 step lengths in every round, which needs more messages; here the step is as long as the
+    mean update (Appendix A.3). This class is reconstructed from that appendix, because the main
+    text was not available. The authors' code is the source of the scaling to the mean length and of
+    the use of the last round's updates, which keep the mean length of their round. That code also
+    uses g_fair if a client's loss rises above its mean so far; the appendix and this class do not.
 
     Examples
     --------
@@ -115,7 +114,7 @@ class FedMDFG(FairStrategy):
     def _descend(
         self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
     ) -> NDArray[np.float64]:
-        """Return the coefficient of each update in d, shape (M,), present clients first.
+        """Return the coefficients of the updates in d, shape (M,), participating clients first.
 
         ``before`` is the mean length of the last round's updates.
         """
@@ -123,13 +122,13 @@ class FedMDFG(FairStrategy):
         moved, present = lengths > 0, lengths[: len(losses)] > 0
         if not present.any():
             return np.zeros(len(gram))
-        # In units of the present clients' mean length.
+        # In units of the participating clients' mean length.
         scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=moved)
         scale[len(losses) :] *= before / lengths[: len(losses)][present].mean()
         rows = np.diag(scale)[moved]
         h = np.zeros(len(gram))
         h[np.flatnonzero(present)] = inequality_gradient(losses[present])
-        # The length underflows to 0 next to a false loss of 1e200.
+        # If a client reports a false loss of 1e200, the length underflows to 0.
         if inequality_angle(losses[present]) > self.theta and (length := np.linalg.norm(h)) > 0:
             rows = np.vstack([rows, h / length * scale])
         solution = min_norm_weights(rows @ gram @ rows.T)
@@ -139,7 +138,7 @@ class FedMDFG(FairStrategy):
 
 
 def _mean_length(memory: Mapping[int, Arrays]) -> float:
-    """Return the mean length of the updates that are not 0; 0 if there are none."""
+    """Return the mean length of the non-zero updates; 0 if there are none."""
     lengths = [
         sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in update.values()))
         for _, update in sorted(memory.items())

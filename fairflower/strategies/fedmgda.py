@@ -14,23 +14,23 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMGDAPlus(FairStrategy):
-    """Take a common descent direction of unit-length updates, near the sample weights.
+    """Take a common descent direction of unit-length updates, with weights near FedAvg's.
 
-    With u_k = Delta_k / ||Delta_k|| and p_k = n_k / sum_j n_j::
+    Let u_k = Delta_k / ||Delta_k|| and p_k = n_k / sum_j n_j::
 
         lambda = argmin || sum_k lambda_k u_k ||^2
                  on the simplex, |lambda_k - p_k| <= epsilon
         theta <- theta + eta sum_k lambda_k u_k
 
-    The step's length is at most eta, for any learning rate of the clients. An update of zero has
-    u_k = 0 and enters the QP as a vector without conflicts. BatchNorm statistics are averaged with
-    lambda.
+    The length of the step is at most eta, whatever the clients' learning rate. For a zero update,
+    u_k = 0, and the QP treats it as a vector without conflicts. BatchNorm statistics are averaged
+    with lambda.
 
     Parameters
     ----------
     epsilon : float in [0, 1]
-        Half the side of the box around p. 0 gives p, 1 plain MGDA. Default 0.1 (FLGo, FedLF's
-        platform).
+        Largest difference between lambda_k and p_k. 0 gives lambda = p, 1 gives plain MGDA. Default
+        0.1 (as in FLGo and in FedLF's code).
     eta : float > 0
         Server learning rate. Default 1.
 
@@ -42,10 +42,10 @@ class FedMGDAPlus(FairStrategy):
 
     Notes
     -----
-    The authors' code has epsilon = 1, and u_k = Delta_k unless normalization is switched on. The
-    code of PropFair, which shares two authors, normalizes, has epsilon = 1 (0.2 from its command
-    line), and centers the box at 1/K. Other implementations drop the box and become plain MGDA, or
-    divide by zero for an update of zero. All have eta = 1 except FedLF's, which uses the clients'
+    The authors' code sets epsilon = 1, and normalizes updates only on request. PropFair's code, by
+    two of the same authors, normalizes updates, sets epsilon = 1 (0.2 on its command line) and
+    bounds |lambda_k - 1/K|. Other implementations have no bound, which makes them plain MGDA, or
+    divide by zero for a zero update. All set eta = 1, except that FedLF's code uses the clients'
     learning rate.
 
     Examples
@@ -62,7 +62,7 @@ class FedMGDAPlus(FairStrategy):
 
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
     extra = "solvers"
-    extrapolates = True  # where updates are shorter than eta
+    extrapolates = True  # if updates are shorter than eta
     keeps_agreement = False  # the step's length is not that of the updates
 
     def __init__(

@@ -16,24 +16,24 @@ from fairflower.arguments import Range
 class FedNova(FairStrategy):
     """Average the clients' updates per local step, so that more steps do not mean more weight.
 
-    With tau_k the client's number of steps, p_k = n_k / sum_j n_j, and a_k the sum of the factors
-    with which the client's gradients enter its update, for momentum m::
+    Let tau_k be client k's number of steps, m the clients' momentum, and p_k = n_k / sum_j n_j. a_k
+    is the sum of the factors by which the client's gradients contribute to its update::
 
-        a_k   = tau_k                                        for m = 0
-        a_k   = (tau_k - m (1 - m^tau_k) / (1 - m)) / (1 - m)
+        a_k   = tau_k                                            if m = 0
+        a_k   = (tau_k - m (1 - m^tau_k) / (1 - m)) / (1 - m)    if m > 0
         theta <- theta + (sum_k p_k a_k) sum_k p_k Delta_k / a_k
 
-    Equal a_k give FedAvg. Clients with equal batch sizes and epochs take steps in proportion to
-    their number of examples; FedNova then gives equal weights, with FedAvg's step length.
+    Equal a_k give FedAvg. If batch sizes and epochs are equal, clients take steps in proportion to
+    their number of examples; FedNova then gives them equal weights, but keeps FedAvg's step length.
 
-    Every client reports ``steps``, which counts as at least 1. BatchNorm statistics are averaged
-    with p_k / a_k, normalized.
+    Every client reports ``steps``; a value below 1 counts as 1. BatchNorm statistics are averaged
+    with weights p_k / a_k, normalized.
 
     Parameters
     ----------
     momentum : float in [0, 1), optional
-        m, the clients' momentum. Default: ``train.momentum`` of the config sent to the clients, as
-        in fairflower's app, or 0 without it.
+        m, the clients' momentum. Default: ``train.momentum`` in the config sent to the clients,
+        which fairflower's app sets, or else 0.
 
     Raises
     ------
@@ -50,10 +50,10 @@ class FedNova(FairStrategy):
     The model may leave the convex hull of the clients' models, because the coefficients may sum
     to more than 1.
 
-    a_k is derived for SGD. A proximal term makes the paper's a_k smaller, but `FedProx` clients
-    are treated as if they had none; Adam's steps have no a_k. The paper's option of momentum at
-    the server is not implemented. a_k is the closed form of the sum in the authors' code; the
-    paper's text was not available.
+    a_k is derived for SGD; for Adam it is not defined. A proximal term makes the paper's a_k
+    smaller, but `FedProx` clients are treated as if they had no such term. The paper's optional
+    momentum at the server is not implemented. The paper's text was not available; a_k is the closed
+    form of a sum in the authors' code.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class FedNova(FairStrategy):
     """
 
     paper: ClassVar[str] = "Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020"
-    extrapolates = True  # where clients take different numbers of steps
+    extrapolates = True  # if clients take different numbers of steps
     keeps_agreement = False  # for the same reason
     needs = ("steps",)
     sums_suffice = True
@@ -100,12 +100,12 @@ class FedNova(FairStrategy):
 
     def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
         p, a = cohort.sample_weights, self._lengths(cohort)
-        # sum_k p_k a_k, with every client's share capped, too.
+        # sum_k p_k a_k, in which each client's share is capped as well.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
         self.diagnostics["steps"] = a
         return cohort.move(taken * (p / a).sum() * weights, weights)
 
     def _lengths(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Return a, shape (K,)."""
+        """Return the clients' a_k, shape (K,)."""
         tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
         return np.asarray((tau - m * (1 - m**tau) / (1 - m)) / (1 - m))

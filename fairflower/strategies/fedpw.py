@@ -17,26 +17,26 @@ from fairflower.arguments import Range, Search
 Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Smallest loss, so that its inverse is finite.
+#: Lower bound of a loss, so that its inverse is finite.
 SMALLEST = 1e-10
 
-#: A mean over sorted coordinates is taken over every tenth of them, from the first.
+#: Means over sorted coordinates use every tenth coordinate, starting with the first.
 EVERY = 10
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """The updates to an array without their smallest coordinates."""
+    """The clients' updates of one array, without their smallest coordinates."""
 
-    kept: list[Mask]  # K times [n]
-    norms: Vector  # lengths of the kept updates, shape (K,)
-    dropped: float  # mean size of the dropped coordinates (m); NaN if unknown
+    kept: list[Mask]  # K masks of shape (n,)
+    norms: Vector  # norms of the updates over kept coordinates, shape (K,)
+    dropped: float  # mean absolute value of the dropped coordinates (m); NaN if unknown
 
 
 class FedPW(FairStrategy):
     """Drop the smallest coordinates of each update; weight clients by loss and by direction.
 
-    With L_k the mean loss during client k's training and u_k = theta - theta_k::
+    Let L_k be client k's mean training loss, and u_k = theta - theta_k::
 
         l_k = L_k / sum_j L_j            b = beta mean L / (mean L of round 0)
         a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a of round 0)
@@ -44,24 +44,23 @@ class FedPW(FairStrategy):
         d'_k <- (1 - b') d'_k + b' s_k,  q_k <- q_k + d'_k,  normalized
         w    = r p + (1 - r) q,          r = std(p) / (std(p) + std(q))
 
-    From the second round on, in each array separately, client k's share ``min(1, K drop (1/L_k) /
-    sum_j 1/L_j)`` of coordinates with the smallest |u_k| is dropped, so clients with a small loss
-    are pruned more. Then g = sum_k w_k u_k; the weights of a coordinate are the same if some
-    clients dropped it. Coordinates on which the clients agree most (smallest spread of the updates,
-    scaled to length 1 by client and then by coordinate), a share ``drop`` of them, are scaled by 1
-    + m/r if that is below 2: m is the mean size of dropped coordinates, r the mean |g| of these.
-    theta <- theta - g.
+    From the second round, client k drops the smallest |u_k| of each array, a share
+    ``min(1, K drop (1/L_k) / sum_j 1/L_j)`` of its coordinates: clients with a small loss are
+    pruned more. Then g = sum_k w_k u_k, where w is not renormalized for dropped coordinates. In
+    each array, the share ``drop`` of coordinates on which clients agree most is scaled by 1 + m/v
+    if this is below 2; m is the mean |u_k| of dropped coordinates, and v the mean |g| of the
+    coordinates to be scaled. Clients agree where the spread of their updates is small, after
+    scaling to unit length per client and then per coordinate. Finally theta <- theta - g.
 
-    Clients send nothing besides their model and ``train_loss``. The number of examples does not
-    enter.
+    Clients send only their model and ``train_loss``. The number of examples is not used.
 
     Parameters
     ----------
     beta : float in [0, 1]
         Momentum of the weights. Default 0.3 (released code).
     drop : float in [0, 1]
-        Mean share of dropped coordinates, and share of the scaled ones. 0 disables both. Default
-        0.3 (released code).
+        Mean share of coordinates that are dropped, and share of coordinates that are scaled. 0
+        disables both. Default 0.3 (released code).
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
         pruned like parameters, but not scaled; an array is not scaled if any client dropped none
@@ -70,21 +69,21 @@ class FedPW(FairStrategy):
 
     See Also
     --------
-    FedHEAL : Drops inconsistent coordinates, and remembers the signs of all updates.
-    FedCE : Weights by the direction of the updates and by data.
+    FedHEAL : Drops coordinates whose signs are inconsistent over the rounds.
+    FedCE : Weights by the direction of the updates and by accuracy.
 
     Notes
     -----
-    Of the paper only the abstract and code were available; the order of steps is the code's. The
-    abstract agrees with it.
+    Only the paper's abstract and code were available. The order of the steps is that of the code
+    and agrees with the abstract.
 
-    Guards that the code lacks, in both variants: a negative weight, of a client whose update
-    opposes the sum of all, counts as 0; a client without any kept coordinate makes the spread
-    undefined, and the array is not scaled; equal clients have equal weights instead of 0/0; losses
-    are at least 1e-10. Ties are broken by position.
+    Both variants handle cases that the code does not. A client whose update opposes the sum of all
+    updates has a negative weight, which is set to 0. If a client keeps no coordinate of an array,
+    the spread is undefined, and the array is not scaled. Identical clients get equal weights
+    instead of 0/0. Losses are at least 1e-10. Ties are broken by position.
 
-    The code fails if a client is absent. Here absent clients keep p, q, d and d', the present
-    clients divide the sum of their weights, and a new client starts at the mean weight, with d = 0.
+    The code fails if a client is absent. Here, absent clients keep p, q, d and d'; participating
+    clients keep the sum of their weights; and a new client starts with the mean weight and d = 0.
 
     Examples
     --------
@@ -184,7 +183,7 @@ class FedPW(FairStrategy):
         return step
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
-        """Return for every client the mask of an array's coordinates that it keeps."""
+        """Drop each client's smallest coordinates of an array, at the clients' ``rates``."""
         (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:
@@ -206,7 +205,7 @@ class FedPW(FairStrategy):
 def _track(
     cohort: Cohort, held: dict[int, float], rates: dict[int, float], share: Vector, b: float
 ) -> Vector:
-    """Update stored weights ``held`` by a round's shares; return them, shape (K,), with sum 1."""
+    """Update the stored weights ``held`` and ``rates``; return the weights, shape (K,), sum 1."""
     clients, equal = cohort.client_ids, np.ones(len(cohort))
     rate = np.array([rates.get(client, 0.0) for client in clients]) / len(cohort)
     rate = (1 - b) * rate + b * share
@@ -218,7 +217,7 @@ def _track(
 
 
 def _share(values: Vector) -> Vector:
-    """Return values divided by their sum; equal shares if the sum is not positive."""
+    """Return the values divided by their sum, or equal shares if the sum is not positive."""
     total = values.sum()
     return values / total if total > 0 else np.full(len(values), 1 / len(values))
 
@@ -228,10 +227,10 @@ def _ratio(a: float, b: float, otherwise: float = 1.0) -> float:
 
 
 def _drop_smallest(sizes: NDArray[Any], count: int) -> tuple[Mask, NDArray[Any]]:
-    """Return a mask that leaves out the ``count`` smallest sizes, and these sizes, ascending.
+    """Return a mask that excludes the ``count`` smallest sizes, and these sizes in ascending order.
 
-    Of equal sizes the first are dropped. Only the smallest are sorted, as values, which is several
-    times as fast as sorting all, or positions.
+    Among equal sizes, the first are excluded. Sorting only the smallest values is several times
+    faster than sorting all values, or their positions.
     """
     if count == 0:
         return np.ones(sizes.size, bool), sizes[:0]
@@ -244,10 +243,7 @@ def _drop_smallest(sizes: NDArray[Any], count: int) -> tuple[Mask, NDArray[Any]]
 
 
 def _smallest(values: Vector, count: int) -> NDArray[np.intp]:
-    """Return the positions of the ``count`` smallest values, ascending; NaN ranks last.
-
-    These are ``np.argsort(values, kind="stable")[:count]``, but only the smallest are sorted.
-    """
+    """Return ``np.argsort(values, kind="stable")[:count]``, but sort only the smallest values."""
     bound = np.partition(values, count - 1)[count - 1]
     if np.isnan(bound):
         return np.argsort(values, kind="stable")[:count]
@@ -257,7 +253,7 @@ def _smallest(values: Vector, count: int) -> NDArray[np.intp]:
 
 
 def _spread(rows: Vector, norms: Vector) -> Vector:
-    """Return how much K clients differ at each coordinate; NaN where it is undefined."""
+    """Return the spread of the clients' updates at each coordinate; NaN where it is undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         unit = rows / norms[:, None]
         unit /= np.sqrt(np.square(unit).sum(axis=0))

@@ -17,22 +17,22 @@ LARGEST_CHANGE = 1e12
 
 
 class PA3Fed(FairStrategy):
-    """Give more weight, in critical periods of training, to clients whose loss changes more.
+    """In critical periods of training, give more weight to clients whose loss changes more.
 
-    With L_k the received model's loss on client k's training data, L_k' its value when the client
+    Let L_k be the received model's loss on client k's training data, L_k' its value when the client
     last took part, and p_k = n_k / sum_j n_j::
 
         d_k = |L_k - L_k'| / L_k'
         critical  iff  sum_k p_k d_k >= delta
-        w_k = (1 - beta) p_k + beta d_k / sum_j d_j     while critical, else p_k
+        w_k = (1 - beta) p_k + beta d_k / sum_j d_j     if critical, else p_k
 
-    Every client reports ``received_loss``. A client without an earlier loss gets the mean d of the
-    others; in the first round w = p. BatchNorm statistics are averaged with w.
+    Every client reports ``received_loss``. In a client's first round, d_k is the mean d of the
+    others; in the first round of all, w = p. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     delta : float >= 0
-        Smallest mean relative change of the loss in a critical period. Default 0.001
+        Mean relative change of the loss from which a period is critical. Default 0.001
         (FedEquilibria, Table 5, Digits; Office-Caltech and PACS 0.01).
     beta : float in [0, 1]
         Share of the adaptive weights; 0 gives FedAvg. Default 0.3 (the same table).
@@ -44,13 +44,13 @@ class PA3Fed(FairStrategy):
 
     Notes
     -----
-    A reconstruction from the paper's abstract and second-hand accounts; the authors' code is not
-    public. Known: critical periods, which have the highest information content, are detected; in
-    them aggregation follows each client's change of performance during training; FedEquilibria ran
-    the method with a delta and a beta. Inferred: everything else. Performance is taken to be the
-    loss; related work detects critical periods by a relative change of 0.01 (Yan et al., KDD
-    2023), which is among the values of delta; beta is taken to be the share of the adaptive
-    weights. Do not report results of this class as PA3Fed's.
+    This class is reconstructed from the paper's abstract and second-hand accounts; the authors'
+    code is not public. According to these sources, the method detects critical periods, which have
+    the highest information content, and then aggregates by each client's change of performance
+    during training. FedEquilibria ran it with parameters delta and beta. Everything else is
+    inferred: performance is measured by the loss; delta is a threshold, as in related work, which
+    detects critical periods by a relative change of 0.01 (Yan et al., KDD 2023); beta is the share
+    of the adaptive weights. Do not report results of this class as results of PA3Fed.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class PA3Fed(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.delta, self.beta = delta, beta
-        self.losses: dict[int, float] = {}  # client -> L_k of the last round with this client
+        self.losses: dict[int, float] = {}  # client -> L_k in its last round
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         p, losses = cohort.sample_weights, cohort.metrics["received_loss"]

@@ -13,26 +13,26 @@ from fairflower.arguments import Range, Search
 
 
 class PropFair(FairStrategy):
-    """Maximize the product of the clients' gains over a worst-case loss M.
+    """Maximize the product of the clients' gains, M minus loss, for a worst-case loss M.
 
-    With F_k the received model's loss on client k's data, and p_k = n_k / sum_j n_j, the paper's
+    Let F_k be the received model's loss on client k's data, and p_k = n_k / sum_j n_j. The paper's
     objective is -sum_k p_k log(1 - F_k / M). Its gradient is a weighted sum of the clients'
     gradients, so the step is a weighted mean of their models::
 
         w_k   ~ n_k / max(M - F_k, epsilon)
         theta <- sum_k w_k theta_k
 
-    From F_k = M - epsilon on, the objective continues along its tangent. Every client reports
-    ``received_loss``; BatchNorm statistics are averaged with w.
+    Above F_k = M - epsilon, the objective is linear: it continues along its tangent. Every client
+    reports ``received_loss``. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
     M : float > 0
-        Loss at which a client's gain is 0. Default 5 (the largest of the values 2 to 5 that the
-        paper is said to try; the authors' command line has 2, but guessing among ten classes has a
-        loss of 2.3).
+        Loss at which a client's gain is 0. Default 5, reportedly the largest of the values 2 to 5
+        that the paper tries. (The authors' command line sets 2, which is less than the loss of
+        guessing among ten classes, 2.3.)
     epsilon : float > 0
-        Smallest M - F_k before the tangent. Default 0.2 (the authors' code).
+        Lower bound of M - F_k in the weights. Default 0.2 (the authors' code).
 
     See Also
     --------
@@ -42,10 +42,10 @@ class PropFair(FairStrategy):
 
     Notes
     -----
-    In the paper's algorithm the server is FedAvg, and clients minimize -log(1 - l / M) of each
-    batch's loss l: ``--strategy fedavg --client propfair``. This strategy has the same objective
-    for clients that train without it; using both would count the losses twice. Reconstructed from
-    the objective in the authors' code and the paper's abstract.
+    In the paper's algorithm, clients minimize -log(1 - l / M) for each batch's loss l, and the
+    server is FedAvg: ``--strategy fedavg --client propfair``. This strategy has the same objective,
+    but for clients that minimize the plain loss; using both would count the losses twice. It is
+    reconstructed from the objective in the authors' code and from the paper's abstract.
 
     Examples
     --------

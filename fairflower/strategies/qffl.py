@@ -15,35 +15,35 @@ from fairflower.arguments import Range, Search
 
 Vector = NDArray[np.float64]
 
-#: Added to losses (the authors' code), so that F^(q-1) stays finite.
+#: Added to losses, as in the authors' code, so that F^(q-1) stays finite.
 TINY = 1e-10
 
 
 class QFFL(FairStrategy):
     """Minimize the sum of the clients' losses to the power q + 1.
 
-    With F_k the received model's loss on client k's data, q-FedAvg (Alg. 2) takes the largest step
-    that an estimate of the objective's curvature allows::
+    Let F_k be the received model's loss on client k's data. q-FedAvg (Alg. 2) takes the largest
+    step that an estimate of the objective's curvature allows::
 
         h_k   = q F_k^(q-1) ||L Delta_k||^2 + L F_k^q
         theta <- theta + L sum_k F_k^q Delta_k / sum_k h_k
 
     Every client reports ``received_loss``, the mean loss over its data before training. The number
-    of examples does not enter; in the paper it decides which clients take part. With q = 0 the
-    model is the plain mean of the clients' models. BatchNorm statistics move with the same
-    coefficients, which sum to at most 1.
+    of examples is not used; in the paper it determines how often a client is selected. With q = 0
+    the model is the plain mean of the clients' models. BatchNorm statistics are updated with the
+    same coefficients, which sum to at most 1.
 
     Parameters
     ----------
     q : float >= 0
-        Power of the loss: the larger, the more weight for large losses. Default 1 (the paper's
-        Synthetic and Sent140; Vehicle 5, Shakespeare 0.001). With ``rule = "weights"`` q may be
-        infinite: all weight goes to the largest loss, shared in case of a tie (FedISM's
-        experiments call this AFL).
+        Power of the loss. Larger values give more weight to large losses. Default 1 (the paper's
+        value for Synthetic and Sent140; Vehicle 5, Shakespeare 0.001). With ``rule = "weights"``, q
+        may be infinite: all weight goes to the client with the largest loss, or is shared by tied
+        clients (FedISM's experiments call this AFL).
     lr : float > 0, optional
-        1/L: the clients' learning rate, divided by 1 - m for momentum m. Default:
-        ``train.lr / (1 - train.momentum)`` of the config sent to the clients, as in fairflower's
-        app. Other apps send these keys or set ``lr``.
+        1/L, the clients' learning rate divided by 1 - m for momentum m. Default:
+        ``train.lr / (1 - train.momentum)`` in the config sent to the clients, which fairflower's
+        app sets. In other apps, send these keys or set ``lr``.
     rule : {"qfedavg", "weights"}
         ``"weights"`` averages the models with weights F^q, normalized, as in FedISM's experiments.
         It needs no L, so clients may use any optimizer.
@@ -63,16 +63,16 @@ class QFFL(FairStrategy):
 
     Notes
     -----
-    L Delta_k must be the sum of the gradients of the local steps, hence L = 1/lr in the paper,
-    which uses plain SGD. With momentum m, a gradient enters all later steps and moves the model by
-    up to lr / (1 - m) in total, which is the limit for many steps: L = (1 - m) / lr. (`SCAFFOLD`
-    uses the exact length for a client's number of steps; L is common to all clients.) Adam's steps
-    are not a sum of gradients, so no L exists for them.
+    L Delta_k has to be the sum of the gradients of the local steps; hence L = 1/lr in the paper,
+    which uses plain SGD. With momentum m, a gradient contributes to all later steps: its factor
+    approaches lr / (1 - m) over many steps, hence L = (1 - m) / lr. (`SCAFFOLD` uses the exact
+    factor for a client's number of steps, but all clients share one L.) Adam's steps are not a sum
+    of gradients, so no L exists for them.
 
-    Flower's ``QFedAvg`` treats statistics and step counters as parameters, and uses ``train_loss``,
-    in Flower the mean loss during training. Another known implementation includes them in the step
-    but not in the model to which the step is applied, so every tensor after the first BatchNorm
-    gets the step of another tensor.
+    Flower's ``QFedAvg`` treats BatchNorm statistics and step counters as parameters, and uses
+    ``train_loss``, the mean loss during training. Another implementation includes the statistics in
+    the step but not in the model, so that every tensor after the first BatchNorm layer gets the
+    step of a different tensor.
 
     Examples
     --------
@@ -158,5 +158,5 @@ class QFFL(FairStrategy):
 
 
 def losses_of(cohort: Cohort) -> Vector:
-    """Return F, shape (K,), all positive."""
+    """Return the clients' losses F, shape (K,), made positive."""
     return np.asarray(np.maximum(cohort.metrics["received_loss"], 0) + TINY)

@@ -13,16 +13,16 @@ from fairflower.arguments import Range, Search
 
 
 class Superquantile(FairStrategy):
-    """Minimize the mean loss over the worst-served share of the data.
+    """Minimize the mean loss over the share of the data with the largest losses.
 
-    With F_k the received model's loss on client k's data, and alpha_k = n_k / sum_j n_j, the
+    Let F_k be the received model's loss on client k's data, and alpha_k = n_k / sum_j n_j. The
     paper's objective is the superquantile (conditional value at risk) of the losses::
 
         F_theta = max sum_k pi_k F_k    over mixtures pi with pi_k <= alpha_k / theta
 
-    The gradient's weights are the mixture that attains the maximum. In descending order of the
-    loss, clients get alpha_k / theta each until the weights sum to 1; clients with equal losses
-    share the rest in proportion to alpha_k::
+    The mixture that attains this maximum weights the models. In descending order of the loss, each
+    client gets alpha_k / theta until the weights sum to 1; if the last clients have equal losses,
+    they share the remaining weight in proportion to alpha_k::
 
         theta <- sum_k pi_k theta_k
 
@@ -32,8 +32,8 @@ class Superquantile(FairStrategy):
     Parameters
     ----------
     theta : float in (0, 1]
-        Share of the examples that counts. Default 0.5 (among 0.8, 0.5, 0.3 and 0.1 in the authors'
-        scripts, which have 1 - theta).
+        Share of the examples that counts. Default 0.5. (The authors' scripts try 0.8, 0.5, 0.3 and
+        0.1, given as 1 - theta.)
 
     See Also
     --------
@@ -42,11 +42,11 @@ class Superquantile(FairStrategy):
 
     Notes
     -----
-    Clients with weight 0 have trained for nothing: the authors' clients send their losses first,
-    and clients below the quantile skip the round.
+    The training of clients with weight 0 is wasted. The authors' clients avoid this: they send
+    their losses first, and clients below the quantile skip the round.
 
-    Reconstructed from the objective named in the papers' abstracts. The authors' code takes the
-    client at the quantile with its full weight, and weights the clients at or above it by n_k.
+    This class is reconstructed from the objective in the papers' abstracts. The authors' code gives
+    the client at the quantile its full weight, and weights the clients at or above it by n_k.
 
     Examples
     --------

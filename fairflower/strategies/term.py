@@ -15,18 +15,19 @@ from fairflower.arguments import Range, Search
 class TERM(FairStrategy):
     """Minimize a smooth maximum of the clients' losses.
 
-    With F_k the received model's loss on client k's data, the gradient of the paper's objective
-    over groups of samples, here the clients::
+    Let F_k be the received model's loss on client k's data. The paper's objective over groups of
+    examples, here the clients, is::
 
         1/t log( 1/N sum_k n_k exp(t F_k) )
 
-    is a weighted mean of the clients' gradients, so the step is a weighted mean of their models::
+    Its gradient is a weighted sum of the clients' gradients, so the step is a weighted mean of
+    their models::
 
         w_k   = n_k exp(t F_k) / sum_j n_j exp(t F_j)
         theta <- sum_k w_k theta_k
 
-    Every client reports ``received_loss``. t = 0 gives FedAvg; t to infinity gives all weight to
-    the largest loss. BatchNorm statistics are averaged with w.
+    Every client reports ``received_loss``. t = 0 gives FedAvg; as t grows, all weight goes to the
+    client with the largest loss. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
@@ -35,14 +36,14 @@ class TERM(FairStrategy):
 
     See Also
     --------
-    FedEBAPlus : The same weights without the number of examples, and a common step.
+    FedEBAPlus : The same weights without the number of examples, and a common gradient step.
     QFFL : Weights by a power of the loss.
     AFL : The maximum without smoothing.
 
     Notes
     -----
-    The authors' federated code leaves out n_k. It estimates the denominator by a moving average
-    that starts at 0, and then averages updates that are already weighted, so its step is about 1/K
+    The authors' federated code omits n_k. It estimates the denominator by a moving average that
+    starts at 0. It then averages updates that are already weighted, so that its step is about 1/K
     of the step here.
 
     Examples
