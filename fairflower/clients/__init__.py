@@ -1,4 +1,4 @@
-"""Trainers: how a client trains in a round. Each file implements a paper.
+"""Trainers: how a client trains in a round. Each file implements one paper.
 
 Examples
 --------

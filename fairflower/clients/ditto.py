@@ -11,24 +11,25 @@ from fairflower.training.trainer import Trainer
 class Ditto(Trainer):
     """Plain local training, and a personal model that stays with the client.
 
-    The global model is trained as by ``sgd``. The personal model v_k then takes the same batches
-    for as many steps, from its state after the last round (at first from the received model w_t),
-    with the gradient of Eq. 2, ``grad F_k(v) + lambda (v - w_t)``. lambda = 0 is training alone; a
-    large lambda keeps v near the global model. Gradient steps need ``lr * lambda < 2``. The
-    personal model has its own buffers. A round takes twice the time.
+    The global model is trained as by ``sgd``. Then the personal model v_k is trained on the same
+    batches with the gradient of Eq. 2, ``grad F_k(v) + lambda (v - w_t)``. It starts from its
+    values after the client's last round, or at first from the received model w_t. With lambda = 0
+    the client trains alone; a large lambda keeps v_k near the global model. Training is stable only
+    if ``lr * lambda < 2``. The personal model has its own buffers. A round takes twice as long as
+    with ``sgd``.
 
     ``test`` also reports ``personal_accuracy``: the accuracy of v_k on the client's test examples,
-    or of the received model before the client has trained. It runs with ``evaluate.by =
-    "clients"`` or ``"both"``.
+    or of the received model before the client has trained. Clients are tested if ``evaluate.by`` is
+    ``"clients"`` or ``"both"``.
 
     Parameters
     ----------
     lambda_
-        Weight of the distance from the global model. Default 1 (the original selects 0.1, 1 or 2
-        by validation).
+        Weight of the distance from the global model. Default 1 (the paper selects 0.1, 1 or 2 by
+        validation).
     share
-        Model sent to the server: ``"global"`` (default, the original) or ``"personal"``. With
-        ``"personal"`` no global model is trained, and a round takes the usual time.
+        Model that is sent to the server: ``"global"`` (default, as in the paper) or ``"personal"``.
+        With ``"personal"`` no global model is trained, and a round takes as long as with ``sgd``.
 
     See Also
     --------
@@ -36,12 +37,12 @@ class Ditto(Trainer):
 
     Notes
     -----
-    FedHEAL's Table 3 has a row of Ditto "with personalized models aggregated into global model",
-    which the original never does. Neither code nor lambda was released, and the phrase has several
-    readings: (1) personal models that continue from their last state and are averaged in place of
-    the global model, which is ``share = "personal"`` (mean-regularized multi-task learning: Liu et
-    al., NeurIPS 2022); (2) personal models that start from w_t in every round, which is ``fedprox``
-    with ``mu = lambda``; (3) an average that is tested and not sent back. So this row cannot be
+    FedHEAL's Table 3 has a row for Ditto "with personalized models aggregated into global model",
+    which Ditto's paper never does. Neither code nor lambda was released, and the phrase can mean
+    three methods: (1) personal models continue from their last values and are averaged instead of
+    the global model, as with ``share = "personal"`` (mean-regularized multi-task learning: Liu et
+    al., NeurIPS 2022); (2) personal models start from w_t in every round, as ``fedprox`` does with
+    ``mu = lambda``; (3) their average is tested but not sent back. Therefore this row cannot be
     reproduced.
 
     Examples

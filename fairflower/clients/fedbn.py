@@ -11,26 +11,28 @@ from fairflower.training.local_arrays import LocalArraysTrainer
 class FedBN(LocalArraysTrainer):
     """Plain local training, with normalization layers that stay with the client.
 
-    A network has arrays ``(w, b)``; b are scale, shift and running statistics of all normalization
-    layers. Client k trains ``(w, b_k)`` in every round and sends only w, which the strategy merges.
-    b_k is in no message, and begins with the network's initial values. Layers are recognized by
-    their type (batch, group, layer, instance and RMS norm), also in shortcuts of a ResNet.
+    Let b be the scale, shift and running statistics of all normalization layers, and w all other
+    arrays. In every round, client k trains ``(w, b_k)`` and sends only w, which the strategy
+    merges. b_k is never sent, and starts with the network's initial values. Normalization layers
+    are recognized by type (batch, group, layer, instance and RMS norm), also in a ResNet's
+    shortcuts.
 
-    There is no usable global model: the server tests w with the initial b. ``test`` also
-    reports ``personal_accuracy``, of ``(w, b_k)`` on the client's test examples. It runs with
-    ``evaluate.by = "clients"`` or ``"both"``. In a network without normalization this is ``sgd``.
+    There is no usable global model: the server tests w with the initial b. ``test`` also reports
+    ``personal_accuracy``, the accuracy of ``(w, b_k)`` on the client's test examples. Clients are
+    tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without normalization
+    layers, this trainer equals ``sgd``.
 
     See Also
     --------
-    SiloBN : Keeps only the running statistics.
-    Ditto : A whole personal model.
+    SiloBN : Only the running statistics stay with the client.
+    Ditto : The client keeps a whole personal model.
 
     Notes
     -----
-    The released code keeps what has "bn" in its name, which misses shortcuts named otherwise, and
-    averages w with equal weights, which is the strategy ``uniform``.
+    The released code keeps local the arrays with "bn" in their name, which misses shortcuts with
+    other names. It averages w with equal weights, as the strategy ``uniform`` does.
 
-    With ``model.weights``, every client reads the pretrained weights, as it needs their b.
+    If ``model.weights`` is set, every client loads the pretrained weights to initialize b_k.
 
     Examples
     --------

@@ -10,22 +10,23 @@ from fairflower.training.trainer import Trainer
 
 
 class FedDyn(Trainer):
-    """Local training with a dynamic regularizer, under which local and global optima agree.
+    """Local training with a dynamic regularizer that makes local and global optima agree.
 
-    Minimizes, with theta_t the received model (Eq. 1)::
+    Let theta_t be the received model. The client minimizes (Eq. 1)::
 
         L_k(theta) - <g_k, theta> + alpha/2 ||theta - theta_t||^2
-        g_k <- g_k - alpha (theta_k - theta_t)                       afterwards, from 0
+        g_k <- g_k - alpha (theta_k - theta_t)      after the round; g_k = 0 at first
 
-    The client stores s_k = -g_k / alpha, the sum of all its updates, so each gradient gets
-    ``alpha (s_k + theta - theta_t)``. The server corrects the merged model with its sum of updates
-    (``DynamicRegularizer``). At convergence, g_k is the gradient of L_k, including weight decay, at
-    the common model. ``train_loss`` is L_k alone. Buffers are averaged and not regularized.
+    The client stores s_k = -g_k / alpha, the sum of all its updates, and adds
+    ``alpha (s_k + theta - theta_t)`` to each gradient. The server corrects the merged model with a
+    sum of updates as well (``DynamicRegularizer``). At convergence, g_k is the gradient of L_k,
+    including weight decay, at the common model. ``train_loss`` is L_k alone. Buffers are averaged
+    and not regularized.
 
     Parameters
     ----------
     alpha
-        Weight of the regularizer. Default 0.01 (the original's for most experiments).
+        Weight of the regularizer. Default 0.01 (the paper's value in most experiments).
 
     See Also
     --------
@@ -34,8 +35,8 @@ class FedDyn(Trainer):
 
     Notes
     -----
-    Code around FedHEAL writes the penalty on the global model's parameters, which has no gradient
-    with respect to the local model and leaves FedAvg.
+    The code of FedHEAL's group applies the penalty to the global model's parameters. It then has no
+    gradient with respect to the local model, and the method equals FedAvg.
 
     Examples
     --------

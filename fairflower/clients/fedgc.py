@@ -22,39 +22,41 @@ Similarity = Literal["variant", "cosine", "dot"]
 
 
 class FedGC(FeatureTrainer):
-    """Train prompts for the client's type: the local training of FedGCR, for a `PromptViT`.
+    """Local training of FedGCR, which adapts the prompts of a `PromptViT` to the client's cluster.
 
-    With h the type-specific prompt of an image and z its representation (`PromptViT`),
-    H_1 ... H_T' the centers of the clusters of clients, i the client's cluster (the exchange
-    ``centres``), h_prev its mean prompt in its last round (Eq. 4), and z_0 and z_prev the
-    representations of the image by the received model and by the client's last model::
+    Let h be the type-specific prompt of an image and z its representation (`PromptViT`). The
+    exchange ``centres`` provides the centers H_1 ... H_T' of the clusters of clients, and i, the
+    client's cluster. h_prev is the client's mean prompt in its last round (Eq. 4). z_0 and z_prev
+    are the image's representations by the received model and by the client's last model::
 
         loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
         L_RA = -log( e^(z.z_0/tau) / (e^(z.z_0/tau) + e^(z.z_prev/tau)) )         (Eq. 8)
 
-    averaged over the batch. The variants are named as in ``FedGCR``, whose table has the server's
-    part; the default, ``"adapted"``, is this library's::
+    The loss is averaged over the batch. The variants have the same names as in the strategy
+    ``FedGCR``, whose table describes the server's part. The default, ``"adapted"``, is this
+    project's::
 
                               paper                released                adapted
-        a.b (Eq. 7, 8)        product              cosine                  cosine
+        a.b (Eq. 7, 8)        inner product        cosine                  cosine
         tau                   in both              not in L_RA             in both
         lambda1, lambda2      .5, .1               .5 (1 + (r-1)/R) / 10,  .5, .1
                                                    .1 / 2
-        h_prev by (1)         the trained model    the model received      what was sent
-        z_0 by                the model received   that of the round       the model received
-                                                   before
-        no cluster yet        CE                   CE + CE without h       CE
+        h_prev (1)            trained model        received model          as sent
+        z_0                   received model       model received in the   received model
+                                                   previous round
+        loss, no cluster yet  CE                   CE + CE without h       CE
         train_loss            all of Eq. 6         CE                      CE
 
-    (1) In the client's last round. "What was sent": the representation from which the server made
-    H, by default of the received model; with the server's paper variant, of the trained model.
+    (1) The model that computes h_prev in the client's last round. "As sent": h_prev is the
+    representation that the client sent, by default that of the received model; if the server's
+    variant is ``"paper"``, that of the trained model.
 
-    A client without a cluster (first round of the run or of the client, or a server that shares no
-    centers) trains only with the cross entropy, as in Algorithm 1 while H is NULL. Neither z_0 nor
-    z_prev has a gradient. The client keeps its last prompts, GC-Net and head.
+    A client has no cluster in its first round, or if the server shares no centers. It then trains
+    only with the cross entropy, as in Algorithm 1 while H is NULL. No gradient flows through z_0
+    and z_prev. The client stores the prompts, GC-Net and head of its last model.
 
-    The paper's optimizer is AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
+    The paper uses AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
     ``train.lr = 0.001``.
 
     Parameters
@@ -64,9 +66,10 @@ class FedGC(FeatureTrainer):
     tau
         Temperature. Default 0.5 (paper).
     similarity
-        ``"cosine"``, or ``"dot"`` for products. Default ``"variant"``: that of the variant.
+        Similarity a.b: ``"cosine"``, or ``"dot"`` for inner products. Default ``"variant"``, see
+        the table.
     variant
-        ``"adapted"`` (default), ``"paper"`` or ``"released"``.
+        ``"adapted"`` (default), ``"paper"`` or ``"released"``, see the table.
 
     Raises
     ------
@@ -75,16 +78,17 @@ class FedGC(FeatureTrainer):
 
     See Also
     --------
-    fairflower.strategies.fedgcr.FedGCR : The server's half.
+    fairflower.strategies.fedgcr.FedGCR : The server's part.
 
     Notes
     -----
-    Products, as the equations are printed, are of the order of d, because z leaves a layer norm
-    with length sqrt(d), and outweigh the cross entropy. ``"adapted"`` therefore uses the authors'
-    cosines (``FedGCR`` has results of the paper's text). It reports the cross entropy, because with
-    the whole of Eq. 6 the server would compare clients with a cluster, whose loss has all terms,
-    with clients that have none. Of the released code, these are left out: dropout, the mixing of a
-    batch's h, moments of AdamW that persist between rounds, and separate learning rates.
+    The inner products of the printed equations are of the order of d, because z is the output of a
+    layer norm and has length sqrt(d), so that they outweigh the cross entropy. ``"adapted"``
+    therefore uses cosines, as the authors' code does (``FedGCR`` has results of all variants). It
+    reports the cross entropy, so that the server can compare clients: Eq. 6 has more terms for a
+    client with a cluster than for a client without. Four features of the released code are omitted:
+    dropout, the mixing of h within a batch, AdamW's moments that persist between rounds, and
+    separate learning rates.
 
     Examples
     --------
@@ -118,8 +122,8 @@ class FedGC(FeatureTrainer):
     ) -> None:
         if not isinstance(model, PromptViT) or model.gc_net is None:
             raise ConfigError(
-                f"client.name = 'fedgc' needs a PromptViT with a GC-Net, got a "
-                f"{type(model).__name__} without. Set model.name to prompt-vit-tiny or "
+                "client.name = 'fedgc' needs a PromptViT with a GC-Net, but the model is a "
+                f"{type(model).__name__} without a GC-Net. Set model.name to prompt-vit-tiny or "
                 "prompt-vit-b-16."
             )
         super().__init__(model, *args, **options)
@@ -154,13 +158,13 @@ class FedGC(FeatureTrainer):
         )
 
     def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-        """Take a step on Eq. 6; return the loss before it, as reported in ``train_loss``."""
+        """Take a step on Eq. 6; return the loss before the step, for ``train_loss``."""
         self.losses = []
         super().step(optimizer, x, y)
         return self.losses[0]  # sharpness-aware steps compute a second loss
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return Eq. 6 for a batch."""
+        """Return the loss of Eq. 6 for a batch."""
         h = at_least_float32(self.model.customise(x))
         z = at_least_float32(self.model.prompted(x, h))
         loss = entropy = self.criterion(self.model.head(z), y)
@@ -179,12 +183,12 @@ class FedGC(FeatureTrainer):
         return loss
 
     def customization(self, h: Tensor, H: Tensor, cluster: int, h_prev: Tensor) -> Tensor:
-        """Return L_GC of prompts [B, d], with centers [T', d] and the last mean prompt [d]."""
+        """Return L_GC for prompts h [B, d], centers H [T', d] and the last mean prompt [d]."""
         logits = self._similarity(h[:, None], torch.cat([H, h_prev[None]])) / self.tau
         return F.cross_entropy(logits, torch.full((len(h),), cluster, device=h.device))
 
     def alignment(self, z: Tensor, z_0: Tensor, z_prev: Tensor) -> Tensor:
-        """Return L_RA of representations, all [B, d]."""
+        """Return L_RA for representations of shape [B, d]."""
         tau = 1.0 if self.variant == "released" else self.tau
         # -log(e^a / (e^a + e^b)) = softplus(b - a)
         return F.softplus((self._similarity(z, z_prev) - self._similarity(z, z_0)) / tau).mean()

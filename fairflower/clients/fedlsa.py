@@ -13,14 +13,14 @@ from fairflower.training.features import FeatureTrainer
 
 
 class FedLSA(FeatureTrainer):
-    """Local training that pulls normalized features to class anchors from the server.
+    """Local training that pulls normalized features towards class anchors from the server.
 
-    With h = z / ||z|| the features of an image and a_c the anchors of the classes, which the server
-    learns (``SemanticAnchors``; Eqs. 8 to 10)::
+    Let h = z / ||z|| be the normalized features of an image, and a_c the anchor of class c, which
+    the server learns (``SemanticAnchors``). The loss is (Eqs. 8 to 10)::
 
         L = L_CE + lambda * mean -log( e^(<a_y, h>/tau) / sum_c e^(<a_c, h>/tau) )
 
-    In round 1 the server has no trained classifier and sends no anchors; the loss is L_CE.
+    In round 1 the server has no trained classifier and sends no anchors, so the loss is L_CE.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class FedLSA(FeatureTrainer):
 
     Notes
     -----
-    The original has a projector below the sphere, and its head sees h. Here h is computed from the
-    features themselves, and the head sees z, so that the network is the same as for every other
-    trainer (inferred; no code was published).
+    In the paper, a projector computes h, and the head gets h. Here h is computed directly from the
+    features, and the head gets z, so that the network is the same as for every other trainer. (No
+    code was published.)
 
     Examples
     --------

@@ -16,28 +16,28 @@ from fairflower.training.trainer import Arrays, Trainer
 
 
 class FedMix(Trainer):
-    """Mixup with averages of other clients' images, which are sent to all clients.
+    """Local training with Mixup of the client's images and averages of other clients' images.
 
-    With an averaged image x' and its averaged label y', the loss is Mixup's, expanded to first
-    order in lambda::
+    Let x' be an averaged image and y' its averaged label. The loss is that of Mixup, expanded to
+    first order in lambda at ``u = (1 - lambda) x``, and averaged over the batch::
 
         (1 - lambda) CE(f(u), y) + lambda CE(f(u), y') + lambda <d CE(f(u), y) / du, x'>
 
-    at ``u = (1 - lambda) x``, averaged over the batch. Each step uses another of the averages that
-    the server shares, in random order. Without averages, as in the first round, the loss is the
-    cross entropy. The last term is differentiated twice; a step takes about three times the work of
-    a plain step.
+    Each step uses the next of the averages that the server shares, in random order. Without
+    averages, as in the first round, the loss is the cross entropy. The last term needs second
+    derivatives, so that a step costs about three plain steps.
 
     **Privacy: averages of images and labels are sent to all clients.** Each average is over
-    ``train.batch-size`` images, or all images of a smaller client, and over the same images in
-    every round. A client with a single image sends none.
+    ``train.batch-size`` images, or over all images of a client that has fewer. A client averages
+    the same images in every round. A client with a single image sends no average.
 
     Parameters
     ----------
     lambda_
-        Share of the averages. Default 0.05 (the comparison in FedGCR; the original: 0.05 and more).
+        Weight of the averages. Default 0.05 (as in FedGCR's comparison; the paper uses 0.05 and
+        larger values).
     batches
-        Largest number of averages that a client sends. Default 2 (the comparison in FedGCR).
+        Largest number of averages that a client sends. Default 2 (as in FedGCR's comparison).
 
     See Also
     --------
@@ -103,8 +103,8 @@ class FedMix(Trainer):
         classes = self.data.num_classes
         size = max(min(self.settings.batch_size, len(y)), 2)
         count = min(self.batches, len(y) // size)
-        # Round 0 in the seed: the same images in every round, since other averages of the same
-        # images would reveal more about them.
+        # Round 0 in the seed selects the same images in every round, because different averages of
+        # these images would reveal more about them.
         draws = np.random.default_rng(self.derive_seed(0, "averages"))
         groups = draws.permutation(len(y))[: count * size].reshape(count, size)
         mean, std = (np.reshape(a, (-1, 1, 1)) for a in (self.data.mean, self.data.std))

@@ -14,18 +14,18 @@ class FedPer(LocalArraysTrainer):
     """Plain local training, with a head that stays with the client.
 
     Client k trains body and head together in every round. It sends the body, which the strategy
-    merges, and keeps its head, which begins with the network's initial values. The head is the
-    layer ``model.head``; the paper also keeps the last blocks of a ResNet.
+    merges, and keeps its head, which starts with the network's initial values. The head is the
+    layer ``model.head``; in the paper the last blocks of a ResNet also stay with the client.
 
     The server tests with the initial head, so the global model is no better than chance. ``test``
-    also reports ``personal_accuracy``, with the client's own head on its test examples. It runs
-    with ``evaluate.by = "clients"`` or ``"both"``. ``ConfigError`` for a network without a layer
-    ``head``, or without anything else.
+    also reports ``personal_accuracy``, the accuracy with the client's own head on its test
+    examples. Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. ``ConfigError``
+    is raised if the network has no layer ``head``, or no other layer.
 
     See Also
     --------
     FedRep : Trains the head first, then the body.
-    LGFedAvg : The reverse, a local body under a global head.
+    LGFedAvg : The reverse, a local body with a global head.
 
     Examples
     --------

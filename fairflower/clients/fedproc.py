@@ -16,20 +16,20 @@ from fairflower.training.features import PrototypeTrainer
 class FedProc(PrototypeTrainer):
     """Local training that moves from a prototype loss to the cross entropy over the rounds.
 
-    With z [d] the features of an image, c_j the prototypes scaled to unit length, and t of T
-    rounds completed::
+    Let z [d] be the features of an image, and c_j the prototypes scaled to unit length. After t of
+    T rounds, the loss is::
 
         L = a L_proc + (1 - a) L_CE,    a = 1 - t/T
         L_proc = mean -log( e^<z, c_y> / sum_j e^<z, c_j> )
 
-    Features are not scaled, and there is no temperature, as in the authors' released code. Classes
-    without a prototype are left out of L_proc. In round 1 no class has a prototype, and the loss is
-    L_CE.
+    Features are not scaled, and there is no temperature, as in the authors' code. L_proc ignores
+    classes without a prototype. In round 1 no class has a prototype, and the loss is L_CE.
 
     Parameters
     ----------
     rounds
-        T. Default 0: the run's number of rounds or, if that is unknown, 100 (the authors' code).
+        T. 0, the default, means the run's number of rounds or, if it is unknown, 100 (as in the
+        authors' code).
 
     See Also
     --------
@@ -38,7 +38,7 @@ class FedProc(PrototypeTrainer):
 
     Notes
     -----
-    Code around FedHEAL keeps a = 1 in round 1 and trains nothing.
+    In the code of FedHEAL's group, a = 1 in round 1 as well, so that this round trains nothing.
 
     Examples
     --------

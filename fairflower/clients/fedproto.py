@@ -12,25 +12,26 @@ from fairflower.training.features import PrototypeTrainer
 
 
 class FedProto(PrototypeTrainer):
-    """Local training that pulls each feature vector to the prototype of its class.
+    """Local training that pulls each feature vector towards the prototype of its class.
 
-    Adds ``lambda * mean ||z - c_y||^2 / d`` to the cross entropy, with z the features of an image
-    and c_y [d] the mean over all clients of the features of its class. The mean is over the batch,
-    as in the original's released code (its Eq. 7 has class means for z). An image whose class has
-    no prototype adds nothing.
+    The loss is the cross entropy plus ``lambda * mean ||z - c_y||^2 / d``, where z are the features
+    of an image and c_y [d] is the prototype of its class, the mean feature vector over all clients.
+    The mean in the loss is over the batch, as in the released code (in the paper's Eq. 7, z are
+    class means). An image whose class has no prototype adds nothing.
 
-    Models are averaged, too, as in the tables of FedHEAL and FedEquilibria; the original shares
-    only prototypes.
+    Models are averaged as well, as in the tables of FedHEAL and FedEquilibria; in the paper, only
+    prototypes are shared.
 
     Parameters
     ----------
     lambda_
-        Weight of the prototype loss. Default 1 (FedEquilibria, Table 5; the original's ``ld``).
+        Weight of the prototype loss. Default 1 (FedEquilibria, Table 5; ``ld`` in the paper's
+        code).
 
     See Also
     --------
     FedProc : A contrastive loss with class prototypes.
-    FedLSA : Class anchors learnt by the server.
+    FedLSA : Class anchors that the server learns.
 
     Examples
     --------

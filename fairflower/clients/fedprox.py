@@ -11,15 +11,15 @@ from fairflower.training.trainer import Trainer
 class FedProx(Trainer):
     """Local training with a penalty on the distance from the global model.
 
-    Minimizes ``F_k(w) + mu/2 ||w - w_t||^2`` (Eq. 2), with w_t the received model. The penalty's
-    gradient ``mu (w - w_t)`` is added to the loss's gradient, so ``train_loss`` is F_k alone.
-    Buffers have no penalty.
+    The client minimizes ``F_k(w) + mu/2 ||w - w_t||^2`` (Eq. 2), where w_t is the received model.
+    The penalty's gradient ``mu (w - w_t)`` is added to the loss's gradient, so ``train_loss`` is
+    F_k alone. Buffers have no penalty.
 
     Parameters
     ----------
     mu
-        Weight of the penalty. Default 1 (FedEquilibria, Table 5; the original tries 0.001 to 1).
-        Code around FedHEAL multiplies mu by an extra 0.01, so that its 0.01 acts as 1e-4.
+        Weight of the penalty. Default 1 (FedEquilibria, Table 5; the paper tries 0.001 to 1). The
+        code of FedHEAL's group multiplies mu by another 0.01: its mu = 0.01 is 1e-4 here.
 
     See Also
     --------

@@ -11,15 +11,16 @@ from fairflower.training.modes import frozen
 
 
 class FedRep(FedPer):
-    """Local training first of a head that stays with the client, and then of the body.
+    """Local training of the head, which stays with the client, and then of the body.
 
-    As `FedPer`, but in a round ``head_epochs`` epochs train the head, and ``train.local-epochs``
-    then the body. Statistics of BatchNorm move in both; ``train_loss`` is the mean over both.
+    Like `FedPer`, but each round trains the head for ``head_epochs`` epochs, and then the body for
+    ``train.local-epochs`` epochs. Both phases update BatchNorm statistics, and ``train_loss`` is
+    the mean over both.
 
     Parameters
     ----------
     head_epochs
-        Epochs of the head only. Default 10 (the paper's, with 1 or 5 of the body).
+        Number of epochs that train the head. Default 10 (paper, with 1 or 5 epochs for the body).
 
     See Also
     --------
@@ -31,7 +32,7 @@ class FedRep(FedPer):
     >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
     >>> client = FedRep(tiny_model(), data(), SETTINGS, client_id=0, seed=0, head_epochs=2)
     >>> _ = client.train(server_round=1)
-    >>> client.steps  # of the body, an epoch of two
+    >>> client.steps  # one epoch of the body
     2
     """
 
@@ -54,7 +55,7 @@ class FedRep(FedPer):
                 first = super().run_epochs(server_round)
         finally:
             self.settings = replace(self.settings, local_epochs=epochs)
-        self.steps = 0  # of the model that is sent
+        self.steps = 0  # count only steps of the body, which is sent
         with frozen(p for name, p in self.model.named_parameters() if name in own):
             second = super().run_epochs(server_round)
         return (self.head_epochs * first + epochs * second) / (self.head_epochs + epochs)

@@ -17,29 +17,29 @@ from fairflower.training.trainer import Trainer
 class HarmoFL(Trainer):
     """Local training on images with a common amplitude spectrum, towards flat minima.
 
-    **Amplitude normalization.** With A and P the amplitude and phase of an image's Fourier
-    transform, the images of all clients get a common amplitude, in training and in testing::
+    **Amplitude normalization.** Let P be the phase of an image's Fourier transform. In training and
+    in testing, the images of all clients are given the same amplitude A_mean::
 
         x <- F^-1(A_mean exp(i P))
 
-    In the first round a client keeps a running mean over its batches,
+    In the first round, client k computes a running mean over its batches,
     ``A_k <- (1 - momentum) A_k + momentum * (mean of the batch)``, and normalizes with it. The
-    server averages the A_k, and the result does not change any more. A_mean is a buffer of the
-    model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
+    server averages the A_k to A_mean, which then does not change any more. A_mean is a buffer of
+    the model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
 
-    **Weight perturbation.** A step takes the gradient at ``w + alpha g / ||g||``, as SAM with
+    **Weight perturbation.** A step uses the gradient at ``w + alpha g / ||g||``, like SAM with
     radius alpha (`fairflower.training.optim.apply_sam_gradient`); ``train.rho`` is not used. The
-    original trains by SGD with momentum 0.9 and weight decay 1e-4.
+    paper trains with SGD, momentum 0.9 and weight decay 1e-4.
 
     Parameters
     ----------
     alpha
         Radius of the weight perturbation. Default 0.05 (released code).
     momentum
-        Momentum of the running mean. Default 0.1 (released code).
+        Weight of a new batch in the running mean. Default 0.1 (released code).
     band
-        Highest normalized frequency, in cycles per pixel, vertically and horizontally. Default 0.5:
-        all frequencies.
+        Highest frequency to normalize, in cycles per pixel, vertically and horizontally. Default
+        0.5, which includes all frequencies.
 
     See Also
     --------
@@ -47,10 +47,10 @@ class HarmoFL(Trainer):
 
     Notes
     -----
-    The original averages the A_k with equal weights; here they have the weights of their models.
-    Both start the running mean with the mean of the first batch. The released code exchanges only
-    the zero frequency, the image's mean color: ``band = 0``. It also declares the momentum as an
-    integer, which turns 0.1 into 0 unless it is refused.
+    The paper averages the A_k with equal weights; here their weights are those of the models. In
+    both, the running mean starts with the mean of the first batch. The released code normalizes
+    only the zero frequency, the image's mean color, as ``band = 0`` does. It also declares its
+    momentum option as an integer, so that the value 0.1 becomes 0 or is rejected.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class HarmoFL(Trainer):
 
     @classmethod
     def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
-        """Add the normalization to a network, with an empty running mean."""
+        """Add the normalization layer to a network, with an empty running mean."""
         shape, mean, std = federation.shape, federation.mean, federation.std
         _normalise(model, shape, mean, std, arguments["momentum"], arguments["band"])
 
@@ -95,10 +95,10 @@ class HarmoFL(Trainer):
 
 
 class AmplitudeNorm(nn.Module):
-    """Layer that gives normalized images [N, C, H, W] the amplitude ``running_mean``.
+    """Layer that replaces the amplitude of normalized images [N, C, H, W] by ``running_mean``.
 
-    Works on the original intensities in [0, 1]: in a centered image, the phase of the zero
-    frequency says whether the image is dark or bright, and its amplitude how much.
+    The layer works on the original intensities in [0, 1]. In a centered image, the phase of the
+    zero frequency would tell whether the image is dark or bright.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class AmplitudeNorm(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Replace the amplitude, keep the phase."""
+        """Return the images with the common amplitude and their own phases."""
         spectrum = torch.fft.rfft2(x * self.std + self.mean)
         amplitude = spectrum.abs()
         if self.training and self.track_running_stats:
@@ -154,16 +154,16 @@ class AmplitudeNorm(nn.Module):
         amplitude = torch.where(replaced, self.running_mean, amplitude)
         x = torch.fft.irfft2(torch.polar(amplitude, spectrum.angle()), x.shape[-2:])
         x = (x - self.mean) / self.std
-        # In channels-last memory order, as from `Images`; under vmap only permute does this.
+        # Channels-last memory order, as from `Images`; under vmap only permute produces it.
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def _normalise(model: nn.Module, *layer: Any) -> None:
-    """Put an `AmplitudeNorm` with these arguments before a model that has none."""
+    """Add an `AmplitudeNorm` with these arguments before a model, unless it has one."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
-            "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run it "
-            "last. Give it a module that defines forward."
+            "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run this "
+            "layer last. Pass a module that defines forward."
         )
     if not hasattr(model, "amplitude_norm"):
         model.amplitude_norm = AmplitudeNorm(*layer)

@@ -11,16 +11,16 @@ from fairflower.training.local_arrays import LocalArraysTrainer
 
 
 class LGFedAvg(LocalArraysTrainer):
-    """Plain local training, with a body that stays with the client under a global head.
+    """Plain local training, with a body that stays with the client and a global head.
 
-    Client k trains body and head together in every round. It sends the head, the layer
-    ``model.head``, which the strategy merges, and keeps everything else, which begins with the
+    Client k trains body and head together in every round. It sends the layer ``model.head``, which
+    the strategy merges. All other layers, the body, stay with the client and start with the
     network's initial values. Messages are as small as the head.
 
     The server tests with the initial body, so the global model is no better than chance. ``test``
-    also reports ``personal_accuracy``, with the client's own body on its test examples. It runs
-    with ``evaluate.by = "clients"`` or ``"both"``. ``ConfigError`` for a network without a layer
-    ``head``, or without anything else.
+    also reports ``personal_accuracy``, the accuracy with the client's own body on its test
+    examples. Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. ``ConfigError``
+    is raised if the network has no layer ``head``, or no other layer.
 
     See Also
     --------
@@ -28,8 +28,8 @@ class LGFedAvg(LocalArraysTrainer):
 
     Notes
     -----
-    The authors' experiments begin with a model that FedAvg has trained; here all clients begin
-    with the initial network. Auxiliary losses of the paper's local representations are left out.
+    The authors' experiments start from a model that FedAvg has trained; here all clients start from
+    the initial network. The paper's auxiliary losses on local representations are not included.
 
     Examples
     --------

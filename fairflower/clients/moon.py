@@ -12,24 +12,25 @@ from fairflower.training.features import FeatureTrainer
 
 
 class MOON(FeatureTrainer):
-    """Local training with a contrastive loss: features near those of the global model.
+    """Local training with a contrastive loss that keeps features near the global model's.
 
-    With z, z_glob and z_prev the features of the model in training, of the received model, and of
-    the client's model at the end of its last round, adds to the cross entropy (Eq. 3)::
+    Let z, z_glob and z_prev be the features of the model in training, of the received model, and of
+    the client's model at the end of its last round. The cross entropy gets the term (Eq. 3)::
 
         mu * mean -log( e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)) )
 
-    where sim is the cosine. In a client's first round z_prev does not exist and the term is left
-    out; the original starts with z_prev = z_glob, where its gradient is zero. The two other models
-    are frozen: eval mode, no gradients. The client keeps its last model.
+    where sim is the cosine similarity. In a client's first round there is no z_prev, and the term
+    is omitted; in the paper z_prev = z_glob at first, so that the gradient of the term is zero. The
+    received and the previous model are in eval mode and get no gradients. The client stores its
+    last model.
 
     Parameters
     ----------
     mu
-        Weight of the contrastive loss. Default 5 (FedEquilibria, Table 5; the original tries 0.1,
-        1, 5 and 10).
+        Weight of the contrastive loss. Default 5 (FedEquilibria, Table 5; the paper tries 0.1, 1, 5
+        and 10).
     tau
-        Temperature. Default 0.5 (both).
+        Temperature. Default 0.5 (the paper and FedEquilibria).
 
     See Also
     --------
@@ -38,9 +39,10 @@ class MOON(FeatureTrainer):
 
     Notes
     -----
-    Features are the input of the head, as in the code of FedHEAL's group; the original has a
-    projection head in between. Code around FedHEAL leaves the two other models in training mode,
-    where their batch statistics move, and starts z_prev from differently initialized networks.
+    Features are the input of the head, as in the code of FedHEAL's group; the paper has a
+    projection head in between. That group's code leaves the two other models in training mode, so
+    that their BatchNorm statistics change, and takes z_prev at first from networks with different
+    initial weights.
 
     Examples
     --------

@@ -12,23 +12,22 @@ from fairflower.training.trainer import Trainer
 
 
 class PropFair(Trainer):
-    """Local training for proportional fairness, the largest product of the clients' gains.
+    """Local training for proportional fairness: it maximizes the product of the clients' gains.
 
-    Minimizes ``-log(1 - l / M)``, with l the mean cross entropy of a batch. From
-    ``l = M - epsilon`` on, the objective continues along its tangent, so that no loss is too large.
-    The gradient is ``1 / (M - l)`` times the cross entropy's, and at most ``1 / epsilon`` times;
-    ``train_loss`` is this objective. The server averages by number of examples (the strategy
-    ``fedavg``).
+    The client minimizes ``-log(1 - l / M)``, where l is the mean cross entropy of a batch. Above
+    ``l = M - epsilon``, the objective is linear: it continues along its tangent, so that any loss
+    is allowed. The gradient is that of the cross entropy times ``1 / (M - l)``, or at most
+    ``1 / epsilon``. ``train_loss`` is this objective. In the paper, the strategy is ``fedavg``.
 
     Parameters
     ----------
     M
         Loss at which a client's gain is 0. Default 5, as for the strategy ``propfair``.
     epsilon
-        Smallest M - l before the tangent. Default 0.2 (the authors' code).
+        Lower bound of M - l in the gradient. Default 0.2 (the authors' code).
     variant
-        ``"released"``: for l above ``M - epsilon`` the loss is ``l / M``, as in the authors' code
-        without its option ``huber``. There both the loss and its slope drop.
+        With ``"released"``, the objective for l above ``M - epsilon`` is ``l / M``, as in the
+        authors' code without its option ``huber``: the objective and its slope drop there.
 
     See Also
     --------
@@ -36,7 +35,7 @@ class PropFair(Trainer):
 
     Notes
     -----
-    The paper's abstract was available; the objective and the tangent ("Huber") are from the
+    Only the paper's abstract was available; the objective and the tangent ("Huber") are from the
     authors' code.
 
     Examples

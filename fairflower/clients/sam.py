@@ -12,9 +12,9 @@ from fairflower.training.trainer import Trainer
 class SAM(Trainer):
     """Local training with SAM's steps (Foret et al., ICLR 2021).
 
-    The radius is ``train.rho``; see `fairflower.training.optim.apply_sam_gradient`. The same as
-    ``train.sharpness = "sam"``, which is available for every trainer. A step costs as much as two
-    plain steps.
+    The radius is ``train.rho``; see `fairflower.training.optim.apply_sam_gradient`. This trainer
+    equals ``sgd`` with ``train.sharpness = "sam"``, a setting of every trainer. A step costs as
+    much as two plain steps.
 
     See Also
     --------
@@ -37,8 +37,7 @@ class SAM(Trainer):
 class FedSAM(SAM):
     """SAM on the clients (Caldarola et al., ECCV 2022; Qu et al., ICML 2022).
 
-    The same as ``sam``, with the radius as an argument; ``train.rho`` is not used. The server
-    averages as usual.
+    This trainer equals ``sam``, but its radius is an argument, and ``train.rho`` is not used.
 
     Parameters
     ----------
@@ -47,13 +46,13 @@ class FedSAM(SAM):
 
     See Also
     --------
-    SAM : The radius from ``train.rho``.
+    SAM : Takes the radius from ``train.rho``.
     HarmoFL : SAM with amplitude normalization.
 
     Notes
     -----
-    In Caldarola's code, batch norm counts both passes, and the perturbation is removed by
-    subtraction; see `fairflower.training.optim.apply_sam_gradient`.
+    In the code of Caldarola et al., both passes update BatchNorm statistics, and the perturbation
+    is removed by subtraction; `fairflower.training.optim.apply_sam_gradient` avoids both.
 
     Examples
     --------
@@ -79,18 +78,18 @@ class FedSAM(SAM):
 class GSAM(Trainer):
     """Local training with GSAM's steps (Zhuang et al., ICLR 2022).
 
-    The same as ``train.sharpness = "gsam"``, which is available for every trainer.
+    This trainer equals ``sgd`` with ``train.sharpness = "gsam"``, a setting of every trainer.
 
     See Also
     --------
-    SAM : Without the surrogate gap.
-    fairflower.strategies.fedism.FedISM : The server's half of FedISM.
+    SAM : Steps without the surrogate gap.
+    fairflower.strategies.fedism.FedISM : The server's part of FedISM.
 
     Notes
     -----
     FedISM's SALT (IJCAI 2024) is this trainer with ``train.optimizer = "adam"``, lr 3e-4, weight
     decay 5e-4, ``train.rho = 0.05``, ``train.alpha = 0.1`` and ``train.logit-adjustment = true``,
-    as in its released code. Eq. 11 of the paper is plain SAM; its text says GSAM.
+    as in its released code. Eq. 11 of the paper is plain SAM, but its text says GSAM.
 
     Examples
     --------

@@ -15,14 +15,14 @@ class SCAFFOLD(Trainer):
     gives ``c_k+ = c_k - c + (w_t - w) / (S lr)``. The client keeps c_k, zero at first; the server
     sends c with the model and receives ``c_k+ - c_k`` (``ControlVariates``).
 
-    Momentum and weight decay apply to the corrected gradient, so c_k estimates the gradient with
-    weight decay. With momentum, S lr is replaced by the distance that S steps cover for a constant
-    gradient of 1, so that the estimate is still a weighted mean of gradients.
+    Momentum and weight decay are applied to the corrected gradient, so c_k estimates the gradient
+    including weight decay. With momentum, S lr is replaced by the distance that S steps cover if
+    the gradient is always 1; the estimate is then still a weighted mean of gradients.
 
     Raises
     ------
     ConfigError
-        If ``train.optimizer`` is not ``sgd``: other steps are not a sum of gradients.
+        If ``train.optimizer`` is not ``sgd``, because other steps are not a sum of gradients.
 
     See Also
     --------
@@ -69,7 +69,7 @@ class SCAFFOLD(Trainer):
         self.returns["control"] = self.to_named(change)
 
     def _length_of_steps(self) -> float:
-        """Return the distance of S steps for a constant gradient of 1; S lr without momentum."""
+        """Return the distance that S steps cover if the gradient is always 1."""
         lr, momentum = self.settings.lr, self.settings.momentum
         length, velocity = 0.0, 0.0
         for _ in range(self.steps):

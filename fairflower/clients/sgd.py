@@ -8,11 +8,11 @@ from fairflower.training.trainer import Trainer
 class SGD(Trainer):
     """Plain local training, ClientUpdate of Federated Averaging (McMahan et al. 2017, Algorithm 1).
 
-    Takes epochs of mini-batch gradient steps ``w <- w - lr * grad`` from the received model, with
-    momentum and weight decay. The momentum buffer starts at zero every round; weight decay adds
-    ``weight_decay * w`` to the gradient. FedHEAL's experiments (Chen et al. 2024, section 4.1) have
-    lr 0.001, momentum 0.9, weight decay 1e-5, 10 epochs, and batches of 64 on Digits and 16 on
-    Office-Caltech.
+    Starting from the received model, the client takes mini-batch gradient steps
+    ``w <- w - lr * grad`` for ``train.local-epochs`` epochs, with momentum and weight decay. The
+    momentum buffer is zero at the start of every round; weight decay adds ``weight_decay * w`` to
+    the gradient. FedHEAL's experiments (Chen et al. 2024, section 4.1) use lr 0.001, momentum 0.9,
+    weight decay 1e-5, 10 epochs, and batches of 64 on Digits and 16 on Office-Caltech.
 
     Other optimizers, sharpness-aware steps and logit adjustment are settings of every trainer
     (``train.*``).

@@ -11,18 +11,18 @@ from fairflower.training.local_arrays import LocalArraysTrainer
 class SiloBN(LocalArraysTrainer):
     """Plain local training, with running statistics that stay with the client.
 
-    As `FedBN`, but only the running mean, the running variance and the number of batches of
-    normalization layers are local. Their scale and shift are merged like all other arrays. Layers
-    are recognized by their type.
+    Like `FedBN`, but only the running mean, the running variance and the number of batches of
+    normalization layers stay with the client. Their scale and shift are merged like all other
+    arrays. Normalization layers are recognized by type.
 
     The server tests with the initial statistics, mean 0 and variance 1. ``test`` also reports
-    ``personal_accuracy``, with the client's statistics on its test examples. It runs with
-    ``evaluate.by = "clients"`` or ``"both"``. In a network without running statistics, such as
-    ``cnn``, this is ``sgd``.
+    ``personal_accuracy``, the accuracy with the client's own statistics on its test examples.
+    Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without
+    running statistics, such as ``cnn``, this trainer equals ``sgd``.
 
     See Also
     --------
-    FedBN : Keeps scale and shift, too.
+    FedBN : Scale and shift stay with the client as well.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Exchanges: state that server and clients share in addition to the model.
 
 An `Exchange` defines the arrays in train messages, the arrays that clients return, and how the
-server merges them. Each works with every strategy, ``FedHEAL(exchanges=[ControlVariates()])``, so
-strategies and training methods do not depend on each other.
+server merges them. It works with every strategy, as in ``FedHEAL(exchanges=[ControlVariates()])``,
+so that strategies and clients do not depend on each other.
 """
 
 from __future__ import annotations

@@ -16,21 +16,23 @@ Array = NDArray[np.float64]
 
 
 class SemanticAnchors(Exchange):
-    """Unit vectors a_c, one for each class, that the global classifier separates.
+    """Unit vectors a_c, one for each class, which the global classifier separates.
 
-    A = nor(Theta(R)) with a two-layer perceptron Theta and vectors R. Every round continues to
-    train both (their Eqs. 3 to 5), with the merged head W, b frozen::
+    The anchors are A = nor(Theta(R)), where Theta is a two-layer perceptron, R are learned vectors,
+    and nor scales rows to unit length. Each round continues the training of Theta and R for the
+    merged head W, b, which is frozen (the paper's Eqs. 3 to 5)::
 
         L_ACE = mean_c -log softmax(W a_c + b)_c
         L_SEP = mean_c log( 1/(C-1) sum_{j != c} exp(<a_c, a_j> / tau) )
         L_LSA = L_ACE + alpha L_SEP
 
-    Anchors are sent from round 2, after the head was first trained. The problem has a few
-    thousand numbers and is solved in NumPy, so the server needs no torch.
+    Anchors are sent from round 2, once the head has been trained. They are learned with NumPy, so
+    the server does not need torch.
 
-    Inferred: anchors have length 1 during training (Eq. 6 needs unit vectors, the algorithm does
-    not say when); the temperature is inside the exponential (in Eq. 4 as printed it would only
-    add a constant); the hidden width and the step size, which the paper does not give.
+    Some details are inferred. Anchors have length 1 during training, because Eq. 6 needs unit
+    vectors; the paper's algorithm does not say when they are scaled. The temperature is inside the
+    exponential, because in Eq. 4 as printed it would only add a constant. The paper does not give
+    the hidden width and the learning rate.
 
     Parameters
     ----------
@@ -77,11 +79,11 @@ class SemanticAnchors(Exchange):
             bias = merged[f"{self.head}.bias"].astype(np.float64)
         except KeyError as missing:
             raise ValueError(
-                f"The model has no array {missing}, and anchors need the last linear layer. Give "
-                "its name: SemanticAnchors(head=...)."
+                f"The model has no array {missing}: anchors need the last linear layer. Pass its "
+                "name as SemanticAnchors(head=...)."
             ) from None
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
-        with one_thread():  # bits must not depend on the number of cores
+        with one_thread():  # results must not depend on the number of cores
             for _ in range(self.epochs):
                 _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
                 learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
@@ -91,7 +93,7 @@ class SemanticAnchors(Exchange):
 
 
 def initial(shape: tuple[int, ...], hidden: int, seed: int) -> dict[str, Array]:
-    """Return R [C, d] and Theta's layers, [d, h] and [h, d], with rows of about unit length."""
+    """Return initial values of R [C, d] and of Theta's layers, [d, h] and [h, d]."""
     classes, d = shape
     random = np.random.default_rng([seed, classes, d])
     return {

@@ -13,10 +13,10 @@ from fairflower.aggregation.records import InvalidReply
 
 
 class AveragedBatches(Exchange):
-    """Means of batches of every client's images and labels, sent to all clients.
+    """Averages of batches of every client's images and labels, sent to all clients.
 
     Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the last
-    arrays of every client that was in a cohort, concatenated by client id.
+    arrays of each client that was ever in a cohort, concatenated in the order of client ids.
     """
 
     name = "averages"
@@ -51,12 +51,14 @@ class AveragedBatches(Exchange):
         for kept, got in ((self.images, images), (self.labels, labels)):
             shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
             if got.shape[1:] != shape:
-                raise InvalidReply(f"an average has shape {got.shape[1:]}, the others' {shape}")
+                raise InvalidReply(
+                    f"its averages have shape {got.shape[1:]}, those of other clients {shape}"
+                )
         for name, array in arrays.items():
             if array.dtype != np.float32 or not np.isfinite(array).all():
                 raise InvalidReply(f"{name!r} holds values that are not finite 32-bit numbers")
         if (labels < 0).any() or not np.allclose(labels.sum(1), 1, atol=1e-4):
-            raise InvalidReply("'labels' holds rows that are not shares with sum 1")
+            raise InvalidReply("'labels' holds rows that are not non-negative numbers with sum 1")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:

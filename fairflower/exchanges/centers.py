@@ -17,19 +17,19 @@ from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 class ClusterCenters(ClusteringMixin, Exchange):
     """Mean representation H_t of each cluster of clients, and each client's cluster.
 
-    All clients get ``H`` [T', d], and in the config the row of their cluster, ``cluster``
-    (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that was never in a cohort gets no
-    ``cluster``; an absent client keeps its last cluster.
+    All clients receive ``H`` [T', d]. The config of a client's message has ``cluster``, the row of
+    its cluster in H (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that was never in a
+    cohort gets no ``cluster``; an absent client keeps its last cluster.
 
-    If the strategy clusters (``FedGCR``), its clusters are used. Otherwise clients are clustered
-    here in the same way, so FedGC works with every strategy: in the paper, FedGC without FedGR
-    averages like FedAvg.
+    If the strategy clusters the clients, as ``FedGCR`` does, its clusters are used. Otherwise this
+    exchange clusters them in the same way, so that the client ``fedgc`` works with every strategy.
+    (In the paper, FedGC without FedGR averages like FedAvg.)
 
     Parameters
     ----------
     num_clusters, clustering, variant
-        As in ``FedGCR``, for strategies that do not cluster. All variants but ``"adapted"``
-        need ``num_clusters``.
+        As in ``FedGCR``; used if the strategy does not cluster. All variants except ``"adapted"``
+        need a number ``num_clusters``.
     """
 
     name = "centres"

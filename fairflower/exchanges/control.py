@@ -14,9 +14,9 @@ from fairflower.aggregation.exchange import Exchange
 class ControlVariates(Exchange):
     """SCAFFOLD's c: the mean of all clients' control variates c_k.
 
-    Clients return the changes c_k+ - c_k, and c <- c + (1/N) sum_{k in cohort} (c_k+ - c_k) with
-    N the number of all clients: their Eq. 5, for any weights of the models. The server's step
-    size is 1.
+    Clients return the changes c_k+ - c_k. The server adds them to c, independently of the weights
+    of the models: c <- c + (1/N) sum_{k in cohort} (c_k+ - c_k), where N is the number of all
+    clients (the paper's Eq. 5). The server's step size is 1.
     """
 
     name = "control"

@@ -20,10 +20,10 @@ MOST_IMAGES = 2**40
 class Prototypes(Exchange):
     """Mean feature vector of every class over all clients' images.
 
-    Clients return ``mean`` [C, d] over their images and the numbers of images ``count`` [C]. The
-    server averages by these counts (FedProto's Eq. 6; its released code weighs clients equally)
-    and sends ``mean`` and ``count``. A class without images in a round keeps its prototype; a
-    class without prototype has count 0.
+    Clients return the class means of their images, ``mean`` [C, d], and the numbers of images,
+    ``count`` [C]. The server averages the means with these counts as weights (FedProto's Eq. 6; its
+    released code weights clients equally) and sends ``mean`` and ``count``. A class without images
+    in a round keeps its prototype. A class without a prototype has count 0.
     """
 
     name = "prototypes"
@@ -56,20 +56,20 @@ class Prototypes(Exchange):
             wrong = NotFinite if is_real(mean) else InvalidReply
             raise wrong("'mean' holds values that are not finite 32-bit numbers")
         if count.dtype.kind != "i" or (count < 0).any():
-            raise InvalidReply("'count' holds values that are not whole numbers from 0")
+            raise InvalidReply("'count' holds values that are not non-negative integers")
         if (count > MOST_IMAGES).any():
             raise InvalidReply(
-                f"'count' holds {count.max()} images of a class: expected at most 2**40"
+                f"'count' has {count.max()} images for a class; expected at most 2**40"
             )
         if count.sum() > num_examples:
-            raise InvalidReply(f"'count' holds {count.sum()} images, more than its num-examples")
+            raise InvalidReply(f"'count' has {count.sum()} images in total, above num-examples")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
         return arrays["mean"].shape
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        # A client's longest prototype, so that each client counts once in the median.
+        # The longest prototype of each client, so that each client counts once in the median.
         lengths = [
             np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
             for r in returned

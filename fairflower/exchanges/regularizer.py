@@ -9,7 +9,7 @@ from fairflower.aggregation.exchange import Exchange
 
 
 class DynamicRegularizer(Exchange):
-    """FedDyn's h, which corrects every merged model at the server (their Algorithm 1)::
+    """FedDyn's h, which corrects every merged model at the server (the paper's Algorithm 1)::
 
         h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)
         theta <- mean_{k in cohort} theta_k - h / alpha
@@ -17,11 +17,11 @@ class DynamicRegularizer(Exchange):
     N is the number of all clients. The server stores H = -h / alpha, a sum of model updates, so
     only clients need alpha. No arrays are sent or returned.
 
-    The strategy's merged model replaces the mean, in the model and in H: with K of N clients,
+    Here the strategy's merged model replaces the mean, in the model and in H: with K of N clients,
     H <- H + (K/N) (merged - theta). With ``uniform`` this is Algorithm 1. With other fixed weights
-    w the method converges to sum_k w_k grad L_k = 0, as does the authors' code with sample
-    weights (exactly if all clients take part); the printed equation would converge to the optimum
-    of the mean loss with any strategy. Buffers are not corrected.
+    w, the method converges to a point where sum_k w_k grad L_k = 0, exactly if all clients take
+    part; so does the authors' code, which weights clients by examples. The printed equations would
+    converge to the optimum of the mean loss with any strategy. Buffers are not corrected.
     """
 
     name = "regulariser"

@@ -1,8 +1,9 @@
-"""Policies of participation: which clients train in a round, and which are available.
+"""Participation policies: which clients train in a round, and which are available.
 
-A policy is a `Participation` with a method ``choose``. It works with every strategy, and its state
-goes into checkpoints. ``participation.policy`` is a policy's name, with arguments
-(``power-of-choice:d=10``), or a class of another package (``my_package.module:Class``).
+A policy is a subclass of `Participation` with a method ``choose``. It works with every strategy,
+and checkpoints include its state. The setting ``participation.policy`` is the name of a policy,
+also with arguments (``power-of-choice:d=10``), or a class of another package
+(``my_package.module:Class``).
 """
 
 from fairflower.aggregation.participation import Draw, Participation, Uniform

@@ -1,4 +1,4 @@
-"""Availability: which clients can be asked in a round."""
+"""Availability: which clients can be selected in a round."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Availability = Callable[[int, Collection[int]], list[int]]
 
 
 def read_availability(text: str, seed: int) -> Availability:
-    """Return the availability that ``participation.availability`` describes.
+    """Return the availability that the setting ``participation.availability`` describes.
 
     Parameters
     ----------
     text : str
-        ``"always"``; ``"markov:leave=0.1:back=0.5"``, a chain for each client: an available client
-        leaves with probability ``leave`` before the next round, and an absent client comes back
-        with probability ``back``; or the path of a CSV file with columns ``round`` and ``client``,
-        a row for each round in which a client is available. After its last round the file starts
-        again.
+        ``"always"``; or ``"markov:leave=0.1:back=0.5"``, a Markov chain for each client: before the
+        next round, an available client leaves with probability ``leave``, and an absent client
+        comes back with probability ``back``; or the path of a CSV file with columns ``round`` and
+        ``client``, which has a row for each round in which a client is available. After the last
+        round in the file, its rounds are repeated.
     seed : int
-        Seed of the chains.
+        Seed of the Markov chains.
 
     Raises
     ------
@@ -53,13 +53,13 @@ def _markov(text: str, seed: int) -> Availability:
     if args or not fits or not values["back"]:
         raise ConfigError(
             f"participation.availability = {quoted(text)}: expected markov:leave=P:back=P with "
-            "probabilities from 0 to 1, back above 0."
+            "probabilities from 0 to 1, and back above 0."
         )
     leave, back = (float(values[name]) for name in ("leave", "back"))
     chains: dict[int, list[bool]] = {}
 
     def available(client: int, server_round: int) -> bool:
-        # A draw per client and round, so that no result depends on who else is asked, and when.
+        # A draw per client and round: results do not depend on the order of calls for clients.
         chain = chains.setdefault(client, [])
         while len(chain) <= server_round:
             draw = np.random.default_rng([seed, client, len(chain)]).random()
@@ -85,7 +85,7 @@ def _trace(path: Path) -> Availability:
             "columns round and client."
         ) from error
     if not present or min(present) < 1:
-        raise ConfigError(f"{where}: expected rows with rounds from 1 on.")
+        raise ConfigError(f"{where}: expected at least one row, and rounds from 1.")
     length = max(present)
 
     def available(server_round: int, clients: Collection[int]) -> list[int]:

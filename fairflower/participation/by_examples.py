@@ -8,10 +8,10 @@ from fairflower.aggregation.participation import Draw, Participation
 
 
 class ByExamples(Participation):
-    """Clients drawn without replacement, in proportion to their training examples.
+    """Clients drawn without replacement, in proportion to their numbers of training examples.
 
-    Clients with few examples take part less often. Clients without a known number of examples
-    are drawn uniformly if no number is known, and otherwise only after all others.
+    Clients with few examples take part less often. If no client's number of examples is known, the
+    draw is uniform. If some are known, clients with an unknown number are drawn last.
 
     See Also
     --------
@@ -25,5 +25,5 @@ class ByExamples(Participation):
     """
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return a draw in proportion to the examples."""
+        """Return the ids of the drawn clients, ascending."""
         return draw.weighted(draw.size)

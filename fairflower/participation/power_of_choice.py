@@ -1,4 +1,4 @@
-"""Power-of-Choice: of several candidates, the clients with the largest losses train."""
+"""Power-of-Choice: the candidates with the largest losses train."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fairflower.errors import ConfigError
 class PowerOfChoice(Participation):
     """Clients with the largest losses among d candidates (Cho, Wang & Joshi 2022, Section 4).
 
-    d candidates are drawn without replacement, in proportion to their training examples. The m
-    of them with the largest losses under the received model train, where m is the number of
-    clients in a round (``fraction-train``). Clients with few examples are seldom candidates, so
-    the policy is biased and need not be fair. The paper gives the models equal weights:
+    d candidates are drawn without replacement, in proportion to their numbers of training examples.
+    Then the m candidates with the largest losses train, where ``fraction-train`` determines m, the
+    number of clients per round. Clients with few examples are rarely candidates, so the policy is
+    biased and not necessarily fair. The paper merges models with equal weights:
     ``strategy.name = "uniform"``.
 
     Parameters
     ----------
     d : int
-        Number of candidates, at least m. d = m draws in proportion to the examples; with d = K
-        the m largest losses of all clients train. 0, the default, means 2 m (the paper tries
-        d = m to 10 m or K).
+        Number of candidates, at least m. With d = m all candidates train. With d = K, the number of
+        clients, the selection depends only on the losses. 0, the default, means 2 m (the paper
+        tries d = m to 10 m or K).
     loss : {"received", "train"}
-        ``"received"`` (pow-d): the candidates first measure the received model's loss on their
-        training examples, which takes another message. ``"train"`` (rpow-d): the mean training
-        loss of the client's last round, without another message; a client that was never merged
-        has an infinite loss.
+        ``"received"`` (the paper's pow-d): the candidates first measure the received model's loss
+        on their training examples, which takes an additional message. ``"train"`` (rpow-d): a
+        candidate's loss is its mean training loss in its last round, or infinite if the client was
+        never merged; no additional message is sent.
 
     Examples
     --------
@@ -56,13 +56,14 @@ class PowerOfChoice(Participation):
         self.train_losses: dict[int, float] = {}
 
     def candidates(self, draw: Draw) -> Sequence[int]:
-        """Return the candidates of a round, if they have to be asked."""
+        """Return the candidates that have to measure their loss; () with ``loss = "train"``."""
         return self._candidates(draw) if self.loss == "received" else ()
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return the candidates with the largest losses, by id where these are equal.
+        """Return the ids of the candidates with the largest losses, ascending.
 
-        Candidates without a loss come last if they were asked, and first otherwise.
+        Of candidates with equal losses, those with the lowest ids are selected. A candidate without
+        a loss is selected last with ``loss = "received"``, and first with ``loss = "train"``.
         """
         known, absent = losses, -math.inf
         if self.loss == "train":
@@ -76,7 +77,7 @@ class PowerOfChoice(Participation):
         return sorted(order[: draw.size])
 
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
-        """Store the clients' training losses."""
+        """Store the training losses of the merged clients."""
         self.train_losses |= train_losses
 
     def _candidates(self, draw: Draw) -> list[int]:

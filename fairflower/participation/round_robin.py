@@ -1,4 +1,4 @@
-"""Round robin: clients take part in turn."""
+"""Round robin: clients take turns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fairflower.aggregation.participation import Draw, Participation
 
 
 class RoundRobin(Participation):
-    """Clients in turn: first those that were chosen longest ago, and among these the lowest ids.
+    """Clients in turn: those selected longest ago come first, and then those with the lowest ids.
 
-    If all clients are always available, the numbers of times they are chosen differ by at most 1.
+    If all clients are always available, every client is selected equally often, up to one round.
 
     Examples
     --------
@@ -23,11 +23,11 @@ class RoundRobin(Participation):
     STATE: ClassVar[tuple[str, ...]] = ("last_chosen",)
 
     def __init__(self) -> None:
-        #: Last round in which each client was chosen, by client id.
+        #: Last round in which each client was selected, by client id.
         self.last_chosen: dict[int, int] = {}
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return the clients that were chosen longest ago."""
+        """Return the ids of the clients that were selected longest ago, ascending."""
         order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
         chosen = order[: draw.size]
         self.last_chosen |= dict.fromkeys(chosen, draw.server_round)

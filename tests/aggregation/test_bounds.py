@@ -270,5 +270,5 @@ def test_nobody_has_prototypes_of_more_images_than_examples():
     arrays = {"mean": np.ones((2, 3), np.float32), "count": count}
     trained = {"head.weight": np.zeros((2, 3), np.float32)}
     Prototypes().check(arrays, trained, 5)
-    with pytest.raises(InvalidReply, match="5 images, more than its num-examples"):
+    with pytest.raises(InvalidReply, match="5 images in total, above num-examples"):
         Prototypes().check(arrays, trained, 4)

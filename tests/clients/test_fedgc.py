@@ -105,7 +105,7 @@ def test_without_a_cluster_it_is_the_cross_entropy():
 def test_another_network_is_refused_with_the_remedy():
     base = models.build("vpt-vit-tiny", 4, (1, 8, 8), seed=0)
     for model in (tiny_model(), base):
-        with pytest.raises(ConfigError, match=r"GC-Net.*got a .* without.*prompt-vit-tiny"):
+        with pytest.raises(ConfigError, match=r"GC-Net.*is a .* without.*prompt-vit-tiny"):
             trainer("fedgc", model=model)
     with pytest.raises(ConfigError, match="variant = 'new'"):
         trainer("fedgc", variant="new")

@@ -157,8 +157,8 @@ COUNT = np.array([1, 2, 3])
         ({"mean": GOOD, "count": COUNT[:2]}, r"'count' \(2,\)"),
         ({"mean": np.full((3, 2), np.nan, np.float32), "count": COUNT}, "finite"),
         ({"mean": np.ones((3, 2), int), "count": COUNT}, "not finite 32-bit numbers"),
-        ({"mean": GOOD, "count": np.array([1, -1, 2])}, "whole numbers from 0"),
-        ({"mean": GOOD, "count": np.array([1.0, 0.5, 2.0])}, "whole numbers from 0"),
+        ({"mean": GOOD, "count": np.array([1, -1, 2])}, "non-negative integers"),
+        ({"mean": GOOD, "count": np.array([1.0, 0.5, 2.0])}, "non-negative integers"),
     ],
 )
 @pytest.mark.parametrize("later", [False, True])
