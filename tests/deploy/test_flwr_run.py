@@ -130,6 +130,7 @@ def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federation_too_small_is_refused_with_the_command_that_fixes_it(
     flower: Flower, tmp_path: Path
 ):

@@ -190,6 +190,7 @@ def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Pa
     assert np.abs(default - fedavg).max() > 0.1
 
 
+@pytest.mark.nightly
 def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
     foreign: Path, tmp_path: Path
 ):

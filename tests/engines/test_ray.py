@@ -155,6 +155,7 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path,
         assert models(replies) == alive
 
 
+@pytest.mark.nightly
 def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
     app = ClientApp()
 
@@ -189,6 +190,7 @@ def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
         assert not any(reply.has_error() for reply in replies)
 
 
+@pytest.mark.nightly
 def test_the_slowest_client_of_the_last_round_comes_first():
     app = ClientApp()
 

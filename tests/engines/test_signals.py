@@ -57,7 +57,10 @@ def statuses(home: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, *HANGUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.nightly) for number in HANGUP)],
+)
 def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -105,9 +108,9 @@ STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        ("run", ["--engine=inline"], 1),
+        pytest.param("run", ["--engine=inline"], 1, marks=pytest.mark.nightly),
         ("compare", ["--strategies=fedavg", "--seeds=0", "--jobs=2"], 2),
-        ("tune", [*STUDY, "--jobs=2"], 2),
+        pytest.param("tune", [*STUDY, "--jobs=2"], 2, marks=pytest.mark.nightly),
     ],
     ids=["run", "compare", "tune"],
 )

@@ -106,8 +106,8 @@ def check(made: Network, tmp_path: Path, atol: float = 1e-5) -> None:
         np.testing.assert_allclose(script(x).numpy(), expected, atol=atol)
 
 
-#: Another of their kind stands for these; the largest has its own test.
-LIKE_OTHERS = ("resnet10", "resnet12", "vpt-vit-tiny")
+#: Another of their kind, or its run below, stands for these; the largest has its own test.
+LIKE_OTHERS = ("resnet10", "resnet12", "prompt-vit-tiny", "vpt-vit-tiny")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_every_model_gives_its_logits_outside(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["prompt-vit-tiny", "mlp"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly), "mlp"]
+)
 def test_images_that_are_resized_and_grey_or_flattened(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_mlflow_reads_what_was_logged_before_and_after_a_stop(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_wandb_writes_for_its_sync_what_was_logged_before_and_after_a_stop(
     interrupted, monkeypatch
 ) -> None:
