@@ -259,7 +259,7 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.py").write_text(programs.texts["reviews.py"])
     output = call("data", "show", "reviews:Reviews")
-    assert re.search(r"tokens in a text +\S+ ±", output)
+    assert re.search(r"tokens per text +\S+ ±", output)
     assert not list(tmp_path.glob("*.png"))
     assert "--out x.png: there is no picture of tokens" in call(
         "data", "show", "reviews:Reviews", "--out", "x.png", expect=2

@@ -1,8 +1,8 @@
 """Data sets divided among clients.
 
-`prepare` divides a data set once and stores the result on disk; a `Federation` reads it. A new data
-set is a `DataSet` of images, a `FeatureSet` or a `TokenSet`, registered in `fairflower.registry` or
-by another package.
+`prepare` divides a data set once and stores the result on disk, and a `Federation` reads it. To add
+a data set, subclass `DataSet` (images), `FeatureSet` or `TokenSet` and register the class in
+`fairflower.registry` or in a package of your own.
 """
 
 from fairflower.data.cache import prepare, with_absolute_dir

@@ -1,9 +1,10 @@
-"""Preparation of a data set for a federation, on disk, once for all runs that need it.
+"""Preparation of a data set on disk, once for all runs with the same federation.
 
 A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a file
-per client. The hash covers all settings that decide the content, and the source files' paths, sizes
-and times. The folder is written elsewhere and moved into place: it is either complete or absent,
-and several processes may prepare the same data set.
+per client. The hash covers all settings that affect the content, and the paths, sizes and
+modification times of the source files. The folder is written under a temporary name and then moved
+into place, so it is always either complete or absent, and several processes may prepare the same
+data set at once.
 """
 
 from __future__ import annotations
@@ -47,36 +48,36 @@ from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
 
-#: Version of the files and of the random partition; folders of other versions are not used.
+#: Version of the file format and of the random partition. Folders of other versions are ignored.
 _FORMAT = 4
 
-#: Split of a federation -> split of the data set that its examples are from.
+#: Split of a federation -> split of the data set from which its examples are taken.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
 #: Group -> rows of each of its clients, int64 [n].
 Rows = dict[str, list[Ints]]
-#: Group -> examples, as read from the data set.
+#: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
-#: Arrays of a prepared file by name.
+#: Name -> array of a prepared file.
 Arrays = dict[str, Any]
 
 
 def prepare(config: DataConfig, *, site: bool = False) -> Federation:
-    """Divide a data set among clients, or open the result of an earlier call.
+    """Divide a data set among clients, or reuse the result of an earlier call.
 
     Parameters
     ----------
     config
-        The ``data`` table of a run config. Every key but ``augment`` decides the content.
+        The ``data`` table of a run config. Every key except ``augment`` affects the prepared files.
     site
-        Whether the data are of a single site, which may lack classes; otherwise classes without
-        examples are warned of.
+        Whether the data belong to a single site. A site may lack classes; otherwise, a warning
+        lists the classes without examples.
 
     Raises
     ------
     DataError
-        If data are missing, malformed or too few for the clients.
+        If the data are missing, malformed or too few for the clients.
     ConfigError
-        If there is no data set of this name.
+        If no data set has this name.
     """
     data_set = make_data_set(config)
     folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
@@ -89,7 +90,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
 def with_absolute_dir(config: DataConfig) -> DataConfig:
     """Return the config with an absolute ``dir``, from ``data.dir`` or $FAIRFLOWER_DATA.
 
-    Processes with another working directory or environment prepare the same data from it.
+    With this config, processes in another working directory or environment prepare the same data.
     """
     folder = make_data_set(config).folder
     return replace(config, dir=str(folder)) if folder else config
@@ -97,13 +98,13 @@ def with_absolute_dir(config: DataConfig) -> DataConfig:
 
 @lru_cache(maxsize=8)
 def _open(folder: Path, augment: bool) -> Federation:
-    """Open a folder once per process, so that values cached by the `Federation` are shared."""
+    """Open a folder once per process, so that all callers share the cached values."""
     federation = Federation.open(folder)
     return federation if augment else replace(federation, augment=Augment())
 
 
 def make_data_set(config: DataConfig) -> DataSet:
-    """Make the data set of ``data.name``, not yet divided."""
+    """Create the data set that ``data.name`` selects, before it is divided."""
     chosen = DataSpec.read(config.name)
     chosen.check()
     data_set: DataSet = chosen.make(config)
@@ -152,7 +153,7 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
 
 
 def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays], Arrays]:
-    """Make the federation, and the arrays of each client's file and of the held-out domain's."""
+    """Return the federation, the arrays of each client's file, and those of the held-out domain."""
     config = data_set.config
     of_split = {"train": data_set.client_domains, "test": data_set.domains}
     labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
@@ -219,13 +220,13 @@ def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:
 
 
 def _arrays(splits: Mapping[str, Split], people: Mapping[str, Ints]) -> Arrays:
-    """Return the arrays of a file: x, y and, with groups of people, g, of each split."""
+    """Return a file's arrays: for each split x, y and, if there are groups of people, g."""
     named = {f"{axis}_{s}": getattr(splits[s], axis) for s in splits for axis in "xy"}
     return named | {f"g_{s}": values for s, values in people.items()}
 
 
 def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
-    """Return the held-out domain as a group without training examples; empty without one."""
+    """Return the held-out domain, if any, as a group without training examples."""
     domain = data_set.config.held_out
     return [ClientGroup(domain, domain, np.empty(0, np.int64), (1,))] if domain else []
 
@@ -237,7 +238,7 @@ def _sizes(rows: Rows) -> tuple[int, ...]:
 def _rows(
     data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
 ) -> dict[str, Rows]:
-    """Divide the rows by split, group and client; validation only if a setting asks for it."""
+    """Divide the rows by split, group and client. Validation rows are optional (a setting)."""
     config = data_set.config
     train = _train_rows(data_set, groups, labels["train"])
     test = _test_rows(config, groups, labels["test"])
@@ -254,18 +255,18 @@ def _rows(
 
 
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
-    """Warn of classes without examples, and of classes with only test examples."""
+    """Warn about classes without examples, and about classes that have only test examples."""
     names = data_set.classes or tuple(map(str, range(num_classes)))
     empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
     if empty:
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
         logger.warning(
-            "%s: of %d classes %s has no example.%s",
+            "%s: out of %d classes, these have no examples: %s.%s",
             *(data_set.config.name, num_classes, shortened(empty), remedy),
         )
     if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
         logger.warning(
-            "%s: there are test examples of class %s, but none to train on.",
+            "%s: these classes have test examples, but no training examples: %s.",
             *(data_set.config.name, shortened(unlearnt)),
         )
 
@@ -290,7 +291,7 @@ def _train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[st
 
 
 def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """Shuffle the test rows of each group's domain, limit them, and divide them among clients."""
+    """Shuffle each group's test rows, limit their number and divide them among its clients."""
     rows = {}
     for group in groups:
         if group.tested_on:
@@ -308,7 +309,7 @@ def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[st
 
 
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
-    """Read each group's examples in the order of its rows; each row of a domain is read once."""
+    """Read each group's examples in the order of its rows, and each row of a domain only once."""
     examples: Examples = {}
     for domain in dict.fromkeys(group.domain for group in groups):
         wanted = {g.name: np.concatenate(rows[g.name]) for g in groups if g.domain == domain}
@@ -324,8 +325,8 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
     if isinstance(data_set, FeatureSet | TokenSet):
         if len(set(shapes)) > 1:
             raise DataError(
-                f"{data_set.config.name}: examples differ in their number of "
-                f"{data_set.kind} ({_sizes_in(examples)}). Give all of them the same."
+                f"{data_set.config.name}: examples have different numbers of {data_set.kind} "
+                f"({_sizes_in(examples)}). Give all examples the same number."
             )
         vocabulary = (data_set.vocabulary,) if isinstance(data_set, TokenSet) else ()
         return *vocabulary, *shapes[0]
@@ -345,7 +346,7 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
 
 
 def _sizes_in(examples: Mapping[str, Examples]) -> str:
-    """Describe the size of each group's examples, by split if the splits differ."""
+    """Describe the size of each group's examples, for each split if the splits differ."""
     texts = []
     for name in dict.fromkeys(name for by_group in examples.values() for name in by_group):
         splits = {  # size -> the last split of this size
@@ -370,7 +371,8 @@ def _mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[
     if not len(mean) == len(std) == shape[0]:
         raise DataError(
             f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
-            f"{len(std)} standard deviations. Declare equally many in {type(data_set).__name__}."
+            f"{len(std)} standard deviations. Declare one mean and one standard deviation per "
+            f"channel or feature in {type(data_set).__name__}."
         )
     return {"mean": mean, "std": std}
 
@@ -383,7 +385,7 @@ def _to_training_layout(
     split: str,
     shape: tuple[int, ...],
 ) -> Any:
-    """Return a group's examples as a contiguous array for training, corrupted if it is."""
+    """Return the examples of a group as a contiguous array, corrupted if ``group.corrupted``."""
     if len(shape) != 3:
         return np.ascontiguousarray(examples)
     pixels = to_chw(examples, shape[0], shape[1:])
@@ -401,7 +403,7 @@ def _to_training_layout(
 
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:
-    """Describe the source of a group's examples, and their corruption."""
+    """Describe the source of a group's examples and, if they are corrupted, the corruption."""
     source = data_set.source(group.domain)
     if not group.corrupted:
         return source

@@ -1,6 +1,6 @@
 """Data sets with a folder of images per domain and class, and no published split.
 
-The same images as a Hugging Face data set, saved or on the Hub, are read, too.
+The images may also be a Hugging Face data set, in a folder or on the Hub.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from PIL import Image
 
-#: Extensions of image files: those of torchvision's ImageFolder, and of DICOM.
+#: File extensions of images: those of torchvision's ImageFolder and those of DICOM files.
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     *dicom.SUFFIXES,
 )
 
-#: Label of images whose class is not part of the data set; they are skipped.
+#: Label of images to skip, because their class is not part of the data set.
 OTHER = -1
 
 
@@ -48,8 +48,9 @@ OTHER = -1
 class Domain:
     """The images of a domain, not yet decoded, sorted by class.
 
-    ``labels`` are int64 [N], ascending; ``where`` names the image at a position, for errors, and
-    ``pictures`` decodes the images at positions, one at a time.
+    ``labels`` are int64 [N] in ascending order. ``where`` returns the name of the image at a
+    position, for error messages. ``pictures`` decodes the images at the given positions one at a
+    time.
     """
 
     labels: Ints
@@ -58,40 +59,40 @@ class Domain:
 
 
 class ClassFolders(DataSetOfFiles[Domain]):
-    """A data set published without a split; a subclass selects the test images by `is_test`.
+    """A data set without a published split; a subclass may override `is_test` to define one.
 
-    Images are resized to a square. They are read from the first of:
+    Images are resized to a square. They are read from one of these sources:
 
-    1. ``data.dir`` or, if it is empty, ``$FAIRFLOWER_DATA``, or a subfolder of it named in
-       ``subfolders``: a folder per domain with a folder per class, or with a Hugging Face data
-       set (``save_to_disk``; image, label); or a single Hugging Face data set of all domains
-       (image, domain, label).
-    2. With neither set, the Hugging Face Hub, through flwr-datasets, if ``hub`` is set.
+    1. The folder ``data.dir`` (or ``$FAIRFLOWER_DATA`` if ``data.dir`` is empty), or one of its
+       ``subfolders``. It has a folder per domain, with a folder per class or a Hugging Face data
+       set that ``save_to_disk`` wrote (image, label). Or it is a single Hugging Face data set of
+       all domains (image, domain, label).
+    2. The Hugging Face Hub, through flwr-datasets, if no folder is set and ``hub`` is set.
 
-    Images are sorted by class, then by file name, as by torchvision's ImageFolder; those of a
-    Hugging Face data set by class, then by row. With ``by_content``, they are sorted by class, then
-    by the SHA-256 of their files, so that files and rows come in the same order.
+    Images are sorted by class, then by file name, as in torchvision's ImageFolder. Images of a
+    Hugging Face data set are sorted by class, then by row. With ``by_content``, images are sorted
+    by class, then by the SHA-256 of their files, so that both sources give the same order.
     """
 
     #: Alias of a class -> the class.
     aliases: ClassVar[Mapping[str, str]] = {}
-    #: Whether images of other classes are skipped instead of refused.
+    #: Whether images of unknown classes are skipped. If not, they raise an error.
     others: ClassVar[bool] = False
-    #: Whether images are sorted by the SHA-256 of their files within a class.
+    #: Whether the images of a class are sorted by the SHA-256 of their files instead of by name.
     by_content: ClassVar[bool] = False
-    #: Folders below ``data.dir`` in which the domains are searched, too.
+    #: Subfolders of ``data.dir`` that are also searched for the domains.
     subfolders: ClassVar[tuple[str, ...]] = ()
-    #: Hugging Face id of a data set with a single split. None: not on the Hub.
+    #: Id on the Hugging Face Hub of a data set with a single split. None if it is not on the Hub.
     hub: ClassVar[str | None] = None
     image_size: ClassVar[int]
     channels: ClassVar[int] = 3
-    #: Bits of the whole numbers in gray images with more than 8 bits.
+    #: Bit depth of integer gray images with more than 8 bits.
     bits: int = 16
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Return which images of a domain are test images, bool [N], given their sorted labels.
+        """Return a mask of the test images of a domain, bool [N], given its sorted labels.
 
-        By default the first image of each class and every fifth after it.
+        By default, the test images are the first image of each class and every fifth after it.
 
         >>> ClassFolders.is_test(None, np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
         [0, 5, 6]
@@ -104,7 +105,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._open(domain).labels[self._positions(domain, split)]
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """Decode only the images of these rows; uint8 [len(rows), S, S, 3]."""
+        """Decode the images of these rows only. Returns uint8 [len(rows), S, S, 3]."""
         side = self.config.image_size or self.image_size
         source = self._open(domain)
         positions = self._positions(domain, split)[rows]
@@ -119,7 +120,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return pixels
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
-        """Warn if ``largest``, the largest number in images of over 8 bits, is far from white."""
+        """Warn if ``largest``, the largest value in images of over 8 bits, is far below white."""
 
     def fingerprint(self) -> Any:
         if self._root is None:
@@ -139,7 +140,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._root / domain
 
     def layout(self) -> str:
-        """Describe the expected content of the folder, for errors."""
+        """Describe the expected content of the folder, for error messages."""
         return (
             f"<domain>/<class>/<image> for the domains {', '.join(self.domains)}, or a Hugging "
             "Face data set written with save_to_disk (image, domain, label)"
@@ -153,7 +154,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
     @cached_property
     def _root(self) -> Path | None:
-        """The folder with the images; None means the Hub."""
+        """The folder that contains the images. None means the Hub."""
         remedy = f"Set data.dir or FAIRFLOWER_DATA to a folder that has {self.layout()}"
         if self.folder is None:
             if self.hub is None:
@@ -164,19 +165,19 @@ class ClassFolders(DataSetOfFiles[Domain]):
                 return folder
         names = ", ".join(self.subfolders)
         if self.hub:
-            remedy += f". With neither set, {self.hub} is fetched from the Hugging Face Hub"
+            remedy += f", or unset both to download {self.hub} from the Hugging Face Hub"
         raise DataError(
-            f"{self.title} is not in {self.folder}, nor in its subfolders {names}. {remedy}."
+            f"{self.title} is neither in {self.folder} nor in its subfolders {names}. {remedy}."
         )
 
     def _positions(self, domain: str, split: str) -> Ints:
-        """Positions of a split's images among all images of the domain."""
+        """Return the positions of a split's images among all images of the domain."""
         return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
 
     def _read(self, domain: str) -> Domain:
         if self._root is None:
             assert self.hub is not None
-            remedy = "Set data.dir or FAIRFLOWER_DATA to a folder of the images"
+            remedy = "Set data.dir or FAIRFLOWER_DATA to a folder with the images"
             return self._from_hugging_face(load_hub(self.hub, None, remedy, ("train",)), domain)
         if is_hf_dataset_folder(self._root):
             return self._from_hugging_face(load_saved(self._root), domain)
@@ -195,7 +196,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return self._of_files(files, folder)
 
     def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> Domain:
-        """Make a domain of image files from (label, text, path), sorted by label, then by text."""
+        """Build a domain from tuples (label, text, path), sorted by label, then by text."""
         ordered = sorted(files)
         paths = [path for _, _, path in ordered]
         labels = np.array([label for label, _, _ in ordered], np.int64)
@@ -207,13 +208,14 @@ class ClassFolders(DataSetOfFiles[Domain]):
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False
     ) -> Domain:
-        """Make a domain of its rows in a data set; of all rows if it is the only domain."""
+        """Build a domain from its rows in a data set, or from all rows if ``alone``."""
         where = self.source(domain)
         if isinstance(data, dict):
             if len(data) != 1:
                 raise DataError(
                     f"{where}: found the splits {', '.join(map(str, data))}; expected a single "
-                    f"split, as {self.title} has its own rule for train and test. Concatenate them."
+                    f"split, because {self.title} is split by its own rule. Concatenate the "
+                    "splits."
                 )
             (data,) = data.values()
         images = HuggingFaceImages(data, where)
@@ -248,25 +250,27 @@ class ClassFolders(DataSetOfFiles[Domain]):
     def _check_complete(self, where: str, labels: Ints) -> None:
         absent = [name for i, name in enumerate(self.classes) if i not in labels]
         if absent:
-            raise DataError(f"{where} has no images of {', '.join(absent)}. Complete the copy.")
+            raise DataError(
+                f"{where} has no images of {', '.join(absent)}. Add the missing images."
+            )
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, without hidden ones and macOS's ``__MACOSX``."""
+    """Return the sorted subfolders of a folder, except hidden ones and macOS's ``__MACOSX``."""
     paths = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
     return sorted(path for path in paths if path.is_dir())
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the image files in a folder by their extensions, sorted, without hidden files."""
+    """Return the sorted files in a folder that have an image extension, except hidden files."""
     paths = (p for p in folder.iterdir() if not p.name.startswith("."))
     return sorted(path for path in paths if path.suffix.lower() in EXTENSIONS)
 
 
 def _stamp(folder: Path) -> Any:
-    """Return a fingerprint of a folder, as `stamp` does, without looking at all files every time.
+    """Return a fingerprint of a folder like that of `stamp`, but cached.
 
-    A process looks at the files again only after a file of a class was added, removed or renamed.
+    A process lists the files again only after a file of a class was added, removed or renamed.
     """
     if is_hf_dataset_folder(folder):
         return stamp(folder)

@@ -1,4 +1,4 @@
-"""Groups of clients of a data set: by domain, or by the quality of the images."""
+"""Groups of clients, by domain or by image quality."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from fairflower.seeds import derive_seed
 
 @dataclass(frozen=True)
 class ClientGroup:
-    """Clients of a domain and quality; its ``name`` is in the federation's ``domains``.
+    """The clients of a domain, or those of its clients with the same image quality.
 
-    The examples come from the data set's ``domain``; all of them are ``corrupted`` or none, test
-    examples included. The clients get ``sizes`` training examples each, out of ``rows``, int64 [N].
+    Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
+    set's ``domain``. If it is ``corrupted``, all its training and test examples are. Client k gets
+    ``sizes[k]`` of the training examples ``rows``, int64 [N].
     """
 
     name: str
@@ -29,19 +30,19 @@ class ClientGroup:
     rows: Ints
     sizes: tuple[int, ...]
     corrupted: bool = False
-    #: Training and test rows of each client, if a partitioner divides the examples.
+    #: Training and test rows of each client. Set only if a partitioner divides the examples.
     trained_on: tuple[Ints, ...] = ()
     tested_on: tuple[Ints, ...] = ()
 
 
 def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
-    """Return the groups of clients: a group per domain, or two per domain, clean and corrupted.
+    """Return the groups of clients: one per domain, or a clean and a corrupted one per domain.
 
-    A data set with a partitioner is divided by `partitioner_groups`; with ``data.imbalance-factor``
-    by `imbalanced_groups`, with ``data.corrupted-clients`` by `quality_groups`. Otherwise every
-    domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of each
-    domain's training examples. ``DataError`` if settings exclude each other or leave no clean
-    client.
+    A data set with a partitioner is divided by `partitioner_groups`. ``data.imbalance-factor``
+    selects `imbalanced_groups`, and ``data.corrupted-clients`` selects `quality_groups`. Otherwise,
+    every domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of
+    each domain's training examples. Raises ``DataError`` if settings exclude each other or leave no
+    clean client.
     """
     config = data_set.config
     if data_set.partitioner() is not None:
@@ -49,8 +50,8 @@ def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientG
     if config.imbalance_factor > 1:
         if config.corrupted_clients:
             raise DataError(
-                "data.imbalance-factor and data.corrupted-clients are both set; set the first "
-                "to 1 or the second to 0."
+                "data.imbalance-factor and data.corrupted-clients exclude each other. Set the "
+                "first to 1 or the second to 0."
             )
         return imbalanced_groups(data_set, labels)
     if config.corrupted_clients:
@@ -63,23 +64,23 @@ def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientG
 
 
 def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
-    """Return a clean and a corrupted group per domain: the image quality shift of FedISM.
+    """Return a clean and a corrupted group per domain, as in FedISM (IJCAI 2024).
 
-    (IJCAI 2024.) Of the ``n`` images of a class in a domain, ``round((1 - ratio) n)``, drawn at
-    random by ``data.seed``, go to the clean clients and the rest to the corrupted clients, where
-    ``ratio`` is the share of corrupted clients. Both groups are tested on the same images, clean or
-    corrupted.
+    Let ``ratio`` be the fraction of corrupted clients. Of the ``n`` images of a class in a domain,
+    ``round((1 - ratio) n)`` go to the clean clients, and the rest go to the corrupted clients. The
+    images are drawn at random with ``data.seed``. Both groups are tested on the same images, but
+    those of the corrupted group are corrupted.
 
-    FedISM's code gives the first images of its file to the clean clients. Images that are sorted by
-    name are also sorted by source, for example by hospital in ISIC 2019: the groups would then
-    differ in more than the corruption.
+    FedISM's code instead gives the first images in its file to the clean clients. But images sorted
+    by name are often sorted by source as well, for example by hospital in ISIC 2019. The groups
+    would then differ in more than the corruption.
     """
     config = data_set.config
     clients, corrupted = config.clients_per_domain, config.corrupted_clients
     if corrupted >= clients:
         raise DataError(
             f"data.corrupted-clients = {corrupted}: at least one of the {clients} clients of a "
-            "domain has to stay clean. Lower it, or raise data.clients-per-domain."
+            "domain must stay clean. Lower it, or raise data.clients-per-domain."
         )
     groups = []
     for domain, values in labels.items():
@@ -99,11 +100,12 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
 def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
     """Return groups of geometrically decreasing size: the domain imbalance of FedGCR (AAAI 2024).
 
-    Domain i of ``D``, from 0, has ``round(ratio^(D - 1 - i))`` clients, and 1 / ``ratio`` of the
-    images of domain i - 1, or all its images if it has fewer. Client j of a domain gets images in
-    proportion to ``ratio^j``; on PACS to ``factor^(j / (n - 1))``, so that the last of ``n``
-    clients has ``factor`` times the images of the first. The first domain has as many images as
-    without the imbalance; ``data.examples-per-client`` is then the mean of its clients.
+    With ``D`` domains, numbered from 0, domain i has ``round(ratio^(D - 1 - i))`` clients. Its
+    images are those of domain i - 1 divided by ``ratio``, or all its images if it has fewer. Client
+    j of a domain gets images in proportion to ``ratio^j``. On PACS it gets them in proportion to
+    ``factor^(j / (n - 1))``, so that the last of ``n`` clients has ``factor`` times the images of
+    the first. The first domain has as many images as without imbalance, and
+    ``data.examples-per-client`` is the mean over its clients.
 
     ==================  ===================  ================================================
     ``D``, factor       ratio                clients
@@ -113,8 +115,8 @@ def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cli
     4 (PACS)            5: 1.7, 10: 2.16     5 3 2 1, 10 5 2 1
     ==================  ===================  ================================================
 
-    The ratios are the released code's; the paper does not give them. For factor 1 the code has two
-    clients per domain, of sizes 1 : 3; here they are equal.
+    The ratios are those of the released code; the paper does not state them. For factor 1, the code
+    has two clients per domain with sizes 1 : 3; here their sizes are equal.
     """
     factor = data_set.config.imbalance_factor
     ratio = series_ratio(factor, len(labels))
@@ -135,11 +137,11 @@ def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cli
 
 
 def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
-    """Return a group per domain, divided by the data set's partitioner.
+    """Return one group per domain, with clients that the data set's partitioner defines.
 
-    The clients are ``data.clients-per-domain`` partitions with at least two training examples and a
-    test example, drawn by ``data.seed`` if there are more. ``DataError`` if there are fewer, or if
-    a setting divides the examples in another way.
+    Each client is a partition with at least two training examples and a test example. If there are
+    more than ``data.clients-per-domain``, they are drawn with ``data.seed``. Raises ``DataError``
+    if there are fewer, or if a setting divides the examples in another way.
     """
     config = data_set.config
     for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):
@@ -156,8 +158,9 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
             usable = [k for k in usable if k < len(tested_on) and len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
             raise DataError(
-                f"Domain {domain!r} has {len(usable)} partitions with two training examples and a "
-                f"test example, not {config.clients_per_domain}. Lower data.clients-per-domain."
+                f"Domain {domain!r} has only {len(usable)} partitions with at least two training "
+                f"examples and a test example; expected {config.clients_per_domain}. Lower "
+                "data.clients-per-domain."
             )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "parts"))
         drawn = sorted(rng.permutation(usable)[: config.clients_per_domain].tolist())
@@ -170,16 +173,16 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
 def _refuse(name: str, setting: str, value: float) -> None:
     if value:
         raise DataError(
-            f"data.{argument_to_key(setting)}: {name} is divided by its partitioner instead. "
-            "Leave this setting at its default."
+            f"data.{argument_to_key(setting)}: {name} is divided by its partitioner. Leave this "
+            "setting at its default."
         )
 
 
 def series_ratio(factor: int, domains: int) -> float:
     """Return the ratio of a geometric series whose first term is ``factor`` times its last.
 
-    This is ``factor^(1 / (domains - 1))``, rounded to as few decimals as give the rounded factor.
-    For 4 domains and factor 10 it is FedGCR's released 2.16 instead of 2.15.
+    The ratio is ``factor^(1 / (domains - 1))``, rounded to the fewest decimals that reproduce the
+    rounded factor. For 4 domains and factor 10, it is 2.16 as in FedGCR's released code, not 2.15.
 
     >>> [series_ratio(factor, 5) for factor in (2, 5, 10)]
     [1.2, 1.5, 1.8]
@@ -188,8 +191,8 @@ def series_ratio(factor: int, domains: int) -> float:
         return 2.16
     if domains < 2:
         raise DataError(
-            f"data.imbalance-factor = {factor} needs several domains, but the data has 1. Set "
-            "it to 1, or choose several with data.domains."
+            f"data.imbalance-factor = {factor} needs several domains, but there is only 1. Set it "
+            "to 1, or select several domains with data.domains."
         )
     exact: float = factor ** (1 / (domains - 1))
     decimals = 1
@@ -201,7 +204,7 @@ def series_ratio(factor: int, domains: int) -> float:
 def stratified_mask(
     labels: Ints, wanted: Callable[[int], int], rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Draw ``wanted(n)`` of the ``n`` images of each class; return the drawn ones as bool [N]."""
+    """Return a mask, bool [N], of ``wanted(n)`` random images out of the ``n`` of each class."""
     chosen = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

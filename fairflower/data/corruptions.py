@@ -1,4 +1,4 @@
-"""Corruptions of images: noise of a sensor, motion of a patient or camera.
+"""Image corruptions: sensor noise, and motion of a patient or camera.
 
 The corruptions of D. Hendrycks and T. Dietterich, *Benchmarking neural network robustness to
 common corruptions and perturbations* (ICLR 2019), as FedISM (IJCAI 2024) uses them. An image
@@ -15,13 +15,13 @@ import numpy as np
 from fairflower.data.federation import Ints, Pixels
 from fairflower.seeds import derive_seed
 
-#: Standard deviation by severity, for images in [0, 1] of any size, from ImageNet-C.
-#: FedISM uses severity 3.
+#: Standard deviation for each severity, for images in [0, 1] of any size, from ImageNet-C. FedISM
+#: uses severity 3.
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 
-#: Side in pixels -> (radius, sigma) in pixels by severity, from CIFAR-10-C, Tiny-ImageNet-C and
-#: ImageNet-C; the blur for 224 pixels would destroy images of 28. FedISM shows blur in its
-#: appendix; its notebook uses severity 1.
+#: Side of an image in pixels -> (radius, sigma) in pixels for each severity, from CIFAR-10-C,
+#: Tiny-ImageNet-C and ImageNet-C. The blur for 224 pixels would destroy images of 28 pixels. FedISM
+#: shows blur in its appendix, and its notebook uses severity 1.
 BLUR: dict[int, tuple[tuple[int, float], ...]] = {
     32: ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
     64: ((10, 1.0), (10, 1.5), (10, 2.0), (10, 2.5), (12, 3.0)),
@@ -39,10 +39,11 @@ def corrupt(
     domain: str,
     split: str,
 ) -> Pixels:
-    """Return corrupted copies of images, uint8 [N, C, H, W]; each has its random generator.
+    """Return corrupted copies of images, uint8 [N, C, H, W].
 
-    ``kind`` is "noise" (`noise`) or "blur" (`blur`), ``severity`` 1 to 5. ``rows``, int64 [N],
-    are the images' rows in the split of the domain.
+    ``kind`` is "noise" (`noise`) or "blur" (`blur`), and ``severity`` is 1 to 5. ``rows``, int64
+    [N], are the rows of the images in the split of the domain. Each image has its own random
+    generator.
     """
     corrupted = np.empty_like(images)
     for i, row in enumerate(rows.tolist()):
@@ -52,10 +53,10 @@ def corrupt(
 
 
 def noise(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Add Gaussian noise: ``clip(x / 255 + N(0, c), 0, 1)``, times 255 and truncated.
+    """Add Gaussian noise to an image: ``clip(x / 255 + N(0, c), 0, 1) * 255``, truncated.
 
-    ``c`` is ``NOISE[severity - 1]``, and the noise is independent for every channel of every pixel
-    of ``image``, uint8 [C, H, W].
+    The standard deviation ``c`` is ``NOISE[severity - 1]``. The noise is independent for every
+    channel of each pixel of ``image``, uint8 [C, H, W].
     """
     x = rng.standard_normal(image.shape, np.float32) * np.float32(NOISE[severity - 1])
     x += image / np.float32(255)
@@ -63,11 +64,12 @@ def noise(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Blur as if the camera moved: every pixel becomes a mean along a streak that starts at it.
+    """Blur an image, uint8 [C, H, W], as if the camera moved.
 
-    This is ImageMagick's motion blur: ``2 radius + 1`` steps of a pixel at an angle of U(-45, 45)
-    degrees, weighted by a Gaussian of ``sigma`` from the pixel on; the border is extended. (radius,
-    sigma) are those in ``BLUR`` for the size nearest to the size of ``image``, uint8 [C, H, W].
+    Every pixel becomes a weighted mean along a line that starts at it, as in ImageMagick's motion
+    blur. The line has ``2 radius + 1`` steps of one pixel at a random angle, U(-45, 45) degrees.
+    The weights are a Gaussian of ``sigma`` centered at the pixel, and the border is extended.
+    Radius and sigma are those in ``BLUR`` for the size nearest to the size of ``image``.
     """
     _, height, width = image.shape
     radius, sigma = _streak(min(height, width), severity)
@@ -90,7 +92,7 @@ CORRUPTIONS = {"noise": noise, "blur": blur}
 
 
 def corruption_text(kind: str, severity: int, side: int) -> str:
-    """Describe a corruption of images with ``side`` pixels.
+    """Describe the corruption of images with a side of ``side`` pixels.
 
     >>> corruption_text("noise", 3, 28), corruption_text("blur", 3, 28)
     ('Gaussian noise, sigma 0.18', 'motion blur, radius 6, sigma 2')

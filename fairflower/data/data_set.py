@@ -15,17 +15,18 @@ from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixe
 from fairflower.data.files import data_folder, logger
 from fairflower.errors import DataError
 
-#: Mean and standard deviation per channel of ImageNet, for networks pretrained on it.
+#: Mean and standard deviation of ImageNet per channel, for networks pretrained on ImageNet.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Opened = TypeVar("Opened")
 
 
 class DataSet(ABC):
-    """A data set that is not yet divided among clients: a base class (`docs/your-own-parts.md`).
+    """Base class of data sets, before their examples are divided among clients.
 
-    Construction must be cheap, as every client constructs its data set; methods read the examples.
-    Examples are images, unless the data set is a `FeatureSet` or a `TokenSet`.
+    Constructing a data set must be cheap, because every client constructs it; only the methods read
+    examples. Examples are images unless the data set is a `FeatureSet` or a `TokenSet`. See
+    `docs/your-own-parts.md`.
 
     Examples
     --------
@@ -53,42 +54,43 @@ class DataSet(ABC):
 
     #: Kind of the examples: "images", "features" or "tokens".
     kind: ClassVar[str] = "images"
-    #: Number of classes. None: the number of ``classes`` or, if it is empty, the largest label + 1.
+    #: Number of classes. None means the length of ``classes`` or, if it is empty, one more than the
+    #: largest label.
     num_classes: ClassVar[int | None] = None
     #: Class names in the order of the labels; empty if the classes have only numbers.
     classes: tuple[str, ...] = ()
-    #: Side in pixels to which images are resized unless ``data.image-size`` is set. None: images
-    #: keep their size, which must be the same in all domains.
+    #: Side in pixels to which images are resized, unless ``data.image-size`` is set. None means
+    #: that images keep their size, which must then be the same in all domains.
     image_size: ClassVar[int | None] = None
-    #: Number of channels, 3 or 1. None: 3 if any domain has color images, else 1.
+    #: Number of channels, 3 or 1. None means 3 if any domain has color images, else 1.
     channels: ClassVar[int | None] = None
     #: Augmentation of training images.
     augment: ClassVar[Augment] = Augment()
-    #: Mean and ``std`` per channel, of images in [0, 1].
+    #: Mean and standard deviation (``std``) per channel, for images in [0, 1].
     mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
-    #: Default share of a domain's training examples per client. None: the domain is divided
-    #: equally among its clients.
+    #: Default fraction of a domain's training examples that each client gets. None means that the
+    #: domain is divided equally among its clients.
     fraction: ClassVar[float | None] = None
-    #: Domain -> published number of training images, of which ``fraction`` is a share. Default:
-    #: the number in the source.
+    #: Domain -> published number of training images, to which ``fraction`` refers. By default the
+    #: number of images in the source.
     published_sizes: ClassVar[Mapping[str, int]] = {}
-    #: Upper bound of a domain's training images if the domain is divided equally. None: all.
+    #: Maximum number of training images of a domain that is divided equally. None means all images.
     domain_size: ClassVar[int | None] = None
-    #: Whether ``data.imbalance-factor`` is also the ratio between a domain's last client and its
-    #: first, see `fairflower.data.client_groups.imbalanced_groups`.
+    #: Whether ``data.imbalance-factor`` is also the ratio of sizes between a domain's last client
+    #: and its first (see `fairflower.data.client_groups.imbalanced_groups`).
     imbalanced_within: ClassVar[bool] = False
-    #: Whether every client gets every class of its domain.
+    #: Whether every client gets examples of every class of its domain.
     every_class: ClassVar[bool] = False
-    #: Whether tests report the AUC, too.
+    #: Whether tests also report the AUC.
     auc: ClassVar[bool] = False
-    #: Sensitive attribute that ``data.groups`` may name -> names of its groups of people.
+    #: Sensitive attribute (a possible value of ``data.groups``) -> names of its groups of people.
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         known = self.all_domains()
-        #: The domains that are read, those of clients and the held-out domain.
+        #: The domains to read: those of the clients and the held-out domain.
         self.domains = select_domains(config.domains, known)
         if config.held_out:
             self.domains = with_held_out(config.held_out, self.domains, known)
@@ -100,7 +102,7 @@ class DataSet(ABC):
 
     @property
     def folder(self) -> Path | None:
-        """Folder of local files, absolute; None if no local files are read."""
+        """Absolute path of the folder with local files. None if no local files are read."""
         return None
 
     @abstractmethod
@@ -113,7 +115,7 @@ class DataSet(ABC):
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """Return the names of the groups of people by ``data.groups``; empty without it."""
+        """Return the names of the groups of people; empty if ``data.groups`` is not set."""
         wanted = self.config.groups
         if wanted and wanted not in self.attributes:
             known = ", ".join(self.attributes) or "it has none"
@@ -124,13 +126,13 @@ class DataSet(ABC):
         return self.attributes[wanted] if wanted else ()
 
     def group_of(self, domain: str, split: str) -> Ints:
-        """Return the group by ``data.groups`` of each of a domain's examples, int64 [N].
+        """Return the group of people of each example of a domain, int64 [N].
 
-        Groups are numbered in the order of `group_names`. A subclass with ``attributes`` defines
-        this method.
+        ``data.groups`` defines the groups, and they are numbered in the order of `group_names`. A
+        subclass with ``attributes`` must define this method.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has attributes, but no groups. Define "
+            f"{type(self).__name__} has attributes, but no method group_of. Define "
             f"{type(self).__name__}.group_of(domain, split)."
         )
 
@@ -138,8 +140,8 @@ class DataSet(ABC):
         """Return the images of these rows, uint8 [len(rows), H, W] or [len(rows), H, W, 3]."""
         name = type(self).__name__
         raise NotImplementedError(
-            f"{name} has no images. Define {name}.images(domain, split, rows), or derive it from "
-            "fairflower.data.FeatureSet or TokenSet."
+            f"{name} has no method images. Define {name}.images(domain, split, rows), or derive "
+            f"{name} from fairflower.data.FeatureSet or TokenSet."
         )
 
     def examples(self, domain: str, split: str, rows: Ints) -> Pixels | Floats | Ints:
@@ -148,43 +150,44 @@ class DataSet(ABC):
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """Return a JSON value that changes with the examples: files' sizes and times."""
+        """Return a JSON value that changes with the examples, such as sizes and times of files."""
 
     @abstractmethod
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
 
     def partitioner(self) -> Any:
-        """Make a partitioner of flwr-datasets that divides a domain's training examples.
+        """Return a partitioner of flwr-datasets that divides a domain's training examples, or None.
 
-        It gets the column ``label`` and those of `columns`. None: the ``data.*`` settings divide
-        the examples.
+        The partitioner receives the column ``label`` and those of `columns`. None means that the
+        ``data.*`` settings divide the examples.
         """
         return None
 
     def columns(self, domain: str, split: str) -> Mapping[str, npt.NDArray[Any]]:
-        """Return further columns for the partitioner, for example the writer, [N] each.
+        """Return additional columns for the partitioner, of shape [N], for example the writers.
 
-        If there are any, the partitioner divides the test examples, too: each client is tested on
-        the examples of its partition.
+        If there are any, the partitioner also divides the test examples, and each client is tested
+        on the test examples of its partition.
         """
         return {}
 
     def train_size(self, domain: str, available: int, clients: int) -> int:
-        """Return how many of a domain's ``available`` training examples its ``clients`` share."""
+        """Return how many of a domain's ``available`` training examples its ``clients`` get."""
         if self.config.examples_per_client:
             return self.config.examples_per_client * clients
         fraction = self.config.fraction or self.fraction
         if fraction is None:
             return min(available, self.domain_size or available)
-        # 1e-9, as a product like 0.29 * 100 = 28.999999999999996 means 29.
+        # 1e-9, because a product such as 0.29 * 100 = 28.999999999999996 stands for 29.
         return int(fraction * self.published_sizes.get(domain, available) + 1e-9) * clients
 
 
 class DataSetOfFiles(DataSet, Generic[Opened]):
-    """A data set in files, whose domains are opened separately, each once.
+    """A data set that is read from files. Each domain is opened separately, and only once.
 
-    ``title`` is its name in messages; ``domain_names`` are its domains in the default order.
+    ``title`` is the name of the data set in messages. ``domain_names`` are its domains in the
+    default order.
     """
 
     title: ClassVar[str]
@@ -196,7 +199,7 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
 
     @cached_property
     def folder(self) -> Path | None:
-        """``data.dir`` or ``$FAIRFLOWER_DATA``, absolute; None means the Hugging Face Hub."""
+        """Absolute ``data.dir`` or ``$FAIRFLOWER_DATA``. None means the Hugging Face Hub."""
         return data_folder(self.config)
 
     def all_domains(self) -> Sequence[str]:
@@ -214,7 +217,7 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
 
 
 def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
-    """Return the domains in ``data.domains``, in its order; all domains if it is empty.
+    """Return the domains in ``data.domains``, in their order, or all domains if it is empty.
 
     >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
@@ -224,7 +227,7 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
     if len(set(chosen)) < len(chosen):
-        raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each once.")
+        raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each domain once.")
     if taken := sorted(set(OVER_DOMAINS).intersection(chosen)):
         raise DataError(
             f"The domain name {taken[0]!r} is reserved for a column of tables. Rename it."
@@ -235,7 +238,7 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
 def with_held_out(
     held_out: str, chosen: tuple[str, ...], domains: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the chosen domains with the held-out domain, which need not be chosen, at the end.
+    """Return the chosen domains, with the held-out domain added or moved to the end.
 
     >>> with_held_out("b", ("a", "b"), ["a", "b", "c"]), with_held_out("c", ("a",), ["a", "c"])
     (('a', 'b'), ('a', 'c'))
@@ -244,8 +247,8 @@ def with_held_out(
         raise DataError(f"data.held-out = {held_out!r}: {unknown('domain', held_out, domains)}")
     if set(chosen) == {held_out}:
         raise DataError(
-            f"data.held-out = {held_out!r} leaves no domain to train on. Choose another domain, or "
-            "several with data.domains."
+            f"data.held-out = {held_out!r} leaves no domain to train on. Hold out another domain, "
+            "or add domains to data.domains."
         )
     if held_out in OVER_DOMAINS:
         raise DataError(
@@ -260,10 +263,11 @@ def client_count_key(config: DataConfig) -> str:
 
 
 def too_few(group: str, count: int, split: str, clients: int, remedy: str) -> DataError:
-    """Make the error for fewer examples than clients; ``remedy`` is left out without examples."""
+    """Return the error for fewer examples than clients. With 0 examples, ``remedy`` is not used."""
     if not count:
         return DataError(
-            f"Domain {group!r} has no {split} examples. Add some, or leave it out of data.domains."
+            f"Domain {group!r} has no {split} examples. Add examples, or remove the domain from "
+            "data.domains."
         )
     return DataError(
         f"Domain {group!r} has {count} {split} examples for {clients} clients. {remedy}."

@@ -18,20 +18,22 @@ if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
 #: Extensions of DICOM files.
 SUFFIXES = (".dcm", ".dicom")
 
-#: Largest number of pixels: Pillow's limit, above which it warns of a decompression bomb.
+#: Maximum number of pixels. Above this limit, Pillow warns of a decompression bomb.
 MOST_PIXELS = 2**30 // 12
 
 
 def read_dicom(path: Path) -> Image.Image:
     """Read the image in a DICOM file, gray or RGB.
 
-    Gray numbers are rescaled by the file's slope and intercept (for example to Hounsfield units),
-    cut to the file's first window or else mapped by its VOI LUT, and scaled to 0 to 255 from the
-    range of the window or the table or, without both, from the range of ``BitsStored`` bits.
-    MONOCHROME1, where 0 is white, is inverted.
+    Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units). If
+    the file has windows, they are clipped to the first; if it has a VOI LUT instead, they are
+    mapped by it. The result is scaled to 0 to 255 from the range of the window or the table. If the
+    file has neither, the range is that of ``BitsStored`` bits. MONOCHROME1, where 0 is white, is
+    inverted.
 
-    ``DataError`` if pydicom is not installed, or the file has several frames, palette colors or
-    more than `MOST_PIXELS`, or is deflated as a whole, because its size is then unknown.
+    Raises ``DataError`` if pydicom is not installed, or if the file has several frames, palette
+    colors or more than `MOST_PIXELS` pixels, or is deflated as a whole, because its size is then
+    unknown.
     """
     from PIL import Image
 
@@ -41,12 +43,15 @@ def read_dicom(path: Path) -> Image.Image:
         from pydicom.pixels import pixel_array
     except ImportError:
         raise DataError(
-            f"{path} is a DICOM file, which pydicom reads: pip install 'fairflower[medical]'."
+            f"{path} is a DICOM file. To read it, install pydicom: pip install "
+            "'fairflower[medical]'."
         ) from None
     with open_regular(path) as file:
         syntax = read_file_meta_info(path).get("TransferSyntaxUID")
         if syntax is not None and syntax.is_deflated:
-            raise DataError(f"{path} is a deflated DICOM file. Decompress it.")
+            raise DataError(
+                f"{path} is a deflated DICOM file, which is not supported. Decompress it."
+            )
         header = dcmread(file)
     kind = str(header.PhotometricInterpretation)
     gray = kind in ("MONOCHROME1", "MONOCHROME2")
@@ -63,23 +68,24 @@ def read_dicom(path: Path) -> Image.Image:
 
 
 def _check_shape(header: Dataset, image: str, colors: int) -> None:
-    """Refuse several frames, other colors and too large images, before decoding."""
+    """Raise ``DataError`` for several frames, other colors or too many pixels, before decoding."""
     frames = int(header.get("NumberOfFrames") or 1)
     sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
     if frames != 1 or samples != colors:
         shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
         raise DataError(
-            f"{image} of shape {shape}; expected a single frame, gray or of three colors. Export "
-            "its frames as PNG files."
+            f"{image} of shape {shape}; expected a single frame in gray or three colors. Export "
+            "the frames as PNG files."
         )
     if sides[0] * sides[1] > MOST_PIXELS:
         raise DataError(
-            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MOST_PIXELS:,}. Reduce it."
+            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MOST_PIXELS:,} pixels. "
+            "Reduce its size."
         )
 
 
 def _windowed(values: NDArray[Any], header: Dataset) -> NDArray[np.float64]:
-    """Convert stored numbers to brightness, 0 to 1."""
+    """Convert stored values to brightness, 0 to 1."""
     from pydicom.pixels import apply_rescale, apply_voi, apply_windowing
 
     bits, signed = int(header.BitsStored), int(header.PixelRepresentation)

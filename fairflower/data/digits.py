@@ -10,20 +10,20 @@ from fairflower.data.split_files import SplitFiles
 
 
 class Digits(SplitFiles):
-    """MNIST, USPS, SVHN and SYN, with FedHEAL's (CVPR 2024) settings: §4.1 and its released code.
+    """MNIST, USPS, SVHN and SYN, with the settings of FedHEAL (CVPR 2024, §4.1 and released code).
 
-    32x32 pixels, gray repeated to three channels, ImageNet's mean and standard deviation,
-    random crops with a padding of 4 and no flips. Five clients per domain with 1 % each
-    have **600, 72, 732 and 100** images per client (MNIST, USPS, SVHN, SYN), drawn without
-    regard to class.
+    Images have 32x32 pixels and three channels (gray is repeated). They are normalized by
+    ImageNet's mean and standard deviation, and augmented by random crops with a padding of 4,
+    without flips. With five clients per domain and 1 % each, a client has **600, 72, 732 or 100**
+    images (MNIST, USPS, SVHN, SYN), drawn without regard to class.
 
-    The fraction is of the *published* size of a domain (60,000, 7,291, 73,257 and 10,000
-    training images), so a file with a part of a domain gives the same sizes if it is large
-    enough. ``data.examples-per-client`` sets another number.
+    The percentage refers to the *published* size of a domain (60,000, 7,291, 73,257 and 10,000
+    training images). A file with only a part of a domain therefore gives the same sizes if it is
+    large enough. ``data.examples-per-client`` sets another number.
 
-    See `SplitFiles` for the sources. Ganin's SYN is not on the Hub: leave it out
-    (``data.domains = "mnist,usps,svhn"``) or use a folder, in which a re-creation of SYN may
-    have the name ``synlike.npz``; the federation's ``sources`` then say so.
+    See `SplitFiles` for the sources. Ganin's SYN is not on the Hub. Leave it out (``data.domains =
+    "mnist,usps,svhn"``) or use a folder. A re-creation of SYN in this folder may be named
+    ``synlike.npz``, and the federation's ``sources`` then mention it.
     """
 
     title = "Digits"
@@ -51,14 +51,15 @@ class Digits(SplitFiles):
 class DigitFive(Digits):
     """MNIST, USPS, SYN, MNIST-M and SVHN, in the order and with the settings of FedGCR (AAAI 2024).
 
-    No augmentation, mean and standard deviation 0.5. A domain has 2,975 training images, as
-    the first domain in the released code's runs; with ``data.imbalance-factor`` 5 and 10 each
-    further domain has fewer (see `fairflower.data.client_groups`). Test sets are complete.
+    Images are not augmented; mean and standard deviation are 0.5. A domain has 2,975 training
+    images, like the first domain in the runs of the released code. With ``data.imbalance-factor`` 5
+    or 10, each further domain has fewer (see `fairflower.data.client_groups`). Test sets are
+    complete.
 
-    32x32 pixels, which suits small networks; the paper's ViT-B/16 takes 224
+    Images have 32x32 pixels, which suits small networks. The paper's ViT-B/16 needs 224x224
     (``data.image-size``). For the paper's equal domains, which are half as large, set
-    ``data.clients-per-domain = 2`` and ``data.examples-per-client = 743``; the released code
-    divides a domain into a quarter and three quarters.
+    ``data.clients-per-domain = 2`` and ``data.examples-per-client = 743``. The released code
+    instead divides a domain into one quarter and three quarters.
     """
 
     title = "Digit-Five"

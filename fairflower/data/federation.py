@@ -23,7 +23,7 @@ from fairflower.registry import KINDS
 
 META = "meta.json"
 
-#: Titles of numbers over all domains in tables and callbacks; domains may not have these names.
+#: Titles of statistics over all domains in tables and callbacks. No domain may have such a name.
 OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
 
 Pixels = npt.NDArray[np.uint8]
@@ -43,10 +43,10 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """Random augmentation of training images, drawn anew for every use of an image.
+    """Random augmentation of training images, drawn anew each time an image is used.
 
-    A crop of the original size is taken from the image with ``crop_padding`` black pixels around
-    it. With ``horizontal_flip`` half the images are mirrored.
+    The image is padded with ``crop_padding`` black pixels on each side and cropped to its original
+    size at random. With ``horizontal_flip``, it is mirrored with probability 0.5.
     """
 
     crop_padding: int = 0
@@ -55,7 +55,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """Domain and training examples of a client: their number, in all and per class."""
+    """A client's domain, and its number of training examples in total and per class."""
 
     client_id: int
     domain: str
@@ -67,10 +67,10 @@ class ClientInfo:
 class Federation:
     """A data set divided among clients, read from its folder.
 
-    Opening reads a small JSON file; ``train`` and ``client_test`` read the file of a single
-    client. Every call reads the file again, so the caller may change the arrays. A ``split``
-    argument is ``"test"`` or ``"validation"``; validation examples are held out of the training
-    examples, for the choice of hyper-parameters, if a setting asks for it.
+    Opening a federation reads only a small JSON file. ``train`` and ``client_test`` read the file
+    of a single client. Every call reads the file again, so the caller may change the arrays. The
+    argument ``split`` is ``"test"`` or ``"validation"``. Validation examples exist if a setting
+    holds them out of the training examples, for tuning hyper-parameters.
 
     See Also
     --------
@@ -81,25 +81,26 @@ class Federation:
     name: str
     #: Folder of the prepared data.
     folder: Path
-    #: Groups of clients, in the order of the clients: the data set's domains, or the clean and the
-    #: corrupted clients of each domain.
+    #: Names of the groups of clients, in the order of the clients: the data set's domains, or a
+    #: clean and a corrupted group for each domain.
     domains: tuple[str, ...]
     #: Source of each domain's examples, as text.
     sources: tuple[str, ...]
     num_classes: int
-    #: Shape of every example: (C, H, W) for images, (D,) for features, (V, L) for L token ids
-    #: below V, as one-hot vectors would have.
+    #: Shape of every example: (C, H, W) for images, (D,) for features, and (V, L) for L token ids
+    #: below V (the shape of one-hot vectors).
     shape: tuple[int, ...]
-    #: Mean and ``std`` per channel, of images in [0, 1], or per feature. Empty for token ids.
+    #: Mean and standard deviation (``std``), per channel for images in [0, 1] or per feature. Empty
+    #: for token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
     #: Augmentation of training images; ``Augment()`` if ``data.augment`` is false.
     augment: Augment
     #: Number of test examples per domain.
     test_sizes: tuple[int, ...]
-    #: Clients by ``client_id``, which is also Flower's partition id; sorted by domain.
+    #: Clients, indexed by ``client_id`` (also Flower's partition id) and sorted by domain.
     clients: tuple[ClientInfo, ...]
-    #: Whether tests report the AUC, too.
+    #: Whether tests also report the AUC.
     auc: bool = False
     #: Class names; empty if the classes have only numbers.
     classes: tuple[str, ...] = ()
@@ -107,24 +108,24 @@ class Federation:
     fingerprint: str = ""
     #: Number of validation examples per domain; empty if none are held out.
     validation_sizes: tuple[int, ...] = ()
-    #: Domain that no client has, which is not among ``domains``; empty if there is none.
+    #: Domain that is held out from all clients. It is not in ``domains``. Empty if there is none.
     held_out: str = ""
-    #: Number of its test examples.
+    #: Number of test examples of the held-out domain.
     held_out_size: int = 0
-    #: Sensitive attribute by which people are in groups; empty if there is none.
+    #: Sensitive attribute that divides people into groups; empty if there is none.
     groups: str = ""
-    #: Names of these groups, in the order of their numbers.
+    #: Names of the groups of people, in the order of their numbers.
     group_names: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Hash a few fields: workers look up the federation of every message."""
+        """Hash only a few fields, because workers look up the federation of every message."""
         return hash((self.name, self.folder, self.fingerprint))
 
     @classmethod
     def open(cls, folder: str | Path) -> Federation:
         """Open a prepared folder.
 
-        ``DataError`` if the folder was not written by `fairflower.data.prepare`.
+        Raises ``DataError`` if the folder was not written by `fairflower.data.prepare`.
         """
         folder = Path(folder)
         try:
@@ -136,7 +137,7 @@ class Federation:
 
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Federation:
-        """Return the federation of a text of ``to_json``; the data need not be in ``folder``."""
+        """Return the federation that ``to_json`` wrote; ``folder`` need not contain its data."""
         meta: dict[str, Any] = json.loads(text)
         augment = Augment(**meta.pop("augment"))
         clients = tuple(
@@ -159,10 +160,10 @@ class Federation:
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:
-        """Check a federation of ``from_json``, which accepts any text.
+        """Check the fields of a federation, because ``from_json`` accepts any values.
 
-        ``DataError`` if a field is not of the type, length or range that is documented above, a
-        client has no examples, or its ``class_counts`` do not add up to ``num_examples``.
+        Raises ``DataError`` if a field has another type, length or range than documented above, if
+        a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
         """
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
@@ -206,12 +207,12 @@ class Federation:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names, or the numbers of the classes as text."""
+        """Class names, or the class numbers as text if the classes have no names."""
         return self.classes or tuple(map(str, range(self.num_classes)))
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all clients' data, 8 characters, independent of place and time of preparation."""
+        """Hash of all clients' data, 8 characters, the same wherever the data are prepared."""
         digest = hashlib.sha256()
         names = ["train", "test", *(["validation"] if self.validation_sizes else [])]
         for client in self.clients:
@@ -230,58 +231,59 @@ class Federation:
         return self.splits(client_id, "train")[0]
 
     def client_test(self, client_id: int, split: str = "test") -> Split:
-        """Return a client's share of its domain's test set; shares are disjoint."""
+        """Return a client's part of its domain's test set. No two clients share an example."""
         return self.splits(client_id, split)[0]
 
     def test(self, domain: str, split: str = "test") -> Split:
-        """Return the test set of a domain: the shares of its clients in their order.
+        """Return the test set of a domain: the parts of its clients, in the order of the clients.
 
-        The held-out domain has only test examples.
+        The held-out domain has only the split ``"test"``.
         """
         if domain and (domain, split) == (self.held_out, "test"):
             return _read(held_out_file(self.folder), "test")[0]
         if domain not in self.domains:
             raise DataError(
-                f"{self.name} has no domain {domain!r}, only {', '.join(self.domains)}."
+                f"{self.name} has no domain {domain!r}. Its domains are {', '.join(self.domains)}."
             )
         shares = [self.client_test(client_id, split) for client_id in self.clients_of(domain)]
         return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
 
     def clients_of(self, domain: str) -> list[int]:
-        """Return the ids of a domain's clients, ascending."""
+        """Return the ids of a domain's clients in ascending order."""
         return [client.client_id for client in self.clients if client.domain == domain]
 
     def splits(self, client_id: int, *names: str) -> list[Split]:
         """Return a client's examples of several splits: "train", "test" or "validation"."""
         if not 0 <= client_id < len(self.clients):
             raise DataError(
-                f"{self.name} was divided among {len(self.clients)} clients; there is no "
-                f"client {client_id}. Run as many SuperNodes as there are clients."
+                f"{self.name} was divided among {len(self.clients)} clients; there is no client "
+                f"{client_id}. Start exactly one SuperNode per client."
             )
         return _read(client_file(self.folder, client_id), *names)
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
-        """Return the group of each person of a client's split, int64 [N]; see ``group_names``."""
+        """Return the number of each person's group in a client's split, int64 [N]."""
         return _read_array(client_file(self.folder, client_id), f"g_{split}")
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
-        """Return the groups of a domain's test examples, an array for each of its clients."""
+        """Return the group numbers of a domain's test examples, one array per client."""
         if domain and (domain, split) == (self.held_out, "test"):
             return [_read_array(held_out_file(self.folder), "g_test")]
         return [self.groups_of(client_id, split) for client_id in self.clients_of(domain)]
 
 
 def client_file(folder: Path, client_id: int) -> Path:
-    """Return a client's file, with ``x_train, y_train, x_test, y_test``, uncompressed.
+    """Return the path of a client's file.
 
-    If there are validation examples, also ``x_validation, y_validation``; if people are in groups,
-    also ``g_train`` and so on.
+    The file is uncompressed and has ``x_train``, ``y_train``, ``x_test`` and ``y_test``. If there
+    are validation examples, it also has ``x_validation`` and ``y_validation``. If there are groups
+    of people, it also has ``g_train``, ``g_test`` and so on.
     """
     return folder / f"client-{client_id:03d}.npz"
 
 
 def held_out_file(folder: Path) -> Path:
-    """Return the file of the held-out domain, with ``x_test, y_test``."""
+    """Return the path of the held-out domain's file, which has ``x_test`` and ``y_test``."""
     return folder / "held-out.npz"
 
 
@@ -298,7 +300,7 @@ def _read_array(path: Path, name: str) -> Ints:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a prepared file; ``DataError`` if it cannot be read."""
+    """Open a prepared file. Raises ``DataError`` if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
@@ -320,7 +322,7 @@ def _expect(holds: bool, **field: object) -> None:
 
 
 def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
-    """Return whether a value is a tuple, of ``length`` if given, and ``holds`` for all items."""
+    """Return whether ``value`` is a tuple (of ``length``, if given) and ``holds`` for all items."""
     fits = isinstance(values, tuple) and length in (None, len(values))
     return fits and all(map(holds, values))
 
@@ -330,7 +332,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_count(value: object, least: int = 0) -> bool:
-    # Weights are computed as doubles, which are exact up to here.
+    # Weights are computed as doubles, which represent whole numbers exactly up to this bound.
     return type(value) is int and least <= value <= 2**53
 
 

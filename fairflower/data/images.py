@@ -1,4 +1,4 @@
-"""Image decoding, and conversion to the layout of training."""
+"""Decoding of images, and conversion to the array layout for training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # not in every installation
     from PIL import Image
 
 
-#: Formats that are read, by Pillow's names. Others are not tried: EPS, for example, would start
-#: Ghostscript on a program in the file.
+#: Supported formats, by their names in Pillow. Other formats are not tried: EPS, for example, would
+#: run a program in the file with Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 
 
 def read_picture(path: Path) -> Image.Image:
-    """Decode an image file: by pydicom if its name is a DICOM file's, else by Pillow.
+    """Decode an image file, with pydicom if it has a DICOM extension and with Pillow otherwise.
 
-    ``DataError`` if the file is not regular, in none of the `FORMATS` or damaged, or if by its
-    header it has several frames or more than `MOST_PIXELS`.
+    Raises ``DataError`` if the file is not a regular file, is damaged or in none of the `FORMATS`,
+    or if its header declares several frames or more than `MOST_PIXELS` pixels.
     """
     with explained(*_unreadable(str(path))):
         if path.suffix.lower() in SUFFIXES:
@@ -37,10 +37,11 @@ def read_picture(path: Path) -> Image.Image:
 
 
 def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
-    """Decode the image in a row of a Hugging Face data set, whose column holds image files.
+    """Decode an image file from a row of a Hugging Face data set.
 
     ``value`` is a mapping with the file's "bytes" or "path". As in ``datasets``, the image is
-    turned upright, and converted to the column's ``mode`` if given. Errors as of `read_picture`.
+    rotated upright and, if ``mode`` is given, converted to this color mode. Raises the same errors
+    as `read_picture`.
     """
     from PIL import ImageOps
 
@@ -58,7 +59,7 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
 
 
 def _unreadable(where: str) -> tuple[str, str]:
-    return f"{where} cannot be read as an image", "Replace it by the original"
+    return f"{where} cannot be read as an image", "Replace it with the original file"
 
 
 def _decoded(file: BinaryIO, where: str) -> Image.Image:
@@ -76,19 +77,19 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
     if not 0 < picture.width * picture.height <= MOST_PIXELS:
         raise DataError(
             f"{where} has {picture.width}x{picture.height} pixels; expected at most "
-            f"{MOST_PIXELS:,}. Reduce it."
+            f"{MOST_PIXELS:,}. Reduce its size."
         )
-    # The first photo of an MPO file, a JPEG file with several photos, is the main photo.
+    # An MPO file is a JPEG file with several photos, of which the first is the main photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise DataError(
-            f"{where} has several frames; expected a single frame. Export its frames as PNG files."
+            f"{where} has several frames; expected a single frame. Export the frames as PNG files."
         )
     picture.load()
     return picture
 
 
 def _format_of(file: BinaryIO) -> str:
-    """Return the format that the first bytes show, by Pillow's signatures; no plugin reads more."""
+    """Return the format of a file by Pillow's signatures, reading only the first bytes."""
     from PIL import Image
 
     file.seek(0)
@@ -99,12 +100,12 @@ def _format_of(file: BinaryIO) -> str:
 
 
 def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
-    """Convert a picture to 8 bits and RGB, uint8 [H, W, 3]; ``where`` is its place, for errors.
+    """Convert a picture to 8-bit RGB, uint8 [H, W, 3]; ``where`` is its name in errors.
 
-    Gray pictures of more than 8 bits are scaled by their depth and not by their content, so that a
-    number is the same brightness in all pictures: whole numbers from 0 to ``2**bits - 1`` and real
-    numbers from 0 to 1 become 0 to 255, rounded. ``DataError`` for other numbers, as their white is
-    unknown.
+    Gray pictures of more than 8 bits are scaled by their bit depth and not by their content, so
+    that a value has the same brightness in all pictures. Whole numbers from 0 to ``2**bits - 1``,
+    or real numbers from 0 to 1, are mapped to 0 to 255 and rounded. Raises ``DataError`` for values
+    outside this range, because their white is unknown.
     """
     if not picture.mode.startswith(("I", "F")):
         return np.asarray(picture.convert("RGB"))
@@ -114,19 +115,19 @@ def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
     if not (low >= 0 and high <= white):
         kind = "real" if picture.mode == "F" else "whole"
         raise DataError(
-            f"{where}: found {kind} numbers from {low:g} to {high:g}; expected 0, black, to "
-            f"{white}, white. Scale all images alike, or window them."
+            f"{where}: found {kind} numbers from {low:g} to {high:g}; expected numbers from 0 "
+            f"(black) to {white} (white). Scale all images in the same way, or apply a window."
         )
     gray = np.rint(values * (255 / white)).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)
 
 
 def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
-    """Resize images, repeat gray to ``channels``, and put the channels first.
+    """Resize images, repeat gray in all ``channels``, and move the channels to the front.
 
-    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]; ``channels`` is 1 or 3, at least
-    theirs; ``size`` is (height, width) in pixels. Returns contiguous uint8 [N, channels, height,
-    width].
+    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]. ``channels`` is 1 or 3, and 3 for
+    color images. ``size`` is (height, width) in pixels. Returns a contiguous array, uint8 [N,
+    channels, height, width].
 
     >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, size=(8, 8)).shape
     (5, 3, 8, 8)
@@ -140,7 +141,7 @@ def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
 
 
 def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
-    """Resize images as ``torchvision.transforms.Resize`` does: PIL's anti-aliased bilinear filter.
+    """Resize images like ``torchvision.transforms.Resize``, with PIL's antialiased bilinear filter.
 
     ``images`` are uint8 [N, H, W] or [N, H, W, 3]; ``size`` is (height, width).
     """

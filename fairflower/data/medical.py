@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
-#: Share of the lesions whose images are test images, where the source has no split by lesion.
+#: Fraction of the lesions whose images become test images if the source is not split by lesion.
 TEST_SHARE = 0.2
 
-#: Diagnosis, as the data set on the Hub writes it -> class.
+#: Diagnosis as written in the data set on the Hub -> class.
 _LONG = {
     "actinic_keratoses": "akiec",
     "basal_cell_carcinoma": "bcc",
@@ -45,18 +45,19 @@ _LONG = {
 class HAM10000(SplitFiles):
     """Seven kinds of skin lesions in 10,015 images, two thirds of them nevi: a single domain.
 
-    P. Tschandl, C. Rosendahl, H. Kittler, Scientific Data 5 (2018), CC BY-NC 4.0. A part of
-    ISIC 2019. Classes as in the original and in DermaMNIST: akiec, bcc, bkl, df, mel, nv, vasc.
+    P. Tschandl, C. Rosendahl, H. Kittler, Scientific Data 5 (2018), CC BY-NC 4.0. The data set is a
+    part of ISIC 2019. The classes are those of the original and of DermaMNIST: akiec, bcc, bkl, df,
+    mel, nv, vasc.
 
-    28x28 pixels, or ``data.image-size`` from a source with larger images; ImageNet's mean and
-    standard deviation, random flips and shifts by a pixel. All training images are divided
-    among ``data.clients-per-domain`` clients.
+    Images have 28x28 pixels, or ``data.image-size`` if the source has larger images. They are
+    normalized by ImageNet's mean and standard deviation, and augmented by random flips and shifts
+    by a pixel. All training images are divided among ``data.clients-per-domain`` clients.
 
-    Read from a folder with ``ham10000.npz`` or ``ham10000_28.npz`` (x_train, y_train, x_test,
-    y_test) or a saved Hugging Face data set ``ham10000``, or from ``marmal88/skin_cancer`` on the
-    Hub. The splits on the Hub share images. They are therefore pooled without duplicates, and a
-    random fifth of the lesions, the same in every run, becomes the test set: all images of a lesion
-    are on the same side.
+    The data are read from a folder with ``ham10000.npz`` or ``ham10000_28.npz`` (x_train, y_train,
+    x_test, y_test) or a saved Hugging Face data set ``ham10000``, or from ``marmal88/skin_cancer``
+    on the Hub. The splits on the Hub share images. They are therefore pooled without duplicates,
+    and a random fifth of the lesions, the same in every run, becomes the test set. All images of a
+    lesion are thus in the same split.
     """
 
     title = "HAM10000"
@@ -72,7 +73,7 @@ class HAM10000(SplitFiles):
     auc = True
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Split by lesion, if the data set has diagnoses instead of labels."""
+        """Split the images by lesion, if the data set has diagnoses instead of labels."""
         from datasets import DatasetDict, concatenate_datasets
 
         pool = concatenate_datasets(list(data.values()))
@@ -80,8 +81,8 @@ class HAM10000(SplitFiles):
             if "label" in pool.column_names:
                 return data
             raise DataError(
-                f"HAM10000: found the columns {', '.join(pool.column_names)}; missing label, "
-                f"or {', '.join(sorted(missing))}. Add or rename them."
+                f"HAM10000: found the columns {', '.join(pool.column_names)}; expected also label,"
+                f" or {', '.join(sorted(missing))}. Add or rename columns."
             )
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)
         lesions = np.asarray(pool["lesion_id"][:])[distinct]
@@ -109,19 +110,19 @@ def _class_of(diagnosis: str) -> int:
 
 
 class ImageTable(ClassFolders):
-    """A domain of medical images in a folder, without a split; a subclass reads their table.
+    """A domain of medical images, in a folder and a table that a subclass reads.
 
-    Images are resized to a square. The table and the folder are searched in ``data.dir`` (or
-    ``$FAIRFLOWER_DATA``) and its ``subfolders``. Of every class a random fifth, rounded up and the
-    same in every run, are test images. An image that is overwritten in place is not noticed:
-    delete the prepared data then.
+    Images are resized to a square. The table and the image folder are searched in ``data.dir`` (or
+    ``$FAIRFLOWER_DATA``) and its ``subfolders``. A random fifth of the images of each class,
+    rounded up and the same in every run, are test images. If you overwrite an image, delete the
+    prepared data, because the change is not detected.
 
-    224x224 pixels, ImageNet's mean and standard deviation, and in training random flips and
-    shifts by up to 2 %, as in the released code of FedISM (IJCAI 2024, which also rotates
-    images by up to 10 degrees).
+    Images have 224x224 pixels and are normalized by ImageNet's mean and standard deviation.
+    Training images are randomly flipped and shifted by up to 2 %, as in the released code of FedISM
+    (IJCAI 2024), which also rotates images by up to 10 degrees.
     """
 
-    #: File name of the table; ``image_folder`` is next to it.
+    #: File name of the table, which is in the same folder as ``image_folder``.
     table: ClassVar[str]
     image_folder: ClassVar[str]
     image_size = 224
@@ -131,7 +132,7 @@ class ImageTable(ClassFolders):
 
     @abstractmethod
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return class and file of every image."""
+        """Return the class and the file of every image."""
 
     def layout(self) -> str:
         return f"{self.table} and {self.image_folder}"
@@ -140,12 +141,12 @@ class ImageTable(ClassFolders):
         return (folder / self.table).is_file() and (folder / self.image_folder).is_dir()
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Return a random fifth of every class, rounded up, bool [N]."""
+        """Return a mask of a random fifth of every class, rounded up, bool [N]."""
         rng = np.random.default_rng(derive_seed(0, self.title, "test"))
         return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
 
     def fingerprint(self) -> Any:
-        """Return the table's stamp, and the time at which the folder's entries last changed."""
+        """Return the stamp of the table, and the modification time of the image folder."""
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
@@ -159,10 +160,10 @@ class ImageTable(ClassFolders):
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Return columns of a CSV file, as text; ``DataError`` if a column or value is missing."""
+    """Read columns of a CSV file as text. Raises ``DataError`` if a column or value is missing."""
     import pandas as pd
 
-    problem, remedy = f"{path} cannot be read as a table", "Replace it by the original"
+    problem, remedy = f"{path} cannot be read as a table", "Replace it with the original file"
     with explained(problem, remedy), open_regular(path) as file, warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows with too many values
         table = pd.read_csv(
@@ -180,29 +181,32 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         if incomplete.any():
             row = int(incomplete.argmax())
             values = ", ".join(table.iloc[row].fillna("nothing"))
-            raise DataError(f"{path}, row {row + 1}: found {values}; values are missing. {remedy}.")
+            raise DataError(
+                f"{path}, row {row + 1}: found {values}; expected a value in every "
+                f"column. {remedy}."
+            )
         if len(table) and (length := table.map(len).max().max()) > 255:
             raise ValueError(f"a value has {length} characters")
         return table
 
 
 def parse_numbers(texts: pd.Series, path: Path) -> npt.NDArray[np.float64]:
-    """Return the numbers in a column; ``DataError`` names the first text that is not a number."""
+    """Return a column as numbers. Raises ``DataError`` for the first text that is not a number."""
     import pandas as pd
 
     numbers = pd.to_numeric(texts, errors="coerce")
     for text in texts[numbers.isna()]:
-        raise DataError(f"{path}: found {text!r} where a number is expected. Correct it.")
+        raise DataError(f"{path}: found {text!r}; expected a number. Correct it.")
     return np.asarray(numbers, np.float64)
 
 
 class ISIC2019(ImageTable):
     """Eight kinds of skin lesions in 25,331 dermatoscopic images: a single domain.
 
-    P. Tschandl et al. 2018, N. Codella et al. 2018, M. Combalia et al. 2019 (CC BY-NC 4.0), as
-    the challenge publishes them: ``ISIC_2019_Training_GroundTruth.csv`` (a column per class, with
-    a single 1 per row) and ``ISIC_2019_Training_Input/<image>.jpg``. Split and settings of
-    FedISM, see `ImageTable`:
+    P. Tschandl et al. 2018, N. Codella et al. 2018, M. Combalia et al. 2019 (CC BY-NC 4.0). The
+    files are those of the challenge: ``ISIC_2019_Training_GroundTruth.csv`` (a column per class,
+    with a single 1 per row) and ``ISIC_2019_Training_Input/<image>.jpg``. The split and the
+    settings are those of FedISM (see `ImageTable`):
 
     =====  =====  ======  =====  ===  =====  ===  ====  ===  ======
     class  MEL    NV      BCC    AK   BKL    DF   VASC  SCC  all
@@ -211,7 +215,7 @@ class ISIC2019(ImageTable):
     test     905   2,575    665  174    525   48    51  126   5,069
     =====  =====  ======  =====  ===  =====  ===  ====  ===  ======
 
-    Copies that are already reduced to 224 pixels are prepared much faster.
+    Preparation is much faster if the images are already reduced to 224 pixels.
     """
 
     title = "ISIC 2019"
@@ -222,7 +226,7 @@ class ISIC2019(ImageTable):
     subfolders = ("isic2019", "ISIC2019", "ISIC_2019")
 
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return class and file of every image of the eight classes."""
+        """Return the class and the file of every image of the eight classes."""
         path, folder = root / self.table, root / self.image_folder
         files = {file.name for file in folder.iterdir()}
         table = read_table(path, ("image", *self.classes))
@@ -238,25 +242,28 @@ class ISIC2019(ImageTable):
             )
         for name in names[known]:
             if name not in files:
-                raise DataError(f"{folder} has no {name}. Complete the copy.")
+                raise DataError(f"{folder} has no file {name}. Add it.")
         labels = values[known].argmax(axis=1).tolist()
         return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
 
 
-#: Number of slices that FedISM uses.
+#: Number of slices in FedISM.
 SLICES = 25_000
 
 
 class RSNAICH(ImageTable):
     """Five kinds of hemorrhage in 25,000 slices of head CT: a single domain.
 
-    A. Flanders et al., Radiology: Artificial Intelligence 2 (2020), non-commercial use:
-    ``stage_2_train.csv`` (ID, Label: six rows per slice) as published, and the DICOM files, which
-    `fairflower.data.dicom.read_dicom` reads; or, in their place, ``stage_2_train/<ID>.png`` or
-    ``.jpg`` that you have windowed and exported. Slices without an image are skipped. Settings of
-    FedISM (see `ImageTable`): slices with exactly one of the five kinds; of more than 25,000 slices
-    a random 25,000, the same in every run. The paper's choice is not known. The table does not name
-    the patient of a slice, so a patient may have slices in train and in test, as in the paper.
+    A. Flanders et al., Radiology: Artificial Intelligence 2 (2020), non-commercial use. The files
+    are the published ``stage_2_train.csv`` (ID, Label, with six rows per slice) and the DICOM
+    files, which `fairflower.data.dicom.read_dicom` reads. Instead of DICOM files you may use images
+    ``stage_2_train/<ID>.png`` or ``.jpg`` that you have windowed and exported. Slices without an
+    image are skipped.
+
+    The settings are those of FedISM (see `ImageTable`). Only slices with exactly one of the five
+    kinds are used. If there are more than 25,000, a random 25,000 are used, the same in every run;
+    it is not known which slices the paper used. The table does not name the patients, so a patient
+    may have slices in both train and test, as in the paper.
     """
 
     title = "RSNA ICH"
@@ -267,7 +274,7 @@ class RSNAICH(ImageTable):
     subfolders = ("rsna-ich", "rsna-intracranial-hemorrhage-detection")
 
     def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return class and file of every slice with exactly one kind of hemorrhage."""
+        """Return the class and the file of every slice with exactly one kind of hemorrhage."""
         path = root / self.table
         files = {
             file.stem: file

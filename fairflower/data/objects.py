@@ -14,11 +14,11 @@ from fairflower.data.federation import Augment, Ints
 
 
 class OfficeCaltech(ClassFolders):
-    """Ten kinds of objects in product photos, Caltech-256, SLR and web camera images.
+    """Ten kinds of objects in product photos, Caltech-256, SLR images and web camera images.
 
-    B. Gong, Y. Shi, F. Sha, K. Grauman, CVPR 2012; settings of FedHEAL (CVPR 2024) §4.1 and
-    its released code. A domain's images with an index of 8 or 9 modulo 10 are test images.
-    Five clients per domain with 10 % of the training images each:
+    B. Gong, Y. Shi, F. Sha, K. Grauman, CVPR 2012, with the settings of FedHEAL (CVPR 2024, §4.1
+    and released code). The test images of a domain are those whose index is 8 or 9 modulo 10. A
+    domain has five clients with 10 % of its training images each:
 
     =======  ======  =====  ====  ==========
     domain   images  train  test  per client
@@ -29,12 +29,14 @@ class OfficeCaltech(ClassFolders):
     webcam      295    237    58          23
     =======  ======  =====  ====  ==========
 
-    Every client has all ten classes (see `fairflower.data.partition.cover_every_class`).
-    192x192 pixels as in the released code (the papers do not state it), ImageNet's mean and
-    standard deviation, random horizontal flips and no crops.
+    Every client has all ten classes (see `fairflower.data.partition.cover_every_class`). Images
+    have 192x192 pixels as in the released code (the papers do not state the size). They are
+    normalized by ImageNet's mean and standard deviation, and augmented by random horizontal flips,
+    without crops.
 
-    Not on the Hugging Face Hub: it needs a folder (see `ClassFolders`). DSLR and webcam show the
-    same few objects from several sides, so their test accuracy says little about other objects.
+    The data set is not on the Hugging Face Hub, so it needs a folder (see `ClassFolders`). DSLR and
+    webcam show the same few objects from several sides, so their test accuracy says little about
+    other objects.
     """
 
     title = "Office-Caltech-10"
@@ -52,7 +54,7 @@ class OfficeCaltech(ClassFolders):
     every_class = True
 
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Return whether the index modulo 10 is 8 or 9, in any class."""
+        """Return a mask of the images whose index in the domain is 8 or 9 modulo 10, bool [N]."""
         test: npt.NDArray[np.bool_] = np.arange(len(labels)) % 10 >= 8
         return test
 
@@ -60,8 +62,9 @@ class OfficeCaltech(ClassFolders):
 class PACS(ClassFolders):
     """Seven kinds of objects in photos, paintings, cartoons and sketches.
 
-    D. Li, Y. Yang, Y.-Z. Song, T. Hospedales, ICCV 2017; settings of FedEquilibria (2025),
-    where stated. Five clients per domain with 10 % of the training images each:
+    D. Li, Y. Yang, Y.-Z. Song, T. Hospedales, ICCV 2017, with the settings of FedEquilibria (2025),
+    as far as the paper states them. A domain has five clients with 10 % of its training images
+    each:
 
     ============  ======  =====  ====  ==========
     domain        images  train  test  per client
@@ -72,21 +75,22 @@ class PACS(ClassFolders):
     sketch          3929   3141   788         314
     ============  ======  =====  ====  ==========
 
-    The paper does not name the test images. The steps in its accuracies give their number: a fifth
-    of every class, rounded up. Here it is every fifth image of a class, from the first, sorted by
-    the SHA-256 of the file: independent of names and of the order of rows, but not of a resize or
-    a new compression. Some sketches show the same photo, so a split by image, as the paper's must
-    be, is optimistic.
+    The paper does not name the test images, but the step size of its accuracies reveals their
+    number: a fifth of every class, rounded up. Here the test images are every fifth image of a
+    class, starting with the first, sorted by the SHA-256 of the file. This order depends neither on
+    names nor on the order of rows, but it changes if images are resized or compressed again. Some
+    sketches show the same photo, so a split by image, as in the paper, is optimistic.
 
-    128x128 pixels, ImageNet's mean and standard deviation and random horizontal flips (not stated
-    in the paper; as for Office-Caltech-10 in FedHEAL's code). Clients' images are drawn without
-    regard to class.
+    Images have 128x128 pixels. They are normalized by ImageNet's mean and standard deviation, and
+    augmented by random horizontal flips. The paper does not state these settings; they are those of
+    FedHEAL's code for Office-Caltech-10. Clients' images are drawn without regard to class.
 
-    FedGCR (AAAI 2024) divides 600 training images of the first domain, and fewer of each further
-    domain: ``data.imbalance-factor`` 5 or 10 with ``data.examples-per-client`` 120 or 60 (see
+    FedGCR (AAAI 2024) uses 600 training images of the first domain, and fewer of each further
+    domain. To reproduce this, set ``data.imbalance-factor`` to 5 or 10 and
+    ``data.examples-per-client`` to 120 or 60 (see
     `fairflower.data.client_groups.imbalanced_groups`).
 
-    Read from a folder (see `ClassFolders`) or from ``flwrlabs/pacs`` on the Hub.
+    The data are read from a folder (see `ClassFolders`) or from ``flwrlabs/pacs`` on the Hub.
     """
 
     title = "PACS"
@@ -105,15 +109,16 @@ class PACS(ClassFolders):
 class DomainNet(ClassFolders):
     """Ten kinds of objects in clip art, photos, paintings, sketches, doodles and infographics.
 
-    X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, ICCV 2019; the order of domains and ten
-    of the 345 classes as in FedGCR (AAAI 2024). Folders of other classes are skipped.
+    X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, ICCV 2019. The order of the domains and
+    the ten of 345 classes are those of FedGCR (AAAI 2024). Folders of other classes are skipped.
 
-    224x224 pixels, not normalized and with random flips, as in the released code (which also
-    rotates images by up to 30 degrees). Every fifth image of a class, from the first, is a test
-    image; the paper does not state its split. All training images of a domain are divided equally,
-    or by ``data.imbalance-factor`` (see `fairflower.data.client_groups`).
+    Images have 224x224 pixels, are not normalized, and are augmented by random flips, as in the
+    released code (which also rotates images by up to 30 degrees). Every fifth image of a class,
+    starting with the first, is a test image; the paper does not state its split. All training
+    images of a domain are divided equally, or by ``data.imbalance-factor`` (see
+    `fairflower.data.client_groups`).
 
-    Not on the Hugging Face Hub: it needs a folder (see `ClassFolders`).
+    The data set is not on the Hugging Face Hub, so it needs a folder (see `ClassFolders`).
     """
 
     title = "DomainNet"

@@ -1,4 +1,4 @@
-"""Checks of files before they are read: regular, of a bounded size, with the needed columns."""
+"""Checks of files before they are read: kind of file, size and columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from fairflower import paths
 from fairflower.errors import DataError
 
-#: Largest image file or table, in bytes: five times the largest image in 16-bit color.
+#: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
 MOST_BYTES = 2**30
 
 _KINDS = {
@@ -28,7 +28,7 @@ _KINDS = {
 
 @contextmanager
 def explained(problem: str, remedy: str = "") -> Iterator[None]:
-    """Turn any exception of a library that reads a file into a ``DataError``."""
+    """Convert any exception of a library that reads a file to a ``DataError``."""
     try:
         yield
     except DataError:
@@ -41,14 +41,17 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
 def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
     """Open a regular file of at most ``most`` bytes for reading; None means any size.
 
-    ``DataError`` if the file is larger or not regular: reading a named pipe waits for a writer,
-    and a device may have no end. ``OSError`` if the system refuses.
+    Raises ``DataError`` if the file is larger, or if it is not a regular file: reading a named pipe
+    would wait for a writer, and a device may have no end. Raises ``OSError`` if the operating
+    system cannot open the file.
     """
     check_regular(path)
     file = paths.open_regular(path)
     if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
         file.close()
-        raise DataError(f"{path} has {gigabytes(size)}; expected at most {gigabytes(most)}.")
+        raise DataError(
+            f"{path} has {gigabytes(size)}; expected at most {gigabytes(most)}. Reduce its size."
+        )
     return file
 
 
@@ -61,17 +64,17 @@ def check_regular(path: Path) -> None:
 
 
 def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise ``DataError`` if a wanted column is missing; ``where`` is the table's place."""
+    """Raise ``DataError`` if a column of ``wanted`` is missing; ``where`` names the table."""
     columns = list(columns)
     if missing := [name for name in wanted if name not in columns]:
         raise DataError(
-            f"{where}: found the columns {', '.join(columns)}; {', '.join(missing)} missing. "
-            "Add or rename them."
+            f"{where}: found the columns {', '.join(columns)}; expected also {', '.join(missing)}."
+            " Add or rename columns."
         )
 
 
 def gigabytes(size: int) -> str:
-    """Return a number of bytes as text.
+    """Format a number of bytes as gigabytes.
 
     >>> gigabytes(2**30), gigabytes(10**12)
     ('1.1 GB', '1,000.0 GB')
@@ -80,7 +83,7 @@ def gigabytes(size: int) -> str:
 
 
 def free_memory() -> int:
-    """Return the bytes available without swapping, or all of the memory if this is unknown."""
+    """Return the number of available bytes without swapping or, if unknown, the total memory."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]
@@ -91,7 +94,7 @@ def free_memory() -> int:
 
 
 def _free_on_windows() -> int:
-    """Return ``ullAvailPhys`` of Windows's MEMORYSTATUSEX: two 32-bit numbers, and seven of 64."""
+    """Return the field ``ullAvailPhys`` of the structure MEMORYSTATUSEX of Windows."""
     status = (ctypes.c_uint64 * 8)()
     ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
     ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]

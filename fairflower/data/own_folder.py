@@ -25,7 +25,7 @@ from fairflower.data.people import GroupsOfFiles
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError, renamed
 
-#: Names of folders that hold splits, not domains.
+#: Folder names that stand for splits and not for domains.
 _SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 __getattr__ = renamed(__name__, ImageFolder="DomainImageFolder", NpzFolder="DomainNpzFolder")
@@ -34,17 +34,18 @@ __getattr__ = renamed(__name__, ImageFolder="DomainImageFolder", NpzFolder="Doma
 class DomainImageFolder(ClassFolders):
     """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/<class>/<image>``.
 
-    A folder of ``<class>/<image>`` is a single domain with the folder's name. The classes are the
-    names of the class folders of all domains, sorted; a domain may lack classes. Class names that
-    differ only in case or spaces are refused, unless a domain has both. Hidden folders and
-    ``__MACOSX`` are skipped; images in deeper folders are refused. Every fifth image of a class by
-    file name, from the first, is a test image, so folders named train and test are refused as
-    domains.
+    A folder with ``<class>/<image>`` is a single domain with the name of the folder. The classes
+    are the sorted names of the class folders of all domains; a domain may lack classes. Class names
+    that differ only in case or spaces raise an error, unless a domain has both. Hidden folders and
+    ``__MACOSX`` are skipped, and images in deeper folders raise an error. Every fifth image of a
+    class by file name, starting with the first, is a test image. Folders named train and test are
+    therefore not accepted as domains.
 
-    Gray images of more than 8 bits are scaled from 16 bits, or from ``bits`` if given, as files do
-    not tell their depth; DICOM files as `fairflower.data.dicom.read_dicom` does. Images are
-    resized to 128x128 pixels unless ``data.image-size`` is set. Each domain is divided equally
-    among its clients by default. No augmentation; mean and standard deviation are 0.5.
+    Gray images of more than 8 bits are assumed to have 16 bits, or ``bits`` if it is given, because
+    files do not state their bit depth. DICOM files are scaled by
+    `fairflower.data.dicom.read_dicom`. Images are resized to 128x128 pixels unless
+    ``data.image-size`` is set. Each domain is divided equally among its clients by default. Images
+    are not augmented; mean and standard deviation are 0.5.
     """
 
     title = "A folder of images"
@@ -58,8 +59,8 @@ class DomainImageFolder(ClassFolders):
         if len(self.domains) > 1 and _SPLITS.issuperset(map(str.lower, self.domains)):
             raise DataError(
                 f"{self.folder}: {', '.join(self.domains)} are not domains. Expected "
-                "<domain>/<class>/<image>, of which every fifth image becomes a test image: put a "
-                "class's images together, or set data.domains to a single folder."
+                "<domain>/<class>/<image>; every fifth image becomes a test image. Put all images"
+                " of a class into one folder, or set data.domains to a single folder."
             )
         held = {domain: set(_names(folders_in(self.place(domain)))) for domain in self.domains}
         self.classes = tuple(sorted(set().union(*held.values())))
@@ -82,7 +83,7 @@ class DomainImageFolder(ClassFolders):
         folders = folders_in(self.folder)
         if not folders:
             raise DataError(
-                f"{self.folder} has no folders. Expected <domain>/<class>/<image> in it."
+                f"{self.folder} has no subfolders. Expected <domain>/<class>/<image> in it."
             )
         return _names([self.folder] if self._single else folders)
 
@@ -95,26 +96,26 @@ class DomainImageFolder(ClassFolders):
                 if path.suffix.lower() in EXTENSIONS:
                     layout = "<class>/<image>" if self._single else "<domain>/<class>/<image>"
                     raise DataError(
-                        f"{path} is too deep: {self.folder} is read as {layout}. Set data.dir to "
-                        "another folder, or move the images."
+                        f"{path} is too deep: {self.folder} must contain {layout}. Set data.dir to"
+                        " another folder, or move the images."
                     )
         return super()._from_files(folder)
 
     def _check_twins(self, held: Mapping[str, set[str]]) -> None:
-        """Refuse several spellings of a class; ``held`` are the class names of each domain."""
+        """Raise ``DataError`` if class names are too similar; ``held`` maps domains to them."""
         alike: dict[str, list[str]] = {}
         for name in self.classes:
             alike.setdefault(_plain(name).casefold(), []).append(name)
         for twins in alike.values():
-            # In a domain with both, "A" and "a" are different classes.
+            # If a domain has both "A" and "a", they are different classes.
             together = any(names.issuperset(twins) for names in held.values())
             if len(twins) > 1 and not (together and len(set(map(_plain, twins))) == len(twins)):
                 places = [next(d for d, names in held.items() if name in names) for name in twins]
                 listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
                 raise DataError(
                     f"{self.folder}: the classes {listed} differ only in case, spaces or code "
-                    "points. Rename their folders: to one name if they are the same class, else "
-                    "to names that differ in more."
+                    "points. Rename their folders. If they are the same class, use the same name;"
+                    " else use names that differ in more."
                 )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
@@ -123,8 +124,8 @@ class DomainImageFolder(ClassFolders):
             self._depth_known = True  # warn once
             name = f"{self.config.name}:bits={bits}"
             logger.warning(
-                "%s: the largest number in the 16-bit images is %d, but white is 65535: the images "
-                "are dark. If white is %d, set data.name = %s (--data %s).",
+                "%s: the images are dark, because the largest value in the 16-bit images is %d "
+                "and white is 65535. If white is %d, set data.name = %s (--data %s).",
                 *(self.source(domain), largest, 2**bits - 1, name, name),
             )
 
@@ -134,20 +135,20 @@ class DomainImageFolder(ClassFolders):
         if len(np.unique(labels)) == len(labels):
             raise DataError(
                 f"{where} has too few images: the first image of a class is a test image, and no "
-                "class has a second image for training. Add images."
+                "class has another image for training. Add images."
             )
 
 
 class DomainNpzFolder(GroupsOfFiles, SplitFiles):
-    """Every ``<domain>.npz`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), by name.
+    """All files ``<domain>.npz`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
-    A file has ``x_train, y_train, x_test, y_test``: uint8 images [N, H, W] or [N, H, W, 3] and
-    whole-number labels [N]. The classes are 0 to the largest label of any domain. Gray images are
-    repeated to three channels if another domain has color. Images keep their size, which must be
-    the same in all domains, unless ``data.image-size`` is set. Each domain is divided equally among
-    its clients by default. No augmentation; mean and standard deviation are 0.5. With
-    ``data.groups = "sex"`` the arrays ``sex_train`` and ``sex_test`` are people's groups, whole
-    numbers or texts [N].
+    A file has ``x_train``, ``y_train``, ``x_test`` and ``y_test``: uint8 images [N, H, W] or [N, H,
+    W, 3] and whole-number labels [N]. The classes are 0 to the largest label of any domain. Gray
+    images are repeated in three channels if another domain has color images. Unless
+    ``data.image-size`` is set, images keep their size, which must be the same in all domains. Each
+    domain is divided equally among its clients by default. Images are not augmented; mean and
+    standard deviation are 0.5. With ``data.groups = "sex"``, the arrays ``sex_train`` and
+    ``sex_test`` are the groups of people, as whole numbers or texts [N].
     """
 
     title = "A folder of .npz files"
@@ -169,14 +170,14 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
         file, name = self._open(domain), self.config.groups
         if not isinstance(file, NpzFile) or name in ("x", "y"):
             raise DataError(
-                f"data.groups = {name!r}: {self.source(domain)} has no such groups. Store "
-                "arrays of another name in an .npz file, or remove data.groups."
+                f"data.groups = {name!r}: {self.source(domain)} has no such groups. Store the "
+                "groups under another name in .npz files, or remove data.groups."
             )
         return file.groups(name, split)
 
 
 def _names(paths: Iterable[Path]) -> list[str]:
-    """Return names of domains or classes: of folders, or of .npz files without the suffix."""
+    """Return the names of folders, or of .npz files without the extension."""
     names = [path.stem if path.suffix == ".npz" else path.name for path in paths]
     for name in names:
         try:
@@ -187,7 +188,7 @@ def _names(paths: Iterable[Path]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Normalize a name: an accented letter may have one or two code points."""
+    """Normalize a name, because an accented letter may have one or two code points."""
     return unicodedata.normalize("NFC", name).strip()
 
 

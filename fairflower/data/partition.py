@@ -1,4 +1,4 @@
-"""Partitions of a domain's rows among its clients."""
+"""Division of a domain's rows among its clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from fairflower.data.opening import explained
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
-#: Fewest rows of a client in a Dirichlet partition: batch norm cannot train on a single image.
+#: Minimum number of rows of a client in a Dirichlet partition: batch norm cannot train on a single
+#: image.
 _LEAST = 2
 
-#: Most draws of a Dirichlet partition: the first that gives each client `_LEAST` rows is taken.
+#: Maximum number of draws of a Dirichlet partition. The first draw that gives each client `_LEAST`
+#: rows is used.
 _DRAWS = 11
 
 
@@ -41,18 +43,18 @@ def divide(
     domain
         Name of the domain.
     labels : array of shape (N,)
-        Labels of its rows, int64.
+        Labels of the domain's rows, int64.
     sizes
-        Number of rows per client.
+        Number of rows of each client.
     seed
         The seed of the data, ``data.seed``.
     every_class
-        Whether each client gets every class, by `cover_every_class`.
+        Whether `cover_every_class` ensures that each client gets every class.
     alpha
         Concentration of a Dirichlet partition of ``sum(sizes)`` rows by label, with at least two
-        rows per client (`dirichlet_shares`). 0: no Dirichlet partition.
+        rows per client (see `dirichlet_shares`). 0 means no Dirichlet partition.
     client_count_key
-        Key of the setting that decides the number of clients, for errors.
+        Key of the setting that decides the number of clients, for error messages.
 
     Returns
     -------
@@ -87,9 +89,10 @@ def divide(
 def dirichlet_shares(
     labels: Ints, clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Ints] | None:
-    """Divide rows by label in random proportions, drawn anew for each class.
+    """Divide the rows of each class among clients in random proportions.
 
-    The draws are those of flwr-datasets' ``DirichletPartitioner``, so that both divide alike.
+    The draws match those of ``DirichletPartitioner`` in flwr-datasets, so both give the same
+    partition.
 
     Parameters
     ----------
@@ -98,15 +101,15 @@ def dirichlet_shares(
     clients
         Number of clients.
     alpha
-        Concentration of the proportions' symmetric Dirichlet distribution, above 0.
+        Concentration of the symmetric Dirichlet distribution of the proportions, above 0.
     rng
-        Source of the draws.
+        Random generator.
 
     Returns
     -------
     list of array or None
-        Rows of each client, int64 [n], disjoint, n at least 2. None if no draw gave every client 2
-        rows.
+        Disjoint rows of each client, int64 [n] with n at least 2. None if no draw gave every client
+        2 rows.
     """
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_DRAWS):
@@ -130,7 +133,7 @@ def _drawn(
     every_class: bool,
     client_count_key: str,
 ) -> list[Ints]:
-    """Draw rows for clients of these sizes."""
+    """Draw ``sizes[k]`` rows at random for each client k."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
         raise too_few(domain, len(labels), "training", len(sizes), f"Lower {client_count_key}")
@@ -139,8 +142,8 @@ def _drawn(
         each = f"{low}" if low == high else f"{low} to {high}"
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "
-            f"{len(sizes)} clients x {each} examples = {needed} were asked "
-            f"for. Change {client_count_key}, data.fraction or data.examples-per-client."
+            f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
+            f"{client_count_key}, data.fraction or data.examples-per-client."
         )
     rng = split_rng(seed, domain, "train")
     order = rng.permutation(len(labels))
@@ -148,17 +151,17 @@ def _drawn(
         kinds = len(np.unique(labels))
         if min(sizes) < kinds:
             raise DataError(
-                f"Each client of domain {domain!r} needs examples of all {kinds} classes, but gets "
-                f"{min(sizes)}. Raise data.fraction or data.examples-per-client."
+                f"Each client of domain {domain!r} needs examples of all {kinds} classes, but gets"
+                f" only {min(sizes)} examples. Raise data.fraction or data.examples-per-client."
             )
         order = cover_every_class(order, labels, sizes, rng)
     return np.split(order[:needed], np.cumsum(sizes)[:-1])
 
 
 def apply_partitioner(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
-    """Divide a domain by the data set's partitioner; return the rows of each partition.
+    """Divide a domain with the data set's partitioner, and return the rows of each partition.
 
-    ``DataError`` if the partitioner fails.
+    Raises ``DataError`` if the partitioner fails.
     """
     require("sim", f"The partitioner of data.name = {data_set.config.name!r}", "datasets")
     from datasets import Dataset  # seconds to import, hence only here
@@ -179,20 +182,21 @@ def cover_every_class(
     sizes: Sequence[int],
     rng: np.random.Generator,
 ) -> Ints:
-    """Return a permutation changed as little as possible so that each client gets every class.
+    """Change a permutation as little as possible so that each client gets every class.
 
     Client 0 gets the first ``sizes[0]`` images of ``order``, client 1 the next ``sizes[1]``, and so
-    on; the rest is unused.
-    A client that lacks a class gets a random unused image of it, or else an image of a client with
-    several, in exchange for a random image of a class of which it has several. If neither exists,
-    the class has fewer images than there are clients: a random image is then shared.
+    on; the remaining images are unused. If a client lacks a class, one of its images is exchanged:
+    it gives away a random image of a class of which it has several, and it gets a random unused
+    image of the missing class. If there is no unused image, it gets an image from a client with
+    several images of the missing class. If there is none either, the class has fewer images than
+    there are clients, and a random image is shared.
 
-    (FedHEAL's code draws the missing image from the whole domain, so that clients may share it even
-    if there are enough.)
+    (FedHEAL's code draws the missing image from the whole domain, so clients may share an image
+    even if there are enough images.)
 
     ``order``, int64 [N], is a permutation of the domain's images, and ``values`` [N] are their
-    classes. ``sizes`` are at most N in all, and each is at least the number of classes. The result
-    is int64 [N + number of shared images].
+    classes. ``sizes`` sum to at most N, and each is at least the number of classes. Returns int64
+    [N + number of shared images].
     """
     order = order.copy()
     clients, ends = len(sizes), np.cumsum(sizes)
@@ -217,5 +221,5 @@ def cover_every_class(
 
 
 def split_rng(seed: int, domain: str, split: str) -> np.random.Generator:
-    """Return the random generator of a split of a domain."""
+    """Return the random generator for a split of a domain."""
     return np.random.default_rng([seed, *f"{domain}/{split}".encode()])

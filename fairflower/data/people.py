@@ -1,4 +1,4 @@
-"""Groups of people: the group of each example by a sensitive attribute (``data.groups``)."""
+"""Groups of people, defined by a sensitive attribute of each example (``data.groups``)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
 from fairflower.errors import DataError
 
-#: Largest number of groups: an attribute with more values is a number, such as an age in years.
+#: Maximum number of groups. An attribute with more values is probably a number, such as an age in
+#: years.
 MOST_GROUPS = 100
 
 
 class GroupsOfFiles(DataSet):
-    """A data set whose files have a value of ``data.groups`` for every example.
+    """A data set whose files give each example a value of the attribute ``data.groups``.
 
-    Groups have the values as names, sorted, over all domains.
+    The group names are the sorted values of all domains.
     """
 
     @abstractmethod
     def group_values(self, domain: str, split: str) -> Sequence[str]:
         """Return the value of ``data.groups`` for each example of a split, N texts.
 
-        ``DataError`` names the file if it has no values.
+        Raises ``DataError`` with the name of the file if the file has no values.
         """
 
     @cached_property
@@ -45,7 +46,8 @@ class GroupsOfFiles(DataSet):
         if len(names) > MOST_GROUPS:
             raise DataError(
                 f"data.groups = {self.config.groups!r}: found {len(names)} different values, such "
-                f"as {', '.join(names[:3])}; expected at most {MOST_GROUPS} groups. Store ranges."
+                f"as {', '.join(names[:3])}; expected at most {MOST_GROUPS} groups. Store ranges "
+                "of values instead."
             )
         return tuple(names)
 
@@ -55,16 +57,16 @@ class GroupsOfFiles(DataSet):
 
 
 def check_comparable(name: str, groups: str, group_names: Sequence[str], num_classes: int) -> None:
-    """Raise ``DataError`` for a single group of people, or another number of classes than two."""
+    """Raise ``DataError`` if there is only one group of people, or if there are not two classes."""
     if groups and len(group_names) < 2:
         raise DataError(
-            f"data.groups = {groups!r}: found the group {', '.join(group_names)} alone; expected "
-            "at least two to compare. Name another attribute, or remove data.groups."
+            f"data.groups = {groups!r}: found the group {', '.join(group_names)} only; expected at"
+            " least two groups. Name another attribute, or remove data.groups."
         )
     if groups and num_classes != 2:
         raise DataError(
-            f"data.groups = {groups!r}: metrics of group fairness need two classes, of which 1 is "
-            f"the positive one, and {name} has {num_classes}. Remove data.groups."
+            f"data.groups = {groups!r}: metrics of group fairness need two classes (class 1 is the"
+            f" positive class), but {name} has {num_classes}. Remove data.groups."
         )
 
 
@@ -75,10 +77,11 @@ def groups_by_client(
     labels: Mapping[str, Mapping[str, Ints]],
     source_of: Mapping[str, str],
 ) -> list[dict[str, Ints]]:
-    """Return the groups of each client's people by split; without ``data.groups`` empty.
+    """Return, for each client, split -> groups of its people; empty without ``data.groups``.
 
-    ``rows`` are by split, name of the group of clients, and client; ``labels`` by split of the
-    source and domain; ``source_of`` maps splits to those of the source.
+    ``rows`` maps a split and the name of a group of clients to the rows of each client. ``labels``
+    maps a split of the source and a domain to labels. ``source_of`` maps each split to the split of
+    the source.
     """
     if not data_set.config.groups:
         return [{} for group in groups for _ in group.sizes]
@@ -103,6 +106,6 @@ def _checked(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:
     if len(values) and not 0 <= values.min() <= values.max() < count:
         raise DataError(
             f"{where}: found numbers from {values.min()} to {values.max()}; expected 0 to "
-            f"{count - 1}, one for each of group_names."
+            f"{count - 1}, the indices of group_names."
         )
     return values

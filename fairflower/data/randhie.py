@@ -1,10 +1,10 @@
-"""RAND Health Insurance Experiment: doctor visits by self-rated health, an embedded table.
+"""RAND Health Insurance Experiment: doctor visits by self-rated health, a table in this module.
 
-From 1974 to 1982 the experiment gave families in six places of the United States different health
-insurances, from almost free care to almost none, and recorded up to five years of use (J. Newhouse,
-*Free for All?*, Harvard University Press, 1993). An example is a year of a person; the class is
-whether the person had more doctor visits than the median of 1. The domain is how the person rated
-their health before the experiment:
+From 1974 to 1982, the experiment gave families at six sites in the United States different health
+insurance plans, from almost free care to almost none, and recorded their use of care for up to five
+years (J. Newhouse, *Free for All?*, Harvard University Press, 1993). An example is a year of a
+person. The class is whether the person had more doctor visits in this year than the median of 1.
+The domain is the person's rating of their own health before the experiment:
 
 =========  =======  =====  ====  ===================
 domain     persons  train  test  more than one visit
@@ -15,26 +15,26 @@ fair       457      1242   318   54 %
 poor       92       236    66    65 %
 =========  =======  =====  ====  ===================
 
-Persons in poor health are older (mean age 43, in excellent health 22), see doctors more often and
-are rare: weighted by samples, poor has 1.5 % of the weight. The features predict little: 60 % to
-70 % is a good accuracy.
+People in poor health are older (mean age 43, against 22 in excellent health) and see doctors more
+often. They are also rare: with sample weighting, the domain poor has 1.5 % of the weight. The
+features predict little, so an accuracy of 60 % to 70 % is good.
 
-In ``randhie:groups=site:visits=1`` the domains are the study's six places, and the class is whether
-the person saw a doctor at all, which is the case in 53 % to 76 % of a place's years: the best
-prediction for most places is wrong for two of them.
+In ``randhie:groups=site:visits=1``, the domains are the six sites of the study, and the class is
+whether the person saw a doctor at all. This holds for 53 % to 76 % of the examples, depending on
+the site. Predictions that are best for most sites are wrong for two of them.
 
 The features are the regressors of A. Cameron and P. Trivedi, *Microeconometrics* (Cambridge
-University Press, 2005, chapter 20) without health, which is the domain, and race: coinsurance,
+University Press, 2005, chapter 20), except health (the domain) and race. They are coinsurance,
 deductible plan, participation incentive, maximum expenditure, limitations, chronic diseases,
 income, family size, education, age, sex, child, and the product of the last two.
 
-Groups of people (``data.groups``) are ``sex`` and ``health``, in the domains of health a single
-group each.
+``data.groups`` may be ``sex`` or ``health``. If the domains are health ratings, each domain has a
+single group of ``health``.
 
-The table is from their book, shipped by statsmodels with the words "This is in the public
-domain" (``statsmodels/datasets/randhie/src``); ``experiments/embed_randhie.py`` rounded and
-packed it. In each domain every fifth person, from the first, is a test person in all years.
-Members of a family may be on both sides.
+The table comes from their book. statsmodels ships it with the words "This is in the public domain"
+(``statsmodels/datasets/randhie/src``), and ``experiments/embed_randhie.py`` rounded and embedded
+it. In each domain, every fifth person, starting with the first, is a test person in all years.
+Members of the same family may be in different splits.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ COLUMNS = {
 
 
 class RandHIE(FeatureSet):
-    """See the module's documentation. Each domain is divided equally among its clients.
+    """Doctor visits by self-rated health or by site; see the module's documentation for the data.
 
-    ``mean`` and ``std`` are over the training examples of all domains, published with the data;
-    insurers that share no records would take them from a survey. ``groups`` selects the domains;
-    with ``visits`` or more visits an example is of class 1 (the default 2 is above the median).
+    Each domain is divided equally among its clients. ``mean`` and ``std`` are constants, computed
+    once over the training examples of all domains; insurers that share no records could take them
+    from a survey. ``groups`` selects the domains. Examples with at least ``visits`` visits have
+    class 1 (the default 2 is above the median).
     """
 
     feature_names = (*COLUMNS.values(), "female child")
@@ -140,7 +141,7 @@ class RandHIE(FeatureSet):
 
 @cache
 def _table() -> dict[str, npt.NDArray[np.float64]]:
-    """Return the columns by name, [20190] each."""
+    """Return the columns of the table by name, each of shape [20190]."""
     file = resources.files(__package__).joinpath("randhie.json")
     packed = json.loads(file.read_text(encoding="utf-8"))
     text = zlib.decompress(base64.b85decode(packed["values"])).decode()

@@ -1,4 +1,4 @@
-"""Views of a prepared data set: a table of clients, and a contact sheet or statistics."""
+"""Views of a prepared data set: a table of clients, and sample images or statistics."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fairflower.data.federation import Federation, Split
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Training images per domain on the contact sheet.
+#: Number of training images per domain on the contact sheet.
 COLUMNS = 12
 
-#: Letters of a class name above an image.
+#: Maximum number of letters of a class name above an image.
 LONGEST = 13
 
 
 def contact_sheet(federation: Federation, path: str | Path) -> Path:
-    """Write a PNG with a row of labeled training images per domain, and return its path.
+    """Save a PNG with one row of labeled training images per domain, and return its path.
 
-    The images are from all clients of a domain. The folder of ``path`` is created if needed.
+    The images come from all clients of a domain. The folder of ``path`` is created if needed.
     """
     from matplotlib.figure import Figure
 
@@ -70,7 +70,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
 
 
 def clients_table(federation: Federation) -> Table:
-    """Make a table of clients with class counts, and of domains with totals and test sizes."""
+    """Return a table of class counts per client, with totals and test sizes per domain."""
     named = zip(federation.domains, federation.sources, strict=True)
     sources = [f"{domain}: {source}" for domain, source in named]
     if federation.held_out:
@@ -105,12 +105,12 @@ def clients_table(federation: Federation) -> Table:
 
 
 def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
-    """Make a table of statistics of each domain's training examples, for features or token ids.
+    """Return a table with statistics of each domain's training examples (features or token ids).
 
-    Features have mean and standard deviation, with ``names`` or else numbers; token ids have the
-    length of texts, and the number of different ids.
+    The rows for features are mean and standard deviation, labeled with ``names`` or else with
+    numbers. The rows for token ids are the length of texts and the number of distinct ids.
     """
-    title = f"{federation.name}: {federation.kind} per domain, of training"
+    title = f"{federation.name}: {federation.kind} of the training examples per domain"
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
     columns = []
@@ -127,7 +127,7 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     if federation.kind == "features":
         rows = list(names) or [f"feature {k}" for k in range(*federation.shape)]
     else:
-        rows = ["tokens in a text", f"different tokens, of {federation.shape[0] - 1:,}"]
+        rows = ["tokens per text", f"distinct tokens, out of {federation.shape[0] - 1:,}"]
     for row, *cells in zip(rows, *columns, strict=True):
         shown.add_row(escape(row), *cells)
     return shown
@@ -143,7 +143,7 @@ def _short(name: str) -> str:
 
 
 def _sample(federation: Federation, clients: list[int]) -> Split:
-    """Return the first training images of these clients, ``COLUMNS`` in all if possible."""
+    """Return the first training images of these clients, up to ``COLUMNS`` in total."""
     each = -(-COLUMNS // len(clients))
     parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
     return Split(*(np.concatenate(part)[:COLUMNS] for part in zip(*parts, strict=True)))

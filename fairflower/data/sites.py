@@ -1,7 +1,7 @@
-"""Federations of sites, each of which has data that no other site and no server can read.
+"""Federations of sites, whose data neither the server nor another site can read.
 
 Each site describes its data (`open_site`). The server merges the descriptions (`merge_sites`) and
-sends the result to all sites, which then know the common class numbers and image channels
+sends the result to all sites, so that they can use the common class numbers and image channels
 (`as_in`).
 """
 
@@ -19,25 +19,25 @@ from fairflower.errors import DataError
 
 
 def open_site(config: DataConfig, domain: str) -> Federation:
-    """Open a site's data as a federation of a single client with all of the data.
+    """Open a site's data as a federation with a single client that has all the data.
 
     Parameters
     ----------
     config
-        The run's ``data`` table, with the site's ``dir``. Unless ``fraction`` or
-        ``examples_per_client`` is set, the site trains on all its training examples, whatever the
-        data set's default is. Settings that divide a data set are ignored
+        The run's ``data`` table, with the site's ``dir``. The site trains on all its training
+        examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
+        default is. Settings that divide a data set among clients are ignored
         (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``).
     domain
-        Name of the site's data; if the folder has several domains, the name of one of them.
+        Name for the site's data. If the folder has several domains, the name of one of these.
 
     Raises
     ------
     DataError
-        If the data cannot be used, or the run excludes this domain.
+        If the data cannot be used, or if the run excludes this domain.
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
-        raise DataError(f"The run is for data.domains = {config.domains!r}, not for {domain!r}.")
+        raise DataError(f"The run uses data.domains = {config.domains!r}, without {domain!r}.")
     config = replace(
         config,
         domains="",
@@ -54,8 +54,8 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     data_set = make_data_set(config)
     if data_set.partitioner() is not None:
         raise DataError(
-            f"data.name = {config.name!r} is divided by a partitioner, but a site's data are not "
-            "divided. Choose another data set, for example images or npz."
+            f"data.name = {config.name!r} is divided by a partitioner, but the data of a site are "
+            "not divided. Choose another data set, for example images or npz."
         )
     limited = data_set.fraction is not None or data_set.domain_size is not None
     if limited and not config.examples_per_client:
@@ -67,18 +67,18 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     return replace(
         site,
         domains=(domain,),
-        # The path of a site's files stays private.
+        # The server does not learn the path of a site's files.
         sources=("a site's own",),
         clients=(replace(client, domain=domain),),
     )
 
 
 def merge_sites(sites: Sequence[Federation]) -> Federation:
-    """Return the federation of these sites; site k is client k.
+    """Return the federation of these sites, in which site k is client k.
 
-    Class names are sorted and numbered; without names, the largest number of classes counts. Images
-    have three channels if any site has color images. ``DataError`` if the sites' examples differ in
-    size, or only some sites name their classes.
+    Classes are numbered in the order of their sorted names; without names, the number of classes is
+    the largest of all sites. Images have three channels if any site has color images. Raises
+    ``DataError`` if the sites' examples differ in size, or if only some sites name their classes.
     """
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
@@ -86,11 +86,16 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
             f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items()
         )
         kind = sites[0].kind
-        remedy = "Set data.image-size to resize them" if kind == "images" else "Give all the same"
+        remedy = (
+            "Set data.image-size to resize them"
+            if kind == "images"
+            else "Give all examples the same size"
+        )
         raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
     if len({bool(site.classes) for site in sites}) > 1:
         raise DataError(
-            "Some sites name their classes and some number them. Name them at all sites."
+            "Some sites name their classes, and others only number them. Use class names at all "
+            "sites."
         )
     merged = max(sites, key=lambda site: site.shape[0])
     classes = merged.classes
@@ -99,8 +104,8 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     if len({site.groups for site in sites}) > 1:
         lacking = ", ".join(site.domains[0] for site in sites if not site.groups)
         raise DataError(
-            f"These sites lack groups of people: {lacking}. Start their SuperNodes with this "
-            "version of fairflower, or remove data.groups."
+            f"These sites do not report groups of people: {lacking}. Start their SuperNodes with "
+            "this version of fairflower, or remove data.groups."
         )
     merged = replace(
         merged,
@@ -112,7 +117,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
     def summed(sizes: str) -> tuple[int, ...]:
-        """Sum sizes by domain; empty if a site lacks the split."""
+        """Sum sizes over the sites of each domain; empty if a site lacks the split."""
         pairs = [(site.domains[0], getattr(site, sizes)) for site in sites]
         if not all(size for _, size in pairs):
             return ()
@@ -129,7 +134,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
 
 
 def as_in(merged: Federation, site: Federation, split: Split) -> Split:
-    """Return a site's split with the channels and class numbers of the merged federation."""
+    """Convert a site's split to the channels and class numbers of the merged federation."""
     x, y = split
     grey = merged.kind == "images" and x.shape[1] < merged.shape[0]
     numbers = _numbers(site, merged)[y]
@@ -137,13 +142,13 @@ def as_in(merged: Federation, site: Federation, split: Split) -> Split:
 
 
 def _group_names(sites: Sequence[Federation]) -> tuple[str, ...]:
-    """Return the names of all sites' groups of people; sorted, if sites differ in them."""
+    """Return the names of all sites' groups of people, sorted if the sites' names differ."""
     known = {site.group_names for site in sites}
     return known.pop() if len(known) == 1 else tuple(sorted({n for names in known for n in names}))
 
 
 def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:
-    """Return people's groups at a site by the numbers of the merged federation."""
+    """Convert group numbers of a site to the group numbers of the merged federation."""
     numbers = [merged.group_names.index(name) for name in site.group_names]
     return np.array(numbers, np.int64)[groups]
 
@@ -157,17 +162,17 @@ def site_client_info(client_id: int, site: Federation, merged: Federation) -> Cl
 
 
 def fits(site: Federation, merged: Federation) -> bool:
-    """Return whether the merged federation's model can be trained on a site's examples."""
+    """Return whether a site can train the model of the merged federation on its examples."""
     return _size(site) == _size(merged) and site.shape[0] <= merged.shape[0]
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """Return the kind and size that all sites have in common; images may differ in channels."""
+    """Return the kind and size that must be equal at all sites. Image channels may differ."""
     return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
 
 
 def _numbers(site: Federation, merged: Federation) -> Ints:
-    """Return the merged federation's number of each of a site's classes."""
+    """Return the number in the merged federation of each class of a site."""
     if not site.classes:
         return np.arange(site.num_classes)
     return np.array([merged.classes.index(name) for name in site.classes], np.int64)

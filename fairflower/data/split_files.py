@@ -1,4 +1,4 @@
-"""Data sets with a published split: a file, or a Hugging Face data set, per domain."""
+"""Data sets with a published split, in a file or a Hugging Face data set per domain."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _REMEDY = (
 class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
     """A data set whose domains have train and test images; a subclass names the domains.
 
-    Images are read from the first of:
+    Images are read from one of these sources:
 
-    1. ``data.dir`` or, if it is empty, ``$FAIRFLOWER_DATA``: ``<domain>.npz``, or ``<domain>``
-       written by Hugging Face's ``save_to_disk`` (train and test, image and label), or the
-       domain's file in ``other_files``.
-    2. With neither set, the Hugging Face Hub, through flwr-datasets, if the domain is in ``hub``.
+    1. The folder ``data.dir`` (or ``$FAIRFLOWER_DATA`` if ``data.dir`` is empty). It has, for each
+       domain, ``<domain>.npz``, or a folder ``<domain>`` that Hugging Face's ``save_to_disk`` wrote
+       (train and test, image and label), or the domain's file in ``other_files``.
+    2. The Hugging Face Hub, through flwr-datasets, if no folder is set and the domain is in
+       ``hub``.
     """
 
-    #: Domain -> Hugging Face id and configuration, of domains on the Hub.
+    #: Domain -> its Hugging Face id and configuration, for domains on the Hub.
     hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {}
-    #: Splits that are fetched from the Hub; `adapt` turns them into train and test.
+    #: Splits to download from the Hub; `adapt` converts them to train and test.
     hub_splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    #: Domain -> alternative name of its .npz file, and a remark for `source`.
+    #: Domain -> alternative name of its .npz file, and a remark that `source` adds.
     other_files: ClassVar[Mapping[str, tuple[str, str]]] = {}
     image_size: ClassVar[int]
 
@@ -44,7 +45,7 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return self._open(domain).labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        """Return the images of these rows, in the size of the .npz file, or square."""
+        """Return the images of these rows. Only Hugging Face images are resized, to a square."""
         return self._open(domain).images(split, rows)
 
     def fingerprint(self) -> Any:
@@ -59,11 +60,11 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
         return f"{path} ({remark})" if remark and path.stem == other else str(path)
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Convert a Hugging Face data set to train and test, with image and label."""
+        """Convert a downloaded data set to the splits train and test, with image and label."""
         return data
 
     def _path(self, domain: str) -> Path | None:
-        """Return a domain's file or folder; None means the Hub."""
+        """Return the file or folder of a domain. None means the Hub."""
         if self.folder is None:
             if domain not in self.hub:
                 raise DataError(

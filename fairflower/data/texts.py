@@ -1,4 +1,4 @@
-"""Data sets of texts, which a tokenizer turns into token ids."""
+"""Data sets of texts, which a tokenizer converts to token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
 
-#: Words and single signs.
+#: Words and punctuation marks.
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 #: Number of token ids of the built-in tokenizer.
@@ -38,12 +38,13 @@ class TextSet(TokenSet):
     Parameters
     ----------
     tokenizer
-        ``hash`` (default): an id from 1 to 4095 for each word or sign, the remainder of the CRC-32
-        of its lower case, so that no vocabulary has to be collected from clients; rare words may
-        share an id. Or a folder, or name at the Hugging Face Hub, with a tokenizer of transformers:
-        that of the network ``hf:NAME``; nothing is downloaded.
+        ``hash`` (default) maps each word or punctuation mark to an id from 1 to 4095, by the CRC-32
+        of its lower case. No vocabulary has to be collected from clients, but words may share an
+        id. Any other value is a folder with a tokenizer of transformers, or its name on the Hugging
+        Face Hub, for example that of the network ``hf:NAME``. Nothing is downloaded.
     length
-        Number of tokens of a text: longer ones are cut, shorter ones padded by zeros. Default 64.
+        Number of tokens per text. Longer texts are truncated, and shorter texts are padded with
+        zeros. Default 64.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class _Encoder:
 
 
 def hash_tokens(text: str) -> list[int]:
-    """Return an id from 1 to 4095 for each word or sign of a text.
+    """Return an id from 1 to 4095 for each word or punctuation mark of a text.
 
     >>> hash_tokens("Good, good!") == hash_tokens("good , GOOD !")
     True
@@ -96,7 +97,7 @@ def hash_tokens(text: str) -> list[int]:
 
 
 def _of_transformers(name: str, length: int) -> _Encoder:
-    """Return the tokenizer of a network of transformers, with its padding as 0."""
+    """Load a tokenizer of transformers, and number its padding token 0."""
     require("hf", f"The tokenizer {name!r}")
     from transformers import AutoTokenizer
 
@@ -107,9 +108,9 @@ def _of_transformers(name: str, length: int) -> _Encoder:
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise DataError(
-            f"The tokenizer {name!r} is not on this machine, or cannot be read ({reason}). Name a "
-            "folder with tokenizer.json and tokenizer_config.json, or download it: "
-            f"hf download {name}."
+            f"The tokenizer {name!r} is not on this machine or cannot be read ({reason}). Name a "
+            "folder with tokenizer.json and tokenizer_config.json, or download the tokenizer: hf "
+            f"download {name}."
         ) from error
     pad = made.pad_token_id or 0
 
@@ -132,12 +133,13 @@ class _Table:
 
 
 class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
-    """Every ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), by name.
+    """All files ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
-    A file, in UTF-8, has a header with the columns ``text`` and ``label`` and, if wanted, ``split``
-    with train or test. Without it every fifth text of a class, from the first, is a test text. The
-    classes are the labels of all domains, sorted. Each domain is divided equally among its clients
-    by default. ``data.groups`` names the column with people's groups.
+    A file is encoded in UTF-8 and has a header with the columns ``text`` and ``label``. An optional
+    column ``split`` has the values train and test; without it, every fifth text of a class,
+    starting with the first, is a test text. The classes are the sorted labels of all domains. Each
+    domain is divided equally among its clients by default. ``data.groups`` names the column with
+    the groups of people.
     """
 
     title = "A folder of texts"
@@ -163,8 +165,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         names = sorted(path.stem for path in self.folder.glob("*.csv"))
         if not names:
             raise DataError(
-                f"{self.folder} has no .csv file. Expected one per domain with the columns text "
-                "and label."
+                f"{self.folder} has no .csv file. Expected a file per domain with the columns text"
+                " and label."
             )
         return names
 
@@ -194,7 +196,7 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     def _read(self, domain: str) -> _Table:
         path = self._path(domain)
-        with explained(f"{path} cannot be read as UTF-8 text with commas"), open_regular(path) as f:
+        with explained(f"{path} cannot be read as a CSV file in UTF-8"), open_regular(path) as f:
             lines = io.TextIOWrapper(f, "utf-8-sig", newline="")
             reader = csv.DictReader(lines, strict=True)
             wanted = ("text", "label", *filter(None, [self.config.groups]))
@@ -206,7 +208,9 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         for number, row in enumerate(rows, start=2):
             label, text = row["label"], row["text"]
             if not label or text is None:
-                raise DataError(f"{path}: row {number} has no label or no text. Fill it in.")
+                raise DataError(
+                    f"{path}: row {number} has no label or no text. Add the missing value."
+                )
             seen[label] = seen.get(label, -1) + 1
             split = row.get("split") or ("train" if seen[label] % 5 else "test")
             if split not in table.texts:
@@ -214,8 +218,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             if self.config.groups:
                 if not (group := row[self.config.groups]):
                     raise DataError(
-                        f"{path}: row {number} has no {self.config.groups} (data.groups). Fill it "
-                        "in, or remove the row."
+                        f"{path}: row {number} has no {self.config.groups} (data.groups). Add the "
+                        "value, or remove the row."
                     )
                 table.groups[split].append(group)
             table.texts[split].append(text)

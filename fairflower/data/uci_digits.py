@@ -1,9 +1,9 @@
-"""UCI handwritten digits in four domains: embedded, without network or files.
+"""UCI handwritten digits in four domains, available without downloads or files.
 
-The handwriting is real: the 1797 images of 8x8 pixels that scikit-learn ships
+The handwriting is real: it consists of the 1797 images of 8x8 pixels that scikit-learn ships
 (`load_digits`; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits,
-UCI Machine Learning Repository, 1998, CC BY 4.0). The shift between the domains is
-generated here from a fixed seed, so that the data set is the same for everybody:
+UCI Machine Learning Repository, 1998, CC BY 4.0). The differences between the domains are
+generated from a fixed seed, so that the data set is the same everywhere:
 
 ========  ======================================================  ===========  ====
 domain    images                                                  train        test
@@ -16,16 +16,16 @@ printed   digits of matplotlib's bundled fonts in random colors  200          20
           at random places, sizes (9-13 pixels) and slants
 ========  ======================================================  ===========  ====
 
-With five clients per domain the clients have 120, 60, 40 and 40 images: weighted by samples, plain
-has 46 % of the weight and the two hardest domains have 15 % each.
+With five clients per domain, the clients have 120, 60, 40 and 40 images. With sample weighting, the
+domain plain has 46 % of the weight, and the two hardest domains have 15 % each.
 
-Training and test images are separate, for honest test accuracies:
+Training and test images are kept separate:
 
 - An image of the source is used at most once: in a single domain, in train or in test.
-- The source file holds 14 writing sessions in sequence (each begins with 0-9 in order). The test
-  images are from the last five, so no session, and as far as the file tells no writer, is on both
-  sides.
-- The test fonts (DejaVu Serif, Computer Modern Sans and Typewriter) are of other
+- The source file contains 14 writing sessions in sequence (each begins with 0-9 in order). The test
+  images come from the last five sessions, so no session is in both splits. As far as the file
+  shows, no writer is in both splits either.
+- The test fonts (DejaVu Serif, Computer Modern Sans and Typewriter) belong to other
   families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
 """
 
@@ -63,14 +63,17 @@ _FONTS = {
     ),
 }
 
-#: Share of each pixel that the digit covers, [N, SIZE, SIZE] in [0, 1].
+#: Fraction of each pixel that the digit covers, [N, SIZE, SIZE] in [0, 1].
 Ink = npt.NDArray[np.float64]
 #: [N, SIZE, SIZE, 3] in [0, 1], or [N, 1, 1, 3] for a single color per image.
 Colors = npt.NDArray[np.float64]
 
 
 class UCIDigits(DataSet):
-    """See the module's documentation. Training images are divided equally among the clients."""
+    """UCI handwritten digits in four domains; see the module's documentation for the data.
+
+    The training images of a domain are divided equally among its clients.
+    """
 
     num_classes: ClassVar[int] = 10
     channels: ClassVar[int] = 3
@@ -94,7 +97,7 @@ class UCIDigits(DataSet):
 
 
 def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
-    """Return images uint8 [N, 16, 16, 3] and labels int64 [N] by (domain, split)."""
+    """Return (domain, split) -> images, uint8 [N, 16, 16, 3], and labels, int64 [N]."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -125,7 +128,7 @@ def source_rows() -> dict[tuple[str, str], Ints]:
 
 
 def fonts(split: str) -> list[Path]:
-    """Return the font files of a split, which matplotlib ships."""
+    """Return the paths of a split's fonts, which matplotlib ships."""
     from matplotlib import get_data_path
 
     return [Path(get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in _FONTS[split]]
@@ -136,7 +139,7 @@ def _rng(*purpose: str) -> np.random.Generator:
 
 
 def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Pixels:
-    """Make the images of a handwritten domain from 8x8 digits in [0, 1]."""
+    """Create the images of a handwritten domain from 8x8 digits in [0, 1]."""
     count = len(digits)
     if domain == "plain":
         return _gray(_enlarged(digits, np.zeros(count)))
@@ -149,7 +152,7 @@ def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Genera
 
 
 def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixels:
-    """Draw digits in random fonts, with exact anti-aliasing."""
+    """Draw digits in random fonts, with exact antialiasing."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -187,12 +190,13 @@ def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixel
 
 
 def _enlarged(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) -> Ink:
-    """Enlarge 8x8 digits 1.75 times around the center, and rotate them by degrees."""
+    """Enlarge 8x8 digits 1.75 times and rotate them by ``degrees``, around the center."""
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     ink = np.empty((len(digits), *size))
     for i, (digit, angle) in enumerate(zip(digits, np.radians(angles), strict=True)):
         source = Image.fromarray(np.pad(digit, 4).astype(np.float32))
-        # PIL needs the map from the result's pixels to the source's; both have the center (8, 8).
+        # PIL needs the map from pixels of the result to pixels of the source. Both have the center
+        # (8, 8).
         cos, sin = np.cos(angle) / 1.75, np.sin(angle) / 1.75
         back = (cos, sin, 8 - 8 * (cos + sin), -sin, cos, 8 - 8 * (cos - sin))
         ink[i] = np.asarray(source.transform(size, Image.Transform.AFFINE, back, bicubic))
@@ -200,7 +204,7 @@ def _enlarged(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) 
 
 
 def _colors(rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Draw colors of ink and paper, [2, 3], whose brightness differs by at least 0.35."""
+    """Draw random colors of ink and paper, [2, 3], that differ by at least 0.35 in brightness."""
     while True:
         pair = rng.uniform(0, 1, (2, 3))
         if abs(pair[0].mean() - pair[1].mean()) >= 0.35:
@@ -208,7 +212,7 @@ def _colors(rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def _clouds(count: int, rng: np.random.Generator) -> Colors:
-    """Draw bright, smooth images: random 4x4 colors, enlarged."""
+    """Draw bright and smooth random images by enlarging 4x4 random colors."""
     coarse = (255 * rng.uniform(0.55, 1, (count, 4, 4, 3))).astype(np.uint8)
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(c).resize(size, bicubic)) for c in coarse]) / 255

@@ -1,4 +1,4 @@
-"""Validation examples of clients, for the choice of hyper-parameters."""
+"""Selection of clients' validation examples, which are used to tune hyper-parameters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def hold_out(
 ) -> dict[str, tuple[list[Ints], list[Ints]]]:
     """Divide each client's rows into training and validation rows.
 
-    Of a client's ``n`` rows ``int(share * n)``, at least 1, are for validation. They depend only on
-    ``seed``, the group's name and the client's position in it. Classes have their proportional
-    share, as long as a row of each class is left for training. Both parts keep their order.
+    A client with ``n`` rows gets ``int(share * n)`` validation rows, but at least 1. They depend
+    only on ``seed``, the group's name and the client's position in the group. Each class
+    contributes its proportional share, but at least one row of each class stays in training. Both
+    parts keep the order of the rows.
 
     Parameters
     ----------
@@ -29,14 +30,14 @@ def hold_out(
     labels
         Group -> labels of all rows of its domain, int64 [N].
     share
-        Share of validation rows, 0 to 1.
+        Fraction of validation rows, 0 to 1.
     seed
         The seed of the data, ``data.seed``.
 
     Raises
     ------
     DataError
-        If a client has too few rows; with the largest possible share.
+        If a client has too few rows. The message has the largest possible share.
     """
     _check(rows, labels, share)
     divided = {}
@@ -53,20 +54,20 @@ def hold_out(
 def set_aside(
     pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
 ) -> dict[str, list[Ints]]:
-    """Draw validation rows from the rows that no client trains on, for each client.
+    """Draw each client's validation rows from the rows on which no client trains.
 
-    Of each group's unused rows ``count``, or all if there are fewer, are drawn by ``seed`` and the
-    group's name, and divided among its clients. ``pools`` are the rows of each group, int64 [N],
-    ``rows`` the training rows of each of its clients. ``DataError`` if a group has fewer unused
-    rows than clients.
+    In each group, ``count`` unused rows (or all, if there are fewer) are drawn by ``seed`` and the
+    group's name, and divided among the clients. ``pools`` has the rows of each group, int64 [N],
+    and ``rows`` the training rows of each of its clients. Raises ``DataError`` if a group has fewer
+    unused rows than clients.
     """
     validation = {}
     for name, clients in rows.items():
         unused = np.setdiff1d(pools[name], np.concatenate(clients))
         if len(unused) < len(clients):
             raise DataError(
-                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} train "
-                f"on all but {len(unused)} of its {len(pools[name])} training examples. Lower "
+                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} leave"
+                f" only {len(unused)} of its {len(pools[name])} training examples unused. Lower "
                 "data.fraction or data.examples-per-client, or use data.validation-fraction."
             )
         rng = np.random.default_rng(derive_seed(seed, name, "validation"))
@@ -76,12 +77,12 @@ def set_aside(
 
 
 def _wanted(images: int, share: float) -> int:
-    # 1e-9, as a product like 0.29 * 100 = 28.999999999999996 means 29.
+    # 1e-9, because a product such as 0.29 * 100 = 28.999999999999996 stands for 29.
     return max(1, int(share * images + 1e-9))
 
 
 def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Draw the validation images of a client, bool [N]."""
+    """Return a random mask of a client's validation rows, bool [N]."""
     rng = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
     quotas = share * counts
@@ -110,10 +111,12 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
         remedy = f"The largest share that works is {math.floor(1e4 * largest) / 1e4:g}."
         if largest == 0:
             remedy = (
-                "No share works, as a client has a single example of each class: raise "
-                "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set it to 0."
+                "No share works, because a client has only one example of each class. Raise "
+                "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set "
+                "data.validation-fraction to 0."
             )
         raise DataError(
             f"data.validation-fraction = {share:g}: client {client} ({name}) has {images} training "
-            f"examples of {classes} classes; an example of each has to stay in training. {remedy}"
+            f"examples of {classes} classes; one example of each class must stay in training. "
+            f"{remedy}"
         )

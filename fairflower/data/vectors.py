@@ -1,7 +1,7 @@
 """Data sets of features (rows of a table) and of token ids (texts).
 
-They are prepared and divided by the same ``data.*`` settings as images. Settings for images are
-refused (``data.image-size``, ``data.corrupted-clients``) or have no effect (``data.augment``).
+They are prepared and divided by the same ``data.*`` settings as images. Settings for images raise
+an error (``data.image-size``, ``data.corrupted-clients``) or have no effect (``data.augment``).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fairflower.errors import DataError
 class FeatureSet(DataSet):
     """A data set whose examples are D features; a subclass defines `features`.
 
-    Features are standardized by the declared ``mean`` and ``std``, D numbers each, which have to be
-    known before the run, for example from a code book. They are not estimated from clients' data,
-    because clients do not share data. By default features are used without a change.
+    Features are standardized by the declared ``mean`` and ``std``, each with D numbers. These must
+    be known before the run, for example from a code book. They are not estimated from clients'
+    data, because clients do not share data. By default, features are used unchanged.
     """
 
     kind = "features"
     mean: ClassVar[tuple[float, ...]] = ()
     std: ClassVar[tuple[float, ...]] = ()
-    #: Names of the features, for ``fairflower data show``; empty: their numbers are shown.
+    #: Names of the features, for ``fairflower data show``. If empty, their numbers are shown.
     feature_names: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        """Return the features of these rows, float32 [len(rows), D], finite."""
+        """Return the features of these rows, finite float32 [len(rows), D]."""
 
     def examples(self, domain: str, split: str, rows: Ints) -> Floats:
         x: Any = np.asarray(self.features(domain, split, rows))
@@ -40,7 +40,7 @@ class FeatureSet(DataSet):
             header = f"{x.dtype} {list(x.shape)}"
             raise _wrong(self, domain, split, header, "float32 [N, D]")
         if not np.isfinite(x).all():
-            expected = "finite numbers, with missing values filled in"
+            expected = "finite numbers, without missing values"
             raise _wrong(self, domain, split, "NaN or infinity", expected)
         return x  # type: ignore[no-any-return]
 
@@ -48,11 +48,12 @@ class FeatureSet(DataSet):
 class TokenSet(DataSet):
     """A data set whose examples are L token ids; a subclass defines `tokens` and ``vocabulary``.
 
-    Ids are 0 to ``vocabulary - 1``; 0 is padding at the end of texts shorter than L.
+    Ids are 0 to ``vocabulary - 1``, and id 0 pads texts shorter than L at their end.
     """
 
     kind = "tokens"
-    #: Number of ids, 0 included; known before the run, as it decides the model's shape.
+    #: Number of ids, including 0. It must be known before the run, because the model's shape
+    #: depends on it.
     vocabulary: ClassVar[int] = 0
 
     @abstractmethod
@@ -63,7 +64,7 @@ class TokenSet(DataSet):
         if self.vocabulary < 1:
             raise DataError(
                 f"{type(self).__name__}.vocabulary is missing. Set it to the number of token ids, "
-                "0 included."
+                "including 0."
             )
         x: Any = np.asarray(self.tokens(domain, split, rows))
         if x.dtype.kind not in "iu" or x.ndim != 2:

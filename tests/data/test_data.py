@@ -136,7 +136,7 @@ def test_unknown_client_and_domain_are_named(uci: Federation) -> None:
     for client in (20, -1):
         with pytest.raises(DataError, match=f"20 clients; there is no client {client}"):
             uci.train(client)
-    with pytest.raises(DataError, match="no domain 'mnist', only plain, inverted"):
+    with pytest.raises(DataError, match=r"no domain 'mnist'. Its domains are plain, inverted"):
         uci.test("mnist")
 
 
@@ -290,7 +290,7 @@ def test_sizes_follow_the_config(
             {"clients_per_domain": 21},
             r"'b' has 20 training examples for 21 clients. Lower data.clients-per-",
         ),
-        ({"fraction": 0.001}, r"x 0 examples = 0 were asked for. Change data.clients-per-domain"),
+        ({"fraction": 0.001}, r"x 0 examples = 0 are needed. Change data.clients-per-domain"),
         (
             {"test_examples": 1},
             r"'a' has 1 test examples for 2 clients. Lower .* data.test-examples",

@@ -110,7 +110,7 @@ def with_(**changes: Any) -> Callable[[Arrays], Arrays]:
         (with_(y_train=np.zeros((12, 1), int)), r"y_train: found int64 \[12, 1\]; expected whole"),
         (with_(y_test=np.full(6, -1)), r"y_test: found labels from -1 to -1; expected 0 to 65535"),
         (with_(y_test=np.zeros(0, int)), r"y_test: found no labels; expected at least one"),
-        (with_(y_train=np.array([{}] * 12)), r"y_train cannot be read .*no Python objects"),
+        (with_(y_train=np.array([{}] * 12)), r"y_train cannot be read .*without Python objects"),
     ],
 )
 def test_npz_that_is_wrong_is_explained(
@@ -145,14 +145,14 @@ def test_folder_that_is_missing_or_empty_is_named(
 ) -> None:
     with pytest.raises(DataError, match=r"'npz' needs a folder. Set data.dir"):
         prepare(DataConfig(name="npz"))
-    with pytest.raises(DataError, match=r"data.dir = .*: there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"data.dir = .*: the folder .*nowhere does not exist"):
         prepare(npz(tmp_path / "nowhere"))
     with pytest.raises(
         DataError, match=r"has no .npz file. Expected a file per domain with x_train"
     ):
         prepare(npz(tmp_path))
     monkeypatch.setenv("FAIRFLOWER_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"FAIRFLOWER_DATA = .*: there is no folder"):
+    with pytest.raises(DataError, match=r"FAIRFLOWER_DATA = .*: the folder .* does not exist"):
         prepare(DataConfig(name="npz"))
 
 
@@ -311,7 +311,10 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
         (
             (good["train"], "mnist: found a single split; expected a DatasetDict"),
             (DatasetDict(train=good["train"]), "found the splits train; expected train and test"),
-            (good.rename_column("label", "digit"), "columns image, digit; label missing. Add"),
+            (
+                good.rename_column("label", "digit"),
+                "columns image, digit; expected also label. Add",
+            ),
             (hugging_face({**arrays(), "y_train": [11] * 12}), "train: label: found labels fr"),
             (
                 good.remove_columns("image").map(lambda row: {"image": row["label"]}),
@@ -350,5 +353,7 @@ def test_hub_that_cannot_help_is_explained(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DataError, match=r"'syn' is not on the .*Hub. Set data.dir .*mnist,usps,sv"):
         prepare(DataConfig(name="digits"))
     monkeypatch.setattr("flwr_datasets.FederatedDataset", offline)
-    with pytest.raises(DataError, match=r"ylecun/mnist cannot be fetched .*no network.*Set data.d"):
+    with pytest.raises(
+        DataError, match=r"ylecun/mnist cannot be downloaded .*no network.*Set data.d"
+    ):
         prepare(DataConfig(name="digits", domains="mnist"))

@@ -179,7 +179,9 @@ def test_clients_that_hold_every_class_as_drawn_are_as_without_the_option() -> N
 
 
 def test_fewer_images_than_classes_are_refused() -> None:
-    with pytest.raises(DataError, match=r"domain 'a' needs examples of all 3 classes, but gets 2"):
+    with pytest.raises(
+        DataError, match=r"domain 'a' needs examples of all 3 classes, but gets only 2"
+    ):
         divide("a", np.array([0, 1, 2] * 2), [2, 2], 0, every_class=True)
 
 
@@ -403,10 +405,12 @@ def test_folder_complaints(tmp_path: Path) -> None:
         prepare(DataConfig(name="office-caltech"))
     config = small("office-caltech", tmp_path)
     with pytest.raises(
-        DataError, match=r"is not in .* subfolders office_caltech10, .*save_to_disk"
+        DataError, match=r"is neither in .* subfolders office_caltech10, .*save_to_disk"
     ):
         prepare(config)
-    with pytest.raises(DataError, match=r"PACS is not in .* With neither set, flwrlabs/pacs is"):
+    with pytest.raises(
+        DataError, match=r"PACS is neither in .* unset both to download flwrlabs/pacs"
+    ):
         prepare(small("pacs", tmp_path))
     write(tmp_path, "office-caltech", 5)
     with pytest.raises(DataError, match=r"Unknown domain 'photo'. "):
@@ -415,7 +419,7 @@ def test_folder_complaints(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"amazon: found the class 'cup'; expected backpack, bike"):
         prepare(config)
     (tmp_path / "amazon" / "cup").rename(tmp_path / "cup")
-    with pytest.raises(DataError, match=r"amazon has no images of mug. Complete the copy"):
+    with pytest.raises(DataError, match=r"amazon has no images of mug. Add the missing"):
         prepare(config)
 
 
@@ -500,7 +504,7 @@ def test_hub_that_cannot_help_is_explained(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("flwr_datasets.FederatedDataset", offline)
     with pytest.raises(
-        DataError, match=r"flwrlabs/pacs cannot be fetched .*no network.*Set data.d"
+        DataError, match=r"flwrlabs/pacs cannot be downloaded .*no network.*Set data.d"
     ):
         prepare(DataConfig(name="pacs"))
 
@@ -510,7 +514,10 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
     for number, (data, message) in enumerate(
         (
             (DatasetDict(train=good, test=good), "found the splits train, test; expected a single"),
-            (good.remove_columns("domain"), "found the columns image, label; domain missing. Add"),
+            (
+                good.remove_columns("domain"),
+                "found the columns image, label; expected also domain. Add",
+            ),
             (good.select(range(70)), "art_painting has no images of dog, elephant"),
             (
                 good.cast_column("label", Value("int64")).map(lambda row: {"label": 7}),

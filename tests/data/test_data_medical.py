@@ -152,11 +152,19 @@ def test_isic_complaints(tmp_path: Path) -> None:
     rows = write_isic(tmp_path)
     table = tmp_path / ISIC2019.table
     for header, changed, message in (
-        (["image", "MEL", "NV"], [], r"found the columns image, MEL, NV; BCC, AK, .* missing. Add"),
+        (
+            ["image", "MEL", "NV"],
+            [],
+            r"found the columns image, MEL, NV; expected also BCC, AK, .*. Add",
+        ),
         (ISIC_HEADER, [["x", 1, 1, *[0] * 7]], r"x has the classes \[1.0, 1.0, .*a single 1"),
-        (ISIC_HEADER, [["x", "yes", *[0] * 8]], "found 'yes' where a number is expected"),
-        (ISIC_HEADER, [["x", 1]], r"GroundTruth.csv, row 82: found x, 1, nothing, .*missing. Repl"),
-        (ISIC_HEADER, [["gone", 1, *[0] * 8]], r"has no gone.jpg. Complete the copy"),
+        (ISIC_HEADER, [["x", "yes", *[0] * 8]], "found 'yes'; expected a number"),
+        (
+            ISIC_HEADER,
+            [["x", 1]],
+            r"GroundTruth.csv, row 82: found x, 1, nothing, .*in every column. Repl",
+        ),
+        (ISIC_HEADER, [["gone", 1, *[0] * 8]], r"has no file gone.jpg. Add it"),
     ):
         write_table(table, header, rows + changed if changed else [])
         with pytest.raises(DataError, match=message):
@@ -305,7 +313,7 @@ def test_ham_complaints(tmp_path: Path) -> None:
     for number, (change, message) in enumerate(
         (
             (lambda row: {"dx": "cold"}, "found the diagnosis 'cold'; expected akiec, bcc, bkl"),
-            (None, "found the columns image, image_id, dx; missing label, or lesion_id. Add"),
+            (None, "found the columns image, image_id, dx; expected also label, or lesion_id. Add"),
         )
     ):
         changed = data.map(change) if change else data.remove_columns("lesion_id")

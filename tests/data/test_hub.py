@@ -146,7 +146,9 @@ def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
         assert found == sorted(found)
         draws.add(tuple(found))
     assert len(draws) > 1
-    with pytest.raises(DataError, match=r"has 4 partitions .* not 5. Lower data.clients-per-"):
+    with pytest.raises(
+        DataError, match=r"has only 4 partitions .* expected 5. Lower data.clients-per-"
+    ):
         prepare(changed(config, name="test_hub:Shards", clients_per_domain=5))
 
 
@@ -179,7 +181,7 @@ def test_a_partitioner_that_finds_nothing_to_go_by_is_told_so(config: DataConfig
 
 
 def test_a_site_has_no_partitioner(config: DataConfig) -> None:
-    with pytest.raises(DataError, match=r"a site's data are not divided. Choose another"):
+    with pytest.raises(DataError, match=r"the data of a site are not divided. Choose another"):
         open_site(changed(config, name="femnist"), "femnist")
 
 
@@ -222,7 +224,9 @@ def test_a_run_over_writers_has_the_accuracy_of_each(config: DataConfig, tmp_pat
 
 
 def test_a_writer_of_too_little_is_no_client(config: DataConfig) -> None:
-    with pytest.raises(DataError, match="'femnist' has 3 partitions with two training"):
+    with pytest.raises(
+        DataError, match="'femnist' has only 3 partitions with at least two training"
+    ):
         prepare(changed(config, name="femnist", clients_per_domain=4))
     with pytest.raises(DataError, match=r"data.test-examples: femnist is divided"):
         prepare(changed(config, name="femnist", test_examples=4))
@@ -234,11 +238,13 @@ def test_a_copy_that_tells_no_writers_is_refused(config: DataConfig, tmp_path: P
     folder = tmp_path / "anonymous"
     anonymous = femnist()["train"].remove_columns("writer_id")
     DatasetDict(train=anonymous).save_to_disk(str(folder / "femnist"))
-    with pytest.raises(DataError, match=r"expected the split train with image, writer_id"):
+    with pytest.raises(
+        DataError, match=r"expected the split train with the columns image, writer_id"
+    ):
         prepare(changed(config, name="femnist", dir=str(folder)))
     x, y = np.zeros((9, 28, 28), np.uint8), np.zeros(9, np.int64)
     arrays = tmp_path / "arrays"
     arrays.mkdir()
     np.savez(arrays / "femnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"femnist.npz does not name the writers. Save"):
+    with pytest.raises(DataError, match=r"femnist.npz does not name the writers. Use"):
         prepare(changed(config, name="femnist", dir=str(arrays)))

@@ -77,12 +77,15 @@ def test_images_of_any_depth_are_scaled_by_it(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.array([[-1000, 400]], np.int32), "whole numbers from -1000 to 400; expected 0, black"),
+        (
+            np.array([[-1000, 400]], np.int32),
+            "whole numbers from -1000 to 400; expected numbers from 0",
+        ),
         (
             np.array([[0, 65536]], np.int32),
-            "whole numbers from 0 to 65536; .* 65535, white. Scale all images",
+            "whole numbers from 0 to 65536; .* 65535 .white.. Scale all images",
         ),
-        (np.array([[0, 255]], np.float32), "real numbers from 0 to 255; expected .* to 1, white"),
+        (np.array([[0, 255]], np.float32), "real numbers from 0 to 255; expected .* to 1 .white."),
         (np.array([[0, np.nan]], np.float32), "real numbers from nan to nan"),
     ],
 )
@@ -115,9 +118,8 @@ def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
     largest: int, bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(config(deep(tmp_path, largest, largest), image_size=2))
-    named = f"largest number in the 16-bit images is {largest}, but white is 65535: the images "
-    named += f"are dark. If white is {2**bits - 1}, set data.name = images:bits={bits} (--data "
-    named += f"images:bits={bits})."
+    named = f"largest value in the 16-bit images is {largest} and white is 65535. If white is "
+    named += f"{2**bits - 1}, set data.name = images:bits={bits} (--data images:bits={bits})."
     assert len(caplog.messages) == (bits < 16)
     assert (named in caplog.text) is (bits < 16)
 
@@ -310,7 +312,7 @@ def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Pa
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
     (root / stray).parent.mkdir(exist_ok=True)
     Image.new("L", (4, 4)).save(root / stray)
-    with pytest.raises(DataError, match=rf"\.png is too deep: .*root is read as {taken}\."):
+    with pytest.raises(DataError, match=rf"\.png is too deep: .*root must contain {taken}\."):
         prepare(config(root))
 
 
@@ -357,9 +359,13 @@ def npz(root: Path, train: list[int], test: list[int]) -> DataConfig:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([1, 2, 3], [1, 2, 3], "npz: of 4 classes ['0'] has no example. Number labels from 0"),
-        ([0, 1, 3], [0], "of 4 classes ['2'] has no example"),
-        ([0, 1], [0, 2], "there are test examples of class ['2'], but none to train on"),
+        (
+            [1, 2, 3],
+            [1, 2, 3],
+            "npz: out of 4 classes, these have no examples: ['0']. Number labels from 0",
+        ),
+        ([0, 1, 3], [0], "out of 4 classes, these have no examples: ['2']."),
+        ([0, 1], [0, 2], "these classes have test examples, but no training examples: ['2']"),
         ([0, 1, 2], [0, 1], ""),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_column_of_a_csv_file_has_the_groups(tmp_path: Path) -> None:
         ),
         (lambda f: npz(f / "b.npz", [0.5] * 8, [1] * 4), r"b\.npz: sex_train: found float64 \[8\]"),
         (lambda f: npz(f / "b.npz", range(200), range(200)), "found 202 different values"),
-        (lambda f: npz(f / "b.npz", [0] * 9, [1] * 6, classes=3), "and npz has 3"),
+        (lambda f: npz(f / "b.npz", [0] * 9, [1] * 6, classes=3), "but npz has 3"),
     ],
     ids=["missing", "fractions", "no groups but numbers", "three classes"],
 )
@@ -171,7 +171,7 @@ def test_a_row_without_a_group_and_a_missing_column_are_named(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"books\.csv: row 3 has no sex"):
         prepare(config)
     path.write_text("text,label\nfine,good\npoor,bad\n")
-    with pytest.raises(DataError, match=r"books\.csv: .*sex missing"):
+    with pytest.raises(DataError, match=r"books\.csv: .*expected also sex"):
         prepare(config)
 
 
@@ -245,5 +245,5 @@ def test_a_site_without_groups_is_named(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_single_group_is_compared_with_none(tmp_path: Path) -> None:
     npz(tmp_path / "a.npz", ["male"] * 8, ["male"] * 4)
     config = DataConfig(name="npz", dir=str(tmp_path), groups="sex", clients_per_domain=1)
-    with pytest.raises(DataError, match="found the group male alone"):
+    with pytest.raises(DataError, match="found the group male only"):
         prepare(config)

@@ -329,7 +329,7 @@ def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> No
     npz(tmp_path / "x.npz")
     config = DataConfig(name="npz", dir=str(tmp_path), domains="north, south")
     assert open_site(config, "south").domains == ("south",)
-    with pytest.raises(DataError, match=r"north, south.*not for 'east'"):
+    with pytest.raises(DataError, match=r"north, south.*without 'east'"):
         open_site(config, "east")
 
 
@@ -545,7 +545,8 @@ def test_a_site_that_cannot_open_its_folder_is_named_at_once(
     settings = {"evaluate.by": "clients", "sites": 2, "round-timeout": 0.3}
     with pytest.raises(ConfigError, match=r"1 of 2 clients answered"):
         run(tmp_path, grid(nodes), **settings)
-    why = "Node 1001 cannot take part: site 'usps': data.dir = '/gone': there is no folder /gone."
+    why = "Node 1001 cannot take part: site 'usps': data.dir = '/gone': "
+    why += "the folder /gone does not exist."
     assert [line for line in caplog.messages if "usps" in line] == [why]
 
 

@@ -61,10 +61,10 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"text,class\na,b\n", "label missing"),
+        (b"text,class\na,b\n", "expected also label"),
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
-        (b"text,label\n\xff\xfe,a\n", "cannot be read as UTF-8"),
+        (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )
 def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: str) -> None:

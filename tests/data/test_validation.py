@@ -163,7 +163,7 @@ def test_examples_of_no_client_are_dealt_to_all_or_it_is_refused(
     rows = {"a": np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])}
     left = available - sum(sizes)
     if left < len(sizes):
-        with pytest.raises(DataError, match=f"'a' train on all but {left} of its {available}"):
+        with pytest.raises(DataError, match=f"'a' leave only {left} of its {available}"):
             set_aside({"a": pool}, rows, count, 0)
         return
     drawn = set_aside({"a": pool}, rows, count, 0)["a"]

@@ -213,7 +213,7 @@ def test_what_no_number_of_clients_mends_is_told_so(
 
     monkeypatch.setattr(Table, "labels", labels)
     named = "training" if split == "train" else split
-    with pytest.raises(DataError, match=rf"'a' has no {named} examples\. Add some, or leave it"):
+    with pytest.raises(DataError, match=rf"'a' has no {named} examples\. Add examples, or remove"):
         prepare(replace(TABLE, seed=71))
 
 
@@ -229,7 +229,7 @@ def test_splits_have_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_domains_have_the_same_features() -> None:
-    with pytest.raises(DataError, match=r"differ in their number of features \(a 3, b 4\)"):
+    with pytest.raises(DataError, match=r"have different numbers of features \(a 3, b 4\)"):
         prepare(replace(TABLE, name="test_vectors:Growing"))
 
 
@@ -282,8 +282,8 @@ def test_features_are_shown_by_their_means() -> None:
 
 def test_texts_are_shown_by_their_length() -> None:
     lines = [line.split() for line in shown(prepare(TEXTS)).splitlines()]
-    assert ["tokens", "in", "a", "text", "3", "±0", "3", "±0"] in lines
-    assert ["different", "tokens,", "of", "40", "40", "40"] in lines
+    assert ["tokens", "per", "text", "3", "±0", "3", "±0"] in lines
+    assert ["distinct", "tokens,", "out", "of", "40", "40", "40"] in lines
 
 
 # --- the embedded table ---------------------------------------------------------------------
