@@ -6,7 +6,7 @@
     results = ff.compare(strategies=["fedavg", "fedheal"], seeds=range(3))
     results = ff.read("runs/*")
 
-Importing fairflower is fast: the functions' modules are imported on first use.
+Importing fairflower is fast, because the modules behind these functions are imported on first use.
 """
 
 from __future__ import annotations

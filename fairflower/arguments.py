@@ -1,4 +1,4 @@
-"""Arguments of a method and their allowed values, declared at its constructor.
+"""Declaring a method's arguments and their allowed values in its constructor.
 
 >>> class Method(Configurable):
 ...     '''Base of methods.'''
@@ -35,7 +35,7 @@ from fairflower.errors import ConfigError, quoted
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed numbers: ``low`` to ``high``, and above ``above``; finite unless high is inf."""
+    """Allowed numbers: from ``low`` to ``high``, above ``above``, and finite unless high is inf."""
 
     low: float = -math.inf
     high: float | None = None
@@ -59,16 +59,16 @@ class Range:
         return f"a number from {self.low}" if self.low > -math.inf else "a finite number"
 
 
-#: Range of finite doubles; whole numbers may be larger.
+#: Range of finite floats; integers may be larger.
 _FINITE = Range(-sys.float_info.max, sys.float_info.max)
 
 
 @dataclass(frozen=True)
 class Search:
-    """Numbers that `fairflower tune` tries; ``log`` spaces them on a log scale.
+    """Interval that `fairflower tune` searches; ``log`` selects a logarithmic scale.
 
-    Declared beside a `Range` without a lowest or highest number,
-    ``Annotated[float, Range(0), Search(0.01, 10, log=True)]``; a closed range is tried itself.
+    Needed for a `Range` without a lowest or highest number: ``Annotated[float, Range(0),
+    Search(0.01, 10, log=True)]``. A closed range is searched as a whole.
     """
 
     low: float
@@ -76,7 +76,7 @@ class Search:
     log: bool = False
 
     def at(self, place: float, whole: bool = False) -> float:
-        """Return the number at ``place`` (0 to 1) of the interval, rounded to three digits.
+        """Return the number at position ``place`` (0 to 1) in the interval, to three digits.
 
         >>> Search(0.01, 10, log=True).at(1 / 3), Search(1, 3).at(0.9, whole=True)
         (0.1, 3)
@@ -95,20 +95,20 @@ class Search:
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """An argument of a constructor: its default, and the values that its annotation allows."""
+    """An argument of a constructor: its default and the values that its annotation allows."""
 
     default: Any
     number: bool = False  # whether numbers are allowed
     whole: bool = False  # whether only whole numbers are allowed
     range: Range | None = None  # allowed numbers; None allows all
-    search: Search | None = None  # numbers that `fairflower tune` tries
+    search: Search | None = None  # interval that `fairflower tune` searches
     words: tuple[str, ...] = ()  # allowed words
-    text: bool = False  # whether any word is allowed
+    text: bool = False  # whether any string is allowed
     optional: bool = False  # whether None is allowed
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> ArgumentSpec:
-        """Read an annotation of numbers, words and None; other types are not checked."""
+        """Parse an annotation of numbers, words and None; values of other types are not checked."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         number = int in members or float in members
@@ -134,13 +134,13 @@ class ArgumentSpec:
         return self.range is not None or bool(self.words)
 
     def check(self, key: str, value: Any) -> None:
-        """Raise ``ConfigError`` for a value that is not allowed, with the allowed values."""
+        """Raise ``ConfigError`` if a value is not allowed; the error lists the allowed values."""
         if (allowed := self._allowed_instead(value)) is not None:
             none = ", or None" if self.optional else ""
             raise ConfigError(f"{key} = {quoted(value)}: expected {allowed}{none}.")
 
     def _allowed_instead(self, value: Any) -> str | None:
-        """Return the allowed values in words; None if the value is allowed."""
+        """Describe the allowed values; return None if the value is allowed."""
         if not (self.number or self.words or self.text) or (value is None and self.optional):
             return None
         words, range_ = " or ".join(self.words), "a number" if self.range is None else self.range
@@ -164,8 +164,8 @@ class ArgumentSpec:
 class Configurable:
     """A class whose constructor checks its keyword arguments against their annotations.
 
-    A direct subclass is a base of methods: arguments of its constructor are common to all methods
-    and do not count as a method's arguments.
+    A direct subclass is a base class of methods. All methods share the arguments of its
+    constructor, which therefore do not count as a method's arguments.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -185,13 +185,13 @@ class Configurable:
 
     @classmethod
     def made_with(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return an instance; arguments that the constructor lacks are ignored."""
+        """Return an instance; arguments that the constructor does not have are ignored."""
         specs = constructor_specs(cls)
         return cls(**{name: value for name, value in arguments.items() if name in specs})
 
 
 def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
-    """Return keyword-only arguments of a class or function, without its base's common arguments."""
+    """Return keyword-only arguments of a class or function, except those shared by all methods."""
     if not isinstance(factory, type):
         return dict(_keyword_specs(getattr(factory, "func", factory)))  # func: of a partial
     if issubclass(factory, Configurable):
@@ -200,7 +200,7 @@ def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
 
 
 def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
-    """Return the keyword-only arguments of a constructor and of the base's that it calls."""
+    """Return the keyword-only arguments of a constructor and of the base constructors it calls."""
     return dict(_constructor_specs(kind))
 
 
@@ -228,7 +228,7 @@ def _keyword_specs(init: Callable[..., None]) -> dict[str, ArgumentSpec]:
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor with a check of its keyword arguments."""
+    """Wrap a constructor so that it checks its keyword arguments."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:

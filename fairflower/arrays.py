@@ -1,4 +1,4 @@
-"""Converts Flower's arrays from and to NumPy, without copying and without unpickling."""
+"""Conversion between Flower's arrays and NumPy arrays, without copying or unpickling."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _MAGIC = len(np.lib.format.magic(1, 0))
 def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     """Return read-only views of a record's arrays, by name.
 
-    ``ValueError`` names an array whose bytes are not a plain NumPy array.
+    Raises ``ValueError`` with the array's name if its bytes are not a plain NumPy array.
     """
     arrays = {}
     for name, array in record.items():
         try:
             arrays[name] = view(array)
-        except Exception as error:  # NumPy evaluates headers as Python, which may raise anything
+        except (
+            Exception
+        ) as error:  # NumPy evaluates headers as Python code, which may raise any exception
             raise ValueError(f"array {name!r} is not a plain NumPy array ({error})") from error
     return arrays
 
 
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return arrays as a Flower record, in C order.
+    """Return a Flower record of the arrays, in C order.
 
-    The bytes are those of Flower's ``Array(array)``, with three copies fewer.
+    The bytes equal those of Flower's ``Array(array)``, but three copies are saved.
     """
     return ArrayRecord({name: _flower_array(np.asarray(a)) for name, a in arrays.items()})
 
@@ -54,7 +56,7 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower array, without copying."""
+    """Return a NumPy view of a Flower array, without copying."""
     data = array_bytes(array)
     length_size = 2 if data[6] == 1 else 4  # of the header's length, by format version
     length = int.from_bytes(data[_MAGIC : _MAGIC + length_size], "little")
@@ -64,9 +66,9 @@ def view(array: Array) -> NDArray[Any]:
 
 
 class SharedArray(Array):
-    """A Flower array whose bytes are in memory shared between processes.
+    """A Flower array in memory that processes share.
 
-    `view` reads them without copying; the attribute ``data``, which Flower reads, is a copy.
+    `view` reads its bytes without copying; the attribute ``data``, which Flower reads, is a copy.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], stype: str, buffer: memoryview) -> None:
@@ -96,7 +98,7 @@ class _Header(NamedTuple):
     order: Any
     dtype: np.dtype[Any]
     num_values: int
-    num_bytes: int  # length of the header
+    num_bytes: int  # length of the header in bytes
 
 
 @lru_cache(maxsize=4096)  # a model's headers are the same for all clients and rounds
@@ -109,15 +111,15 @@ def _header(data: bytes) -> _Header:
     }[version]
     shape, fortran_order, dtype = read_header(stream)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise ValueError("it contains Python objects")
     count = int(np.prod(shape, dtype=np.int64))
     return _Header(shape, "F" if fortran_order else "C", dtype, count, stream.tell())
 
 
 def swap_padding(ids: Any, pad: int) -> Any:
-    """Exchange the ids 0 and ``pad`` in an array or tensor; a second exchange restores them.
+    """Swap the ids 0 and ``pad`` in an array or tensor; a second swap restores them.
 
-    A `fairflower.data.TokenSet` pads token ids by 0, and a tokenizer and its network by ``pad``.
+    A `fairflower.data.TokenSet` pads with token id 0; a tokenizer and its network pad with ``pad``.
 
     >>> swap_padding(np.array([5, 1, 0]), pad=1)
     array([5, 0, 1])

@@ -1,11 +1,11 @@
-"""The ClientApp, which answers train, evaluate and query messages.
+"""The ClientApp, which handles train, evaluate and query messages.
 
-Every message carries the whole run config, so a federation can serve several runs in turn. The
-node config says which data the client has:
+Every message contains the whole run config, so a federation can serve several runs one after
+another. The node config defines the client's data:
 
-- ``partition-id=3 num-partitions=20``: the fourth share of the run's data set, which every node
-  divides in the same way; ``data-dir="/data/digits"`` is the folder of the data set.
-- ``domain="svhn" data-dir="/data/svhn"``: a site that brings its data. The server numbers sites.
+- ``partition-id=3 num-partitions=20``: the fourth part of the run's data set; every node divides
+  the data set in the same way. ``data-dir="/data/digits"`` is the folder of the data set.
+- ``domain="svhn" data-dir="/data/svhn"``: a site with its own data. The server numbers the sites.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairflower.training.trainer import Trainer
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     """Return the node's trainer for a message with this config.
 
-    ``ValueError`` if the node config does not say which client it is.
+    Raises ``ValueError`` if the node config does not identify the client.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)
@@ -47,7 +47,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     trainer = build_trainer(
         run.client,
-        # The server sends all arrays but those that stay with the client.
+        # The server sends all arrays except those that stay at the client.
         _model(_network(run, keeps), run.client, federation, run.seed if keeps else 0),
         data,
         run.train,
@@ -68,7 +68,7 @@ app = make_client_app(trainer_of, mods=[secure_mod])
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply with this node's client id and, if the message has a run config, its data."""
+    """Reply with the node's client id; describe its data if the message has a run config."""
     config = message.content.config_records.get("config", ConfigRecord())
     node = context.node_config
     answer = ConfigRecord()
@@ -99,7 +99,7 @@ def _place(
     if "federation" not in config or "client-id" not in config:
         raise ValueError(
             f"Node {context.node_id} is a site with its own data (its node config has a domain), "
-            'but the server did not ask sites for their data. Set evaluate.by = "clients".'
+            'but the server did not query the sites\' data. Set evaluate.by = "clients".'
         )
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
     client_id, federation = int(config["client-id"]), _federation(str(config["federation"]))
@@ -116,7 +116,7 @@ def _settings(config: Mapping[str, Any]) -> RunConfig:
 
 
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
-    """Return the run's data settings, with the node's ``data-dir``."""
+    """Return the run's data settings, with the node's ``data-dir`` if it has one."""
     if "data-dir" in context.node_config:
         return dataclasses.replace(run.data, dir=str(context.node_config["data-dir"]))
     return run.data
@@ -132,8 +132,9 @@ def _partition_id(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-# A worker serves many clients in turn, which share the run config and the model. Sharing the model
-# is safe: a trainer overwrites all arrays that are communicated, and the others are never trained.
+# A worker serves many clients, one after another. They share the run config and the model. Sharing
+# the model is safe, because a trainer overwrites all arrays that are sent and never trains the
+# others.
 @lru_cache(maxsize=4)
 def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_message(dict(items))
@@ -148,13 +149,13 @@ def _federation(text: str) -> Federation:
 
 
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
-    """Return a client's share of the federation's data, or the data of its site."""
+    """Return a client's part of the federation's data, or its site's data."""
     return _reader(site or federation)(federation, client_id, site)
 
 
 @lru_cache(maxsize=4)
 def _reader(source: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
-    """Return the function that reads a client's data; it caches more clients if all are small."""
+    """Return the function that reads a client's data; for small data it caches more clients."""
     largest = max(client.num_examples for client in source.clients)
     return _read_small if largest * math.prod(source.shape) <= _SMALL else _read
 
@@ -182,6 +183,6 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
     )
 
 
-#: Values in a client's examples up to which a worker caches the data of all clients.
+#: Largest number of values per client for which a worker caches the data of all clients.
 _SMALL = 32 * 1024
 _read_small = lru_cache(maxsize=4096)(_read.__wrapped__)

@@ -1,4 +1,4 @@
-"""Errors that users can fix, and texts for them. Imports no other module of fairflower."""
+"""Errors that users can fix, and their messages. Imports no other module of fairflower."""
 
 import errno
 import logging
@@ -11,64 +11,64 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-#: A child of Flower's logger: shown and streamed wherever Flower's own lines are.
+#: Child of Flower's logger, so that messages appear wherever Flower's do.
 logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class UserError(Exception):
-    """An error that the user can fix; the message says what is wrong and what to do."""
+    """An error that the user can fix; the message explains the problem and the solution."""
 
 
 class ConfigError(UserError, ValueError):
-    """An invalid run config; the message names the key and what to do."""
+    """The run config is invalid; the message names the key and explains what to do."""
 
 
 class DataError(UserError, ValueError):
-    """Invalid data; the message names the path and what to do."""
+    """Data are invalid; the message names the path and explains what to do."""
 
 
 class NotInstalled(UserError, ImportError):
-    """A missing library of an extra; the message says what to install."""
+    """A library of an optional extra is missing; the message says what to install."""
 
 
 class RoundFailed(UserError, RuntimeError):
-    """Too few usable replies in a round; the message lists the missing clients and reasons."""
+    """A round had too few valid replies; the message lists the missing clients and the reasons."""
 
 
 class Diverged(RoundFailed):
-    """A loss, an update or the model is NaN or infinite."""
+    """Training diverged: a loss, an update or the model is NaN or infinite."""
 
 
 class StrategyError(UserError, RuntimeError):
-    """An exception in a strategy's code; the message has its type, text and place."""
+    """A strategy's code raised an exception; the message has its type, text and location."""
 
 
 class MetricError(UserError, RuntimeError):
-    """A user's metric failed; the message has its name, the domain and the reason."""
+    """A user-defined metric failed; the message names the metric, the domain and the reason."""
 
 
 class EngineError(UserError, RuntimeError):
-    """An engine cannot go on; the message says why and what to do."""
+    """An engine cannot continue; the message says why and what to do."""
 
 
 class GpuMemoryError(EngineError):
-    """A run ran out of GPU memory; the message has the reason and what to do."""
+    """A run is out of GPU memory; the message says why and what to do."""
 
 
 class RunFolderError(UserError, ValueError):
-    """A run folder that cannot be read; the message says why."""
+    """A run folder cannot be read; the message says why."""
 
 
 class WriteError(UserError, RuntimeError):
-    """A run folder cannot be written; the message has the path, the reason and what to do."""
+    """A run folder cannot be written; the message has the path, the reason and a remedy."""
 
 
 class TrialError(UserError, RuntimeError):
-    """A trial deployment that cannot go on; the message says which process ended and why."""
+    """A trial deployment cannot continue; the message says which process ended and why."""
 
 
 class RunInterrupted(Exception):
-    """The run was asked to stop."""
+    """The user or the system has stopped the run."""
 
 
 class StopRun(Exception):
@@ -76,7 +76,7 @@ class StopRun(Exception):
 
 
 class Pruned(Exception):
-    """Raised by a callback to end a run that is clearly worse than the message's reference."""
+    """Raised by a callback to end a run that is clearly worse than a reference run."""
 
 
 _SOLVERS = ("cvxpy", "scipy", "sklearn")
@@ -85,7 +85,7 @@ _TRAIN = (
     *("statsmodels", "matplotlib", "jinja2"),
 )
 
-#: Extra of pyproject.toml -> its libraries, by import name.
+#: Extra in pyproject.toml -> import names of its libraries.
 EXTRAS = {
     "solvers": _SOLVERS,
     "train": _TRAIN,
@@ -98,7 +98,7 @@ EXTRAS = {
 
 
 def quoted(value: object, most: int = 120) -> str:
-    """Return the ``repr`` of a value for an error, shortened if it is long.
+    """Return the ``repr`` of a value for an error message, shortened if it is long.
 
     >>> quoted(0.1), quoted("x" * 200, most=9), quoted(16**5000)
     ('0.1', "'xxx...xx'", 'a whole number of 20001 bits')
@@ -114,14 +114,14 @@ def quoted(value: object, most: int = 120) -> str:
 
 
 def is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a text, and it has no null byte."""
+    """Return whether a text can be encoded as UTF-8 and has no null byte."""
     return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def require(extra: str, what: str, *libraries: str) -> None:
-    """Raise ``NotInstalled`` if ``what`` needs a library of the extra that is missing.
+    """Raise ``NotInstalled`` if a library of the extra that ``what`` needs is missing.
 
-    ``libraries`` are those that ``what`` needs. Default: all of the extra.
+    ``libraries`` lists the libraries that ``what`` needs. Default: all libraries of the extra.
     """
     missing = [library for library in libraries or EXTRAS[extra] if not installed(library)]
     if missing:
@@ -132,22 +132,24 @@ def require(extra: str, what: str, *libraries: str) -> None:
 def installed(library: str) -> bool:
     """Return whether a library can be imported, without importing it."""
     spec = find_spec(library)
-    # A folder of that name in the working directory has a spec without origin.
+    # A folder with this name in the working directory has a spec without an origin.
     return spec is not None and spec.origin is not None
 
 
-#: Errors that users can fix. OSError: an unwritable folder or a full disk; it has the path.
+#: Errors that users can fix, including OSError for an unwritable folder or a full disk.
 USER_ERRORS = (UserError, OSError)
 
-#: Exceptions that end a process or a generator; they are not failures of a user's code.
+#: Exceptions that end a process or a generator, and are no failures of a user's code.
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 
 _PATH = "Check this path."
-_RIGHTS = "Change permissions, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
-_ROOM = "Free some space, or choose another place (--output-dir, --out or FAIRFLOWER_HOME)."
+_RIGHTS = (
+    "Change the permissions, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
+)
+_ROOM = "Free some disk space, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
 _REMEDIES = {
-    errno.EEXIST: "Files are never overwritten: choose another name, or move the file.",
+    errno.EEXIST: "Existing files are not overwritten. Choose another name, or move the file.",
     errno.ENOENT: _PATH,
     errno.ENOTDIR: _PATH,
     errno.EACCES: _RIGHTS,
@@ -159,7 +161,7 @@ _REMEDIES = {
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error as text; for a system error its path, reason and, if known, what to do."""
+    """Return an error's text; for a system error the path, the reason and, if known, a remedy."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f"{error.filename}: " if error.filename else ""
@@ -168,7 +170,7 @@ def error_text(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException, module: str = "") -> str:
-    """Return an exception's type, text and place: the last line in ``module``, if there is one."""
+    """Return an exception's type, text and location: the last line in ``module`` if possible."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
@@ -186,10 +188,10 @@ def failure_text(error: BaseException, module: str = "") -> str:
 def naming_failures(
     raised: type[UserError], subject: str, module: str, remedy: str = "Correct its code."
 ) -> Iterator[None]:
-    """Raise ``raised`` for an exception in a user's code, which is in ``module``.
+    """Turn an exception in a user's code, which is in ``module``, into a ``raised`` exception.
 
     The message is ``<subject> failed with <type, text and place>. <remedy>``. Errors that already
-    say what to do pass unchanged.
+    explain what to do are not changed.
     """
     try:
         yield
@@ -202,7 +204,7 @@ def naming_failures(
 
 
 def exits_by_signal(error: BaseException) -> bool:
-    """Return whether Flower's signal handler raised the exception, for example ``SystemExit``."""
+    """Return whether Flower's signal handler raised an exception such as ``SystemExit``."""
     flower = getattr(sys.modules.get("flwr"), "__file__", None)
     if isinstance(error, Exception) or flower is None:
         return False
@@ -211,7 +213,7 @@ def exits_by_signal(error: BaseException) -> bool:
 
 
 def renamed(module: str, **names: str) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that resolves old names, old to new, with a warning."""
+    """Return a ``__getattr__`` for a module that maps old names to new ones, with a warning."""
 
     def resolve(name: str) -> Any:
         if name not in names:
@@ -224,7 +226,7 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
 
 
 def renamed_attribute(old: str, new: str) -> Any:
-    """Return a property that resolves an attribute's old name, with a warning."""
+    """Return a property that maps an attribute's old name to the new one, with a warning."""
 
     def resolve(instance: Any) -> Any:
         text = f"{type(instance).__name__}.{old} is now called {new}."

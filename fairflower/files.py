@@ -1,7 +1,7 @@
-"""Files of named arrays and JSON facts that are written atomically and have a checksum.
+"""Files of named arrays and JSON metadata, written atomically and with a checksum.
 
-The format is safetensors, with the facts and the checksum in the header. A file is written under
-a temporary name, flushed to disk and renamed, so a crash at any moment leaves the previous file.
+The format is safetensors, with the metadata and the checksum in the header. A file is written under
+a temporary name, flushed to disk and renamed, so after a crash the previous file is intact.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedFile(ValueError):
-    """A damaged file; the message has its path and the reason."""
+    """A file is damaged; the message has its path and the reason."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
-    """Write arrays and facts to a file atomically; its folder is created if missing.
+    """Write arrays and metadata to a file atomically; create its folder if it is missing.
 
-    Arrays keep their order and may have any type of safetensors; facts may be any JSON.
+    Arrays keep their order and may have any data type that safetensors supports; ``facts``, the
+    metadata, may be any JSON object.
     """
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     listing = [[name, array.dtype.str, array.shape] for name, array in dense.items()]
@@ -44,17 +45,17 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[
     with replacing(path) as temporary:
         try:
             save_file(dense, temporary, {"sealed": text, "sha256": _digest(text, dense)})
-        except SafetensorError as error:  # the system error is only in its text
+        except SafetensorError as error:  # the system error is only in the exception's text
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Return the arrays, writable and in their order, and the facts.
+    """Return the arrays, writable and in their original order, and the metadata.
 
-    ``DamagedFile`` if the file is unreadable or fails its checksum; ``FileNotFoundError`` if it
-    does not exist.
+    Raises ``DamagedFile`` if the file is unreadable or its checksum does not match, and
+    ``FileNotFoundError`` if it does not exist.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -67,9 +68,9 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def sealed_facts(path: Path) -> dict[str, Any]:
-    """Return the facts without reading the arrays, so without verifying the checksum.
+    """Return the metadata without reading the arrays or verifying the checksum.
 
-    ``DamagedFile`` if the file is missing or unreadable.
+    Raises ``DamagedFile`` if the file is missing or unreadable.
     """
     with _opened(path) as (_, _, content):
         return dict(content["facts"])
@@ -77,7 +78,7 @@ def sealed_facts(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
-    """Yield the file, its header and the JSON in it; ``DamagedFile`` if it cannot be read."""
+    """Yield the file, its header and its JSON; raise ``DamagedFile`` if it cannot be read."""
     try:
         check_regular(path, path.stat().st_mode)
         with safe_open(path, framework="numpy") as file:
@@ -89,9 +90,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces ``path`` atomically on exit without an exception.
+    """Yield a temporary file that replaces ``path`` atomically unless an exception is raised.
 
-    ``OSError`` if ``path`` is a folder, a device or a named pipe, which would be lost.
+    Raises ``OSError`` if ``path`` is a folder, a device or a named pipe, because it would be lost.
     """
     with suppress(FileNotFoundError):
         check_regular(path, path.stat().st_mode)
@@ -107,7 +108,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Rename a file; on Windows wait, up to 2 seconds, for a reader that has ``path`` open."""
+    """Rename a file; on Windows wait up to 2 seconds while another process has ``path`` open."""
     for _ in range(20 if sys.platform == "win32" else 0):
         with suppress(PermissionError):
             temporary.replace(path)

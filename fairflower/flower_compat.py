@@ -1,4 +1,4 @@
-"""Access to Flower's private and deprecated parts, for all Flower versions of pyproject.toml."""
+"""Access to private and deprecated parts of Flower, for all versions that are supported."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from flwr.server.client_proxy import ClientProxy
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
-#: Seconds that Flower's process waits for a run to stop: a test of the model may take as long.
+#: Seconds that Flower's process waits for a run to stop; testing the model may take this long.
 PATIENCE = 60.0
 
 
 def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
     """Allow this process to construct ``Message`` objects outside a Flower run.
 
-    Newer Flower reads the sender of a message from the process's task identity, which only
-    Flower's runtimes set.
+    Newer versions of Flower read the sender of a message from the process's task identity, which is
+    set only by Flower's runtimes.
     """
     try:
         from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # older Flower leaves the sender to the Grid
+    except ImportError:  # in older versions of Flower the Grid sets the sender
         return
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, run_id, node_id
 
 
 def ensure_task_identity() -> None:
-    """Call `set_task_identity` where Flower has not: ``start_server`` and ``start_simulation``."""
+    """Call `set_task_identity` unless Flower has set the identity."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -48,10 +48,10 @@ def ensure_task_identity() -> None:
 
 @contextmanager
 def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` when Flower ends this process (``flwr stop``), and delay its exit.
+    """Set ``stop`` when Flower ends this process (``flwr stop``), and delay the exit.
 
-    Flower's simulation runs a ServerApp in a thread, which it does not notify, and exits five
-    seconds later; in a deployment Flower raises ``SystemExit`` in the ServerApp.
+    Flower's simulation runs the ServerApp in a thread. It does not notify this thread, and exits
+    five seconds later. In a deployment Flower raises ``SystemExit`` in the ServerApp.
     """
     done = threading.Event()
     here = threading.current_thread()
@@ -69,12 +69,12 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
 
 
 def _call_before_exit(handler: Callable[[], None]) -> None:
-    for place in ("flwr.supercore.exit", "flwr.common.exit"):  # newer Flower, and older
+    for place in ("flwr.supercore.exit", "flwr.common.exit"):  # newer and older versions of Flower
         with suppress(ImportError):
             add = importlib.import_module(place).add_exit_handler
             try:
                 add(handler, run_before_force_exit=True)
-            except TypeError:  # older Flower: all handlers together have five seconds
+            except TypeError:  # older versions of Flower: all handlers together have five seconds
                 add(handler)
             return
 
@@ -82,8 +82,8 @@ def _call_before_exit(handler: Callable[[], None]) -> None:
 def proxy_node_id(proxy: ClientProxy) -> int:
     """Return the node id of a classic client proxy.
 
-    ``start_server``'s proxies have no id: theirs is a hash of the connection's name, so every
-    connection has another id.
+    Proxies of ``start_server`` have no node id. They get a hash of the connection's name, so every
+    new connection gets a new id.
     """
     if not hasattr(proxy, "node_id"):
         digest = hashlib.sha256(proxy.cid.encode()).digest()
@@ -92,14 +92,14 @@ def proxy_node_id(proxy: ClientProxy) -> int:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Set a message's id, as a SuperLink does."""
+    """Set the id of a message, as a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
     """Return a copy of a record with additional values.
 
-    Flower's constructors check every value again, which takes as long as training on a few
+    Flower's constructors would check every value again, which takes as long as training on a few
     images.
     """
     copied_record = copy.copy(record)
@@ -109,9 +109,9 @@ def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
 
 
 def privacy_wrapper() -> str:
-    """Return the class name of Flower's differential-privacy wrapper of the caller, or "".
+    """Return the class name of the differential-privacy wrapper that calls the strategy, or "".
 
-    Found on the call stack, as a wrapped strategy has no reference to its wrapper.
+    The wrapper is found on the call stack, because a wrapped strategy has no reference to it.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Processor, kernels and library versions, which influence the bits of a run's result."""
+"""Processor, kernels and library versions, on which the exact bits of a result depend."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 VERSIONS_OF = ("fairflower", "flwr", "flwr-datasets", "torch", "torchvision", "ray", "numpy")
 
-#: Instruction sets by which PyTorch, oneDNN and MKL choose their kernels.
+#: Instruction sets that determine which kernels PyTorch, oneDNN and MKL use.
 INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 
 #: Processor flags of units that compute with bfloat16.
 BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
-#: The signal of a closed terminal; empty on Windows, which has none.
+#: Signal of a closed terminal; empty on Windows, which does not have it.
 HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a run's numbers depend on."""
+    """Return the versions of Python and of the packages that affect a run's results."""
     installed = {"python": platform.python_version()}
     for package in VERSIONS_OF:
         try:
@@ -41,13 +41,13 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Return the machine's system, its cores, and what else affects how sums are rounded.
+    """Describe this machine: system, number of cores, and properties that affect rounding.
 
-    The processor's name includes family and model, as several generations share a name.
-    ``kernels`` is the instruction set of PyTorch's kernels; other libraries choose theirs by
-    ``instructions``. ``gpu`` is missing if ``device`` is ``"cpu"``.
+    The processor's name includes its family and model, because several generations share a name.
+    ``kernels`` is the instruction set that PyTorch's kernels use; other libraries choose kernels
+    from ``instructions``. ``gpu`` is missing if ``device`` is ``"cpu"``.
     """
-    import torch  # late: reports do not need torch
+    import torch  # imported late, because reports do not need torch
 
     name, instructions = processor(_CPUINFO.read_text() if _CPUINFO.exists() else _sysctl())
     facts = {
@@ -92,23 +92,23 @@ def has_bf16(cpuinfo: str) -> bool:
 
 
 def about_precision(precision: str, device: torch.device) -> str:
-    """Return a note about ``train.precision``, "" for float32."""
+    """Return a note about ``train.precision``, or "" for float32."""
     if precision == "float32":
         return ""
     note = (
-        f"train.precision = {precision!r}: only local steps use 16 bits; tests, measurements, "
-        "weights and messages are float32."
+        f"train.precision = {precision!r}: only local training steps use 16 bits; tests, "
+        "measurements, weights and messages are float32."
     )
     if device.type == "cuda":
-        import torch  # late: reports do not need torch
+        import torch  # imported late, because reports do not need torch
 
         units = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         units = has_bf16(_CPUINFO.read_text() if _CPUINFO.exists() else "")
     if not units:
         note += (
-            " This machine has no known units for bfloat16: clients on it are faster with "
-            "'float32'."
+            " This machine has no known hardware support for bfloat16, so its clients are "
+            "faster with 'float32'."
         )
     return note
 
@@ -127,8 +127,8 @@ def _sysctl() -> str:
 def release_memory() -> None:
     """Return free memory pages from glibc to the system.
 
-    glibc keeps freed pages, whose gaps fragment from round to round, so that the process would
-    grow. Without glibc nothing is done.
+    glibc keeps freed pages. They become more fragmented in every round, so the process would grow.
+    Without glibc this function does nothing.
     """
     if platform.system() != "Linux":  # on Windows CDLL(None) is an error
         return

@@ -1,4 +1,4 @@
-"""Folders of fairflower's files."""
+"""Folders and files that fairflower reads and writes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fairflower.errors import ConfigError
 
-#: Files of a run folder, without its checkpoints.
+#: Names of the files in a run folder, without its checkpoints.
 RUN_FILES = frozenset(
     ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
 )
 
 
-#: Flags of files to read. O_NONBLOCK: otherwise opening a named pipe waits for its writer. Windows
-#: has neither; there O_BINARY keeps line ends.
+#: Flags for opening a file to read. Without O_NONBLOCK, opening a named pipe waits for its writer.
+#: Windows does not have this flag, but needs O_BINARY to keep line ends.
 _READ = os.O_RDONLY
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
     _READ |= getattr(os, _flag, 0)
@@ -31,7 +31,7 @@ def home() -> Path:
 
 
 def file_name(text: str) -> str:
-    """Return a name with characters that file names allow.
+    """Replace characters that are not allowed in file names.
 
     >>> file_name("moon:mu=1+my_package.rules:MinLoss")
     'moon-mu=1+my_package.rules-MinLoss'
@@ -40,27 +40,27 @@ def file_name(text: str) -> str:
 
 
 def client_states() -> Path:
-    """Return the folder of clients' state between rounds, ``<run id>/<client id>/``."""
+    """Return the folder that keeps clients' states between rounds, ``<run id>/<client id>/``."""
     return home() / "state"
 
 
 def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
-    """Return the chosen folder, or a folder named by time and process below ``kind``."""
+    """Return the chosen folder, or a folder below ``kind`` named by time and process id."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return Path(chosen or home() / kind / name).expanduser().absolute()
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return the path if it is a run folder or a file, else all run folders below it.
+    """Return the path itself if it is a run folder or a file, otherwise all run folders below it.
 
-    ``ConfigError`` if there is none.
+    Raises ``ConfigError`` if there is no run folder.
     """
     if (path / "run.json").exists() or not path.is_dir():
         return [path]
     folders = sorted(facts.parent for facts in path.rglob("run.json"))
     if not folders:
         raise ConfigError(
-            f"{path} is not a run folder and contains none: there is no run.json in it."
+            f"{path} is not a run folder and contains no run folders: there is no run.json in it."
         )
     return folders
 
@@ -71,8 +71,8 @@ def open_regular(path: Path) -> BufferedReader:
     Raises
     ------
     OSError
-        If the system refuses, or for a named pipe, which may never be written to, or a device,
-        which may have no end.
+        If the file cannot be opened, or is a named pipe or a device, from which reading may never
+        end.
     """
     descriptor = os.open(path, _READ)
     try:
@@ -84,24 +84,27 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return a regular file's text; ``OSError`` as in `open_regular`."""
+    """Return the text of a regular file; raise ``OSError`` as `open_regular` does."""
     with open_regular(path) as file, TextIOWrapper(file, encoding=encoding) as text:
         return text.read()
 
 
 def check_output(path: Path) -> None:
-    """Raise ``ConfigError`` for a path that no output may replace.
+    """Raise ``ConfigError`` if output must not replace a path.
 
-    These are files of a run folder, and everything but regular files, such as a pipe.
+    Such paths are the files of a run folder, and anything that is not a regular file or a folder,
+    such as a pipe.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"{path}: This is not a regular file. Choose another name.")
+        raise ConfigError(f"{path} is not a regular file. Choose another name.")
     if (path.parent / "run.json").exists() and path.name in RUN_FILES:
-        raise ConfigError(f"{path} is the run's own file. Choose another name.")
+        raise ConfigError(
+            f"{path} belongs to a run folder and must not be overwritten. Choose another name."
+        )
 
 
 def check_folder(path: Path) -> None:
-    """Raise ``OSError`` if a path is not a folder or cannot be read."""
+    """Raise ``OSError`` if a path is not a folder or is not accessible."""
     if not stat.S_ISDIR(path.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 

@@ -1,4 +1,4 @@
-"""Seeds derived from the purpose of each random choice."""
+"""Random seeds derived from the purpose of each random choice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a seed, 0 <= seed < 2**63, hashed from the parts that identify a random choice.
+    """Hash the parts that identify a random choice to a seed, 0 <= seed < 2**63.
 
-    The same parts give the same seed in every process and on every machine; other parts, as
-    the next client or round, give an independent stream.
+    The same parts give the same seed in every process and on every machine. Different parts, for
+    example those of the next client or round, give an independent random stream.
 
     >>> derive_seed(0, 3, 1, "batches") == derive_seed(0, 3, 1, "batches")
     True

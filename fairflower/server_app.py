@@ -19,10 +19,10 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Make the run of the run config; with ``resume``, continue the run in that folder."""
+    """Start the run that the run config describes, or continue the run in the folder ``resume``."""
     config = RunConfig.from_flat(context.run_config)
     if config.resume:
-        # Flower sends all keys: those that differ from pyproject.toml were given by the user.
+        # Flower sends all keys. The user has given those that differ from pyproject.toml.
         flat, defaults = config.to_flat(), keys()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = resumed_config(Path(config.resume), given)

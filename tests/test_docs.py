@@ -261,7 +261,7 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
     output = call("data", "show", "reviews:Reviews")
     assert re.search(r"tokens per text +\S+ ±", output)
     assert not list(tmp_path.glob("*.png"))
-    assert "--out x.png: there is no picture of tokens" in call(
+    assert "--out x.png: tokens cannot be drawn as images" in call(
         "data", "show", "reviews:Reviews", "--out", "x.png", expect=2
     )
 

@@ -241,7 +241,9 @@ def test_exchanges_of_another_kind_are_named(mine: Packages) -> None:
         "    make_exchanges = classmethod(lambda cls, args: [3])\n"
     )
     importlib.invalidate_caches()
-    with pytest.raises(UserError, match=r"'raising:Mine': make_exchanges returned 3, expected"):
+    with pytest.raises(
+        UserError, match=r"'raising:Mine': make_exchanges returned 3, not objects of"
+    ):
         RunConfig.from_flat({"client.name": "raising:Mine"})
 
 
@@ -374,7 +376,11 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
     [
         ("strategy.name", "los-power", "Did you mean 'loss-power'"),
         ("client.name", "my_method.strategy:LossPower", r": expected .*fairflower.clients.Tr"),
-        ("model.name", "my_method.training:Smooth", ": expected .*or a function that makes it"),
+        (
+            "model.name",
+            "my_method.training:Smooth",
+            ": expected .*or a function that returns an instance",
+        ),
         ("data.name", "my_method.training:Shallow", ": expected a subclass of fairflower.data"),
         (
             "model.name",

@@ -1,12 +1,12 @@
-"""fairflower in Python and notebooks: train, compare methods, and read runs.
+"""Python interface for scripts and notebooks: train, compare methods, and read runs.
 
     run = ff.run(strategy="fedheal:tau=0.4", rounds=30)
     results = ff.compare(strategies=["fedavg", "fedheal"], clients="moon", federations="0-9")
     results.table, results.history, results.differences  # pandas DataFrames
     results.plot("worst")
 
-``runs`` makes and reads runs, ``overrides`` turns arguments into run config keys, and ``results``
-holds the DataFrames, figures and tables of runs.
+The module ``runs`` starts and reads runs, ``overrides`` converts arguments to run config keys, and
+``results`` provides DataFrames, figures and tables.
 """
 
 from fairflower.api.results import Result, Results

@@ -1,4 +1,4 @@
-"""Converts arguments of Python functions to run config keys and methods."""
+"""Conversion of Python arguments to run config keys and methods."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
 
-#: Run config keys, dotted or in tables, or a TOML file of them.
+#: Run config keys, either dotted or nested in tables, or the path of a TOML file.
 SettingsLike = Mapping[str, Any] | str | PathLike[str]
 
-#: A method: its name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with ``name``
-#: (a name or a class) and arguments.
+#: A method: a name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with the key
+#: ``name`` (a name or a class) and the arguments.
 MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
@@ -36,7 +36,7 @@ _REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "mo
 
 
 class ShortSettings(TypedDict, total=False):
-    """Settings under shorter names, which are also options of the commands."""
+    """Settings with short names; the commands have options with the same names."""
 
     data: str | type
     data_dir: str | PathLike[str]
@@ -51,7 +51,7 @@ class ShortSettings(TypedDict, total=False):
 
 
 def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
-    """Return run config keys with their values; ``ConfigError`` for an unknown key."""
+    """Return settings as flat run config keys; raise ``ConfigError`` for an unknown key."""
     if settings is None:
         return {}
     if isinstance(settings, Mapping):
@@ -62,7 +62,8 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
             }
         except RecursionError:
             raise ConfigError(
-                "settings: expected keys or tables of keys, got deeper nesting."
+                "settings: expected run config keys, or tables of keys; the given tables are "
+                "nested too deeply."
             ) from None
     else:
         flat = read_toml(str(settings))
@@ -76,13 +77,13 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run config keys for settings under shorter names; settings of None are left out."""
+    """Convert settings with short names to run config keys; omit settings that are None."""
     settings = {}
     for name, value in options.items():
         if name not in SHORT_NAMES:
             raise ConfigError(
-                f"{unknown('argument', name, SHORT_NAMES)} Other run config keys go into "
-                "settings={...}."
+                f"{unknown('argument', name, SHORT_NAMES)} Pass other run config keys in "
+                f"settings={{...}}."
             )
         if value is not None:
             key = SHORT_NAMES[name][0]
@@ -92,10 +93,10 @@ def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
-    """Return a method as a config.
+    """Convert a method to a config.
 
-    ``ConfigError`` for several methods, and for an object: a run config needs a method's name and
-    arguments, which an object does not have.
+    Raises ``ConfigError`` for several methods and for instances, because a run config needs the
+    name and the arguments of a method.
     """
     if isinstance(given, kind):
         return given
@@ -114,16 +115,16 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
         args = {name: None if value == "none" else value for name, value in args.items()}
         return kind(named.name, {**named.args, **args})
     raise ConfigError(
-        f"{kind.TABLE} = {given!r}: expected a name with arguments ('{kind.name}', "
-        "'name:argument=value'), a class, or a dict of its name and arguments. Objects are "
-        "refused, because a run config has names and arguments."
+        f"{kind.TABLE} = {given!r}: expected a name, with or without arguments ('{kind.name}', "
+        "'name:argument=value'), a class, or a dict with name and arguments. Instances are not "
+        "accepted, because a run config stores names and arguments."
     )
 
 
 def methods(
     kind: type[_Choice], given: MethodLike | Iterable[MethodLike | _Choice] | None
 ) -> list[_Choice]:
-    """Return the given methods as configs; an empty list for None."""
+    """Convert methods to configs; return an empty list for None."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -134,7 +135,7 @@ def methods(
 
 
 def name_of(table: str, given: type) -> str:
-    """Return the name of a class in run configs: its registered name, or ``module:Class``."""
+    """Return a class's name in run configs: its registered name, or ``module:Class``."""
     registry = _REGISTRIES.get(table)
     if registry is None:
         raise ConfigError(f"{table} = {given!r}: expected a name, a number or a word, not a class.")
@@ -143,14 +144,14 @@ def name_of(table: str, given: type) -> str:
             return name
     if given.__module__ == "__main__":
         raise ConfigError(
-            f"{table}: {given.__qualname__} is defined in a notebook or script, from which the "
-            "processes that train cannot import it. Move it into a module, and import that."
+            f"{table}: {given.__qualname__} is defined in a notebook or script, so training "
+            "processes cannot import it. Move the class to a module, and import it from there."
         )
     return f"{given.__module__}:{given.__qualname__}"
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a run config scalar."""
+    """Convert a value to a run config scalar."""
     if value is None:
         return "none"
     if isinstance(value, np.generic):

@@ -35,14 +35,14 @@ _STYLE = """<style>
 
 
 class Results(Sequence["Result"]):
-    """Several runs; the runs of a method form a row of the tables and a line of the figures.
+    """Several runs. All runs of a method share a row in tables and a line in figures.
 
-    A sequence of `Result`. A notebook shows the table of accuracies with the verdicts; ``print``
+    This is a sequence of `Result`. Notebooks display the accuracy table and the verdicts; ``print``
     shows all tables.
 
     See Also
     --------
-    fairflower.compare, fairflower.read : functions that return it.
+    fairflower.compare, fairflower.read : Functions that return `Results`.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -61,7 +61,7 @@ class Results(Sequence["Result"]):
         return len(self.runs)
 
     def __add__(self, other: Results) -> Results:
-        """Return the runs of both."""
+        """Return `Results` with the runs of both operands."""
         return Results((*self.runs, *other.runs))
 
     @cached_property
@@ -70,7 +70,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Every metric of every round: `fairflower.report.frames.history_frame`."""
+        """All metrics of all rounds. See `fairflower.report.frames.history_frame`."""
         from fairflower.report.frames import history_frame
 
         return history_frame(self.runs)
@@ -79,8 +79,8 @@ class Results(Sequence["Result"]):
     def table(self) -> pd.DataFrame:
         """Accuracy per domain, AVG, STD, MIN and GAP of each method, in percent.
 
-        Mean and standard deviation over runs, of the last five tested rounds:
-        `fairflower.report.frames.table_frame`.
+        Each value is the mean over the last five tested rounds; the table has its mean and standard
+        deviation over runs. See `fairflower.report.frames.table_frame`.
         """
         from fairflower.report.frames import table_frame
 
@@ -88,9 +88,9 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """Differences to FedAvg and uniform weights, paired by seed.
+        """Differences from FedAvg and from uniform averaging, paired by seed.
 
-        `fairflower.report.frames.differences_frame` has the columns.
+        `fairflower.report.frames.differences_frame` describes the columns.
         """
         from fairflower.report.frames import differences_frame
 
@@ -98,7 +98,7 @@ class Results(Sequence["Result"]):
 
     @property
     def verdicts(self) -> list[str]:
-        """A sentence for each method: its difference to others and the judgement."""
+        """Sentences about each method: its difference from a baseline and the verdict."""
         return [
             str(verdict)
             for chapter in self._analysis.chapters
@@ -112,13 +112,14 @@ class Results(Sequence["Result"]):
         Parameters
         ----------
         figure : str
-            ``"average"``, ``"worst"`` or ``"std"`` over rounds, ``"bars"``, ``"domains"``, and
-            others depending on the runs.
+            ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"bars"``, ``"domains"``, or
+            another name that is available for these runs.
 
         Raises
         ------
         ConfigError
-            For an unknown name, with all names; or if the runs are on different sets of domains.
+            If the name is unknown (the error lists all names), or if runs have different sets of
+            domains.
         """
         from fairflower.report.figures.comparison import plot
 
@@ -126,20 +127,21 @@ class Results(Sequence["Result"]):
         if len(comparisons) > 1:
             names = "; ".join(", ".join(comparison.domains) for comparison in comparisons)
             raise ConfigError(
-                f"The runs are of several sets of domains ({names}). Plot one of them."
+                f"The runs have several sets of domains ({names}). Select runs with the same "
+                "domains to plot them."
             )
         return plot(comparisons[0], figure)
 
     def report(self, out: str | PathLike[str]) -> Path:
-        """Write the report of ``fairflower report`` into a folder; return the path of its page."""
+        """Write the report of ``fairflower report`` to a folder; return its HTML page's path."""
         return write_report(self._analysis, Path(out))
 
     def summary(self, path: str | PathLike[str]) -> None:
-        """Write the data of tables and verdicts into a small .csv file, which `read` accepts."""
+        """Write the data of tables and verdicts to a small .csv file, which `read` can open."""
         write_summary(self.runs, Path(path))
 
     def latex(self) -> str:
-        """Return all tables for LaTeX's package booktabs."""
+        """Return all tables as LaTeX for the package booktabs."""
         from fairflower.report.latex import latex
 
         return latex(self._analysis)
@@ -156,7 +158,7 @@ class Results(Sequence["Result"]):
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
-        """Return the accuracy table of each set of domains with its verdicts and notes."""
+        """Return each set of domains' accuracy table, verdicts and notes as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
             said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]
@@ -174,7 +176,7 @@ class Result(Results):
 
     @property
     def path(self) -> Path:
-        """The run folder."""
+        """Path of the run folder."""
         return self.run.path
 
     @property
@@ -184,7 +186,7 @@ class Result(Results):
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
+        """The run's random seed."""
         return int(self.run.seed)
 
     @property
@@ -194,25 +196,26 @@ class Result(Results):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The run config by dotted keys."""
+        """The run config, with dotted keys."""
         return self.run.config
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Final accuracy of each domain, a fraction: the mean of the last five tested rounds."""
+        """Final accuracy per domain, between 0 and 1: the mean over the last five tested rounds."""
         return dict(zip(self.run.domains, self.run.final().tolist(), strict=True))
 
     @property
     def model(self) -> dict[str, NDArray[np.generic]]:
-        """The final global model: arrays by name."""
+        """The arrays of the final global model, by name."""
         from safetensors.numpy import load_file
 
         return load_file(self.path / "model.safetensors")
 
     def network(self, data_dir: str = "") -> Network:
-        """Return the final global model as a torch module that normalizes raw examples itself.
+        """Return the final global model as a torch module that accepts raw examples.
 
-        Classes and scale come from the run's data set, which is read from ``data_dir`` if given:
+        The module normalizes examples itself. Class names and the scale of the examples come from
+        the run's data set, which is read from ``data_dir`` if given. See
         `fairflower.final_model.exporting.Network`.
         """
         from fairflower.final_model.exporting import network

@@ -1,4 +1,4 @@
-"""Functions that train: a run, a comparison; and a function that reads run folders."""
+"""Functions that train a run, train a comparison, and read run folders."""
 
 from __future__ import annotations
 
@@ -47,32 +47,35 @@ def run(
     progress: bool = True,
     **options: Unpack[ShortSettings],
 ) -> Result:
-    """Train a federation, as ``fairflower run`` does.
+    """Train a federation, like ``fairflower run``.
 
     Parameters
     ----------
     settings : mapping or path, optional
-        Run config keys (``{"train.lr": 0.01}`` or ``{"train": {"lr": 0.01}}``), or a TOML file
-        of them; ``fairflower list settings`` shows all keys. The other arguments override them.
+        Run config keys (``{"train.lr": 0.01}`` or ``{"train": {"lr": 0.01}}``), or the path of a
+        TOML file. ``fairflower list settings`` shows all keys. The other arguments override these
+        settings.
     strategy, client : str, class or mapping, optional
         Strategy and method of local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
         ``{"name": "fedheal", "tau": 0.4}``. Default: the methods of ``settings``.
     seed : int, optional
-        Seed of everything but the partition. Default: the ``seed`` of ``settings``, else 0.
+        Random seed of everything except the partition. Default: ``seed`` in ``settings``, otherwise
+        0.
     output_dir : path, optional
-        Parent of the run folder. Default: ``~/.fairflower/runs``.
+        Folder in which the run folder is created. Default: ``~/.fairflower/runs``.
     resume : path, optional
-        Run folder of a stopped or killed run to resume. Only ``rounds`` and settings of the
-        execution, such as ``workers``, may be given with it.
+        Run folder of a stopped or killed run to resume. Only ``rounds`` and execution settings such
+        as ``workers`` may be changed.
     on_round : callable, optional
-        Called after every round of training with its number and a dict of metrics:
-        ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN``, ``accuracy/STD`` (fractions;
-        ddof 1) and ``loss/<domain>`` if the round was tested; ``train_loss``; ``seconds``. The run
-        stops, and can be resumed, if the callable returns True or raises ``StopRun``.
+        Called after every training round with its number and a dict of metrics: ``train_loss``,
+        ``seconds`` and, if the model was tested in this round, ``loss/<domain>``,
+        ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN`` and ``accuracy/STD`` (with ddof
+        1). Accuracies are between 0 and 1. If the callable returns True or raises ``StopRun``, the
+        run stops and can be resumed.
     progress : bool
-        Whether to print rounds as they end.
+        Whether to print a line after every round.
     **options
-        Settings under shorter names: `ShortSettings`.
+        Settings with short names; see `ShortSettings`.
 
     Returns
     -------
@@ -82,14 +85,14 @@ def run(
     Raises
     ------
     ConfigError, DataError, RoundFailed
-        If the run cannot begin or go on; the message has the remedy.
+        If the run cannot start or continue; the message explains what to do.
     KeyboardInterrupt
         After Ctrl-C or a notebook's stop button; the run folder can be resumed.
 
     See Also
     --------
-    compare : several strategies on several federations.
-    read : runs from their folders.
+    compare : Train several strategies on several federations.
+    read : Read runs from their folders.
 
     Examples
     --------
@@ -107,7 +110,9 @@ def run(
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
-                raise ConfigError(f"{name}: a resumed run keeps its settings. Leave it out.")
+                raise ConfigError(
+                    f"{name}: a resumed run keeps its settings. Remove this argument."
+                )
         config = resumed_config(Path(resume), overrides)
     console = Console(quiet=not progress)
     plan = Plan([config])
@@ -129,35 +134,39 @@ def compare(
     progress: bool = True,
     **options: Unpack[ShortSettings],
 ) -> Results:
-    """Train every client with every strategy on every federation, as ``fairflower compare`` does.
+    """Train all strategies and clients on all federations, like ``fairflower compare``.
 
     Parameters
     ----------
     settings : mapping or path, optional
         Settings of all runs, as in `run`.
     strategies : str, class, mapping or an iterable of these, optional
-        Strategies; uniform averaging is always added. Default: FedAvg and the strategy of
-        ``settings``.
+        Strategies to compare; uniform averaging is always added. Default: FedAvg and the strategy
+        in ``settings``.
     clients : str, class, mapping or an iterable of these, optional
-        Methods of local training. Default: the method of ``settings``.
+        Methods of local training; each is combined with every strategy. Default: the method in
+        ``settings``.
     federations : iterable of int, or str, optional
-        ``range(20)``, ``[0, 7]`` or ``"0-19"``: each number is the seed of the partition, the
-        clients' data and the run. Default: ``"0-9"``, unless ``seeds`` is given.
+        Federations, as numbers: ``range(20)``, ``[0, 7]`` or ``"0-19"``. Each number is the random
+        seed of the partition, the clients' data and the run. Default: ``"0-9"``, unless ``seeds``
+        is given.
     seeds : iterable of int, or str, optional
-        Seeds on the federation of ``data.seed``. Verdicts then hold only for this federation.
+        Random seeds of repeated runs on a single federation, which ``data.seed`` defines. The
+        verdicts then hold only for this federation.
     leave_one_domain_out : bool
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional
-        Number of parallel runs, each in a process on the inline engine. Default: one per core
-        if there are as many runs, no run uses a GPU and neither ``engine``, ``ray_address`` nor
-        ``workers`` is given; otherwise 1.
+        Number of runs in parallel, each in its own process with the inline engine. Default: as many
+        as the CPUs and the GPU memory allow; 1 if there are fewer runs and Ray is installed, or if
+        ``engine``, ``ray_address``, ``workers`` or ``client-gpus`` is given.
     output_dir : path, optional
-        Folder of the comparison. Default: a new folder in ``~/.fairflower/comparisons``. In an
-        earlier comparison's folder, completed runs are kept and unfinished runs are resumed.
+        Folder of the comparison. Default: a new folder in ``~/.fairflower/comparisons``. If it is
+        the folder of an earlier comparison, completed runs are kept and unfinished runs are
+        resumed.
     progress : bool
-        Whether to print runs and rounds as they end.
+        Whether to print the progress of runs and rounds.
     **options
-        Settings under shorter names: `ShortSettings`.
+        Settings with short names; see `ShortSettings`.
 
     Returns
     -------
@@ -167,22 +176,27 @@ def compare(
     Raises
     ------
     ConfigError, DataError, RoundFailed
-        If a run cannot begin or go on; the message has the remedy. A run's failure is raised after
-        the other runs have ended.
+        If a run cannot start or continue; the message explains what to do. If a run fails, the
+        exception is raised after all other runs have ended.
 
     See Also
     --------
-    run : a single run.
-    fairflower.api.results.Results : tables, verdicts and figures of the runs.
+    run : Train a single run. fairflower.api.results.Results : Tables, verdicts and figures of the
+    runs.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: expected a whole number from 1, or None.")
     numbers, federated = replicates(federations, seeds)
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
-        raise ConfigError("strategies, clients: name at least one, or leave the argument out.")
+        raise ConfigError(
+            "strategies, clients: the list is empty. Name at least one method, or omit the "
+            "argument."
+        )
     if "seed" in options:
-        raise ConfigError("seed: compare takes seeds, as in seeds=[3].")
+        raise ConfigError(
+            "seed: compare has no argument seed. Use seeds instead, for example seeds=[3]."
+        )
     folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
     flat = settings_of(settings) | settings_from_options(options)
     parallel_runs = resolve_jobs(flat, jobs)
@@ -196,29 +210,30 @@ def compare(
 
 
 def read(*paths: str | PathLike[str]) -> Results:
-    """Return runs from run folders, folders of run folders, summaries (.csv), or glob patterns.
+    """Read runs from run folders, folders of run folders, summaries (.csv) or glob patterns.
 
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
-    Each run is read once. Matches of a pattern that are not runs are skipped. A run that cannot be
-    read gives a warning.
+    Each run is read only once. Files that match a pattern but are not runs are skipped. A warning
+    names each run that cannot be read.
 
     Raises
     ------
     RunFolderError
         If no run can be read.
     ConfigError
-        If a path has no run.
+        If a path contains no run.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for path in paths for place in _places(str(path))):
         try:
             runs += read_runs(place)
         except RunFolderError as error:
-            warnings.warn(f"Left out: {error}", stacklevel=2)
+            warnings.warn(f"Skipped: {error}", stacklevel=2)
     if not runs:
         raise RunFolderError(
-            f"There is no run to read in {', '.join(map(str, paths)) or 'no path'}."
+            "There are no readable runs in "
+            f"{', '.join(map(str, paths)) or 'an empty list of paths'}."
         )
     return Results(runs)
 

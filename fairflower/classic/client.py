@@ -1,4 +1,4 @@
-"""Trainers as clients of classic Flower apps."""
+"""Adapter of trainers to classic Flower clients."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ NDArrays = list[NDArray[Any]]
 
 
 class NumPyTrainer(NumPyClient):
-    """A trainer as a `flwr.client.NumPyClient`, with the same bits as with Flower's message API.
+    """A `flwr.client.NumPyClient` that uses a trainer; results equal those of the message API.
 
-    Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. Parameters are the
-    arrays of the model that server and clients exchange, in the order of its state dict.
+    Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. The parameters are
+    those arrays of the model that server and clients exchange, in the order of the state dict.
 
     Parameters
     ----------
     trainer
         The client's trainer, with its model and data.
     context
-        The argument of ``client_fn``. It stores the trainer's state between rounds, as with the
-        message API.
+        The argument of ``client_fn``, which stores the trainer's state between rounds.
 
     See Also
     --------
-    LegacyStrategy : The strategy of the server.
-    make_client_app : The same for the message API.
+    LegacyStrategy : The strategy at the server.
+    make_client_app : The equivalent for the message API.
 
     Examples
     --------
@@ -58,11 +57,12 @@ class NumPyTrainer(NumPyClient):
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[NDArrays, int, dict[str, Any]]:
-        """Train the given parameters; ``config`` must contain ``server-round``.
+        """Train the model with the given parameters; ``config`` must contain ``server-round``.
 
-        Arrays for exchanges follow the model's arrays in ``parameters``. The result has the same
-        layout: arrays for exchanges, and arrays that the config requests under ``measure``, follow
-        the model's arrays; numbers are among the metrics. See `fairflower.classic.packing`.
+        In ``parameters``, arrays of exchanges follow the model's arrays. The result has the same
+        layout: the model's arrays come first, followed by arrays of exchanges and arrays that the
+        config requests with the key ``measure``. Measured numbers are returned as metrics. See
+        `fairflower.classic.packing`.
         """
         model, self.trainer.shared = split(parameters, config)
         self._receive(model)
@@ -73,7 +73,7 @@ class NumPyTrainer(NumPyClient):
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Test the given parameters on the client's test examples."""
+        """Test the model with the given parameters on the client's test examples."""
         self._receive(parameters)
         metrics = evaluate_round(self.trainer, self.context, config)
         return metrics.pop("eval_loss"), len(self.trainer.data.test.y), metrics
@@ -82,7 +82,7 @@ class NumPyTrainer(NumPyClient):
         names = list(travelling(self.trainer.model))
         if len(parameters) != len(names):
             raise ValueError(
-                f"{self.trainer}: expected the {len(names)} arrays of the model, "
-                f"got {len(parameters)}."
+                f"{self.trainer}: expected {len(names)} arrays, as the model has, but got "
+                f"{len(parameters)}."
             )
         self.trainer.receive(dict(zip(names, parameters, strict=True)))

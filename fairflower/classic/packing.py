@@ -1,9 +1,9 @@
-"""Additional named arrays in the single list of arrays that classic Flower sends.
+"""Packing of additional named arrays into the list of arrays that classic Flower sends.
 
-A `flwr.client.NumPyClient` receives and returns a list of arrays, and a config or metrics of
-single values. Other arrays (a Fisher diagonal, control variates) follow the model's arrays in
-the list. JSON text describes them, in the metrics under ``measured`` and in the config under
-``shared``: ``{"fisher": ["0.weight", "0.bias"]}``.
+A `flwr.client.NumPyClient` receives a list of arrays and a config of scalars, and returns a list of
+arrays and metrics that are scalars. Additional arrays, such as a Fisher diagonal or control
+variates, follow the model's arrays in the list. A JSON text names them, for example ``{"fisher":
+["0.weight", "0.bias"]}``; its key is ``measured`` in metrics and ``shared`` in configs.
 
 Examples
 --------
@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: Metric that describes the arrays after the model's, from a client to the server.
+#: Metric in which a client describes the arrays that follow the model's arrays.
 MEASURED = "measured"
-#: Config key that describes them, from the server to a client.
+#: Config key in which the server describes the arrays that follow the model's arrays.
 SHARED = "shared"
 
 _Array = TypeVar("_Array")
@@ -39,20 +39,20 @@ _Array = TypeVar("_Array")
 def pack(
     model: Sequence[NDArray[Any]], measured: Mapping[str, Mapping[str, ArrayLike]]
 ) -> tuple[list[NDArray[Any]], dict[str, str]]:
-    """Append arrays to a model's; return the list for ``NumPyClient.fit``, and a metric about it.
+    """Append arrays to a model's arrays; return the list for ``fit`` and a metric about it.
 
     Parameters
     ----------
     model
         Arrays of the model.
     measured
-        For each kind (for example ``fisher``) named arrays, a value per trained parameter, in the
-        order of the model. CPU tensors are accepted.
+        Named arrays for each kind, such as ``fisher``, with a value for each trained parameter, in
+        the order of the model. CPU tensors are accepted.
 
     Returns
     -------
     list of arrays, dict
-        The dict is empty if ``measured`` is.
+        All arrays, and the metric; the dict is empty if ``measured`` is empty.
     """
     extra = [np.asarray(array) for arrays in measured.values() for array in arrays.values()]
     names = {name: list(arrays) for name, arrays in measured.items()}
@@ -62,12 +62,12 @@ def pack(
 def unpack(
     note: str, extra: Sequence[_Array], name: str = MEASURED
 ) -> dict[str, dict[str, _Array]]:
-    """Undo ``pack``: return the named arrays by kind.
+    """Undo ``pack`` and return the named arrays by kind.
 
     Raises
     ------
     ValueError
-        If ``note``, the value of ``name``, does not describe the arrays.
+        If ``note``, which is the value of the key ``name``, does not match the arrays.
     """
     names = _names(note, name)
     count = sum(map(len, names.values()))
@@ -82,18 +82,18 @@ def unpack(
 def split(
     parameters: Sequence[_Array], config: Mapping[str, Any]
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
-    """Split the parameters of ``NumPyClient.fit`` into the model's and the exchanges' arrays.
+    """Split the parameters of ``NumPyClient.fit`` into arrays of the model and of exchanges.
 
     Returns
     -------
     list of arrays, dict
-        The model's arrays, and named arrays by the exchange's name; the dict is empty if the server
-        sent only the model.
+        The model's arrays, and named arrays for each exchange; the dict is empty if the server sent
+        only the model.
 
     Raises
     ------
     ValueError
-        If the config does not describe the arrays.
+        If the config does not match the arrays.
     """
     note = str(config.get(SHARED, "{}"))
     count = sum(map(len, _names(note, SHARED).values()))

@@ -1,4 +1,4 @@
-"""Strategies of fairflower as classic Flower strategies, for ``ServerAppComponents``."""
+"""Adapter of strategies to classic Flower strategies, for ``ServerAppComponents``."""
 
 from __future__ import annotations
 
@@ -37,33 +37,34 @@ TENSOR_TYPE = "numpy.ndarray"
 
 
 class LegacyStrategy(Strategy):
-    """A strategy of fairflower as a ``flwr.server.strategy.Strategy``.
+    """A ``flwr.server.strategy.Strategy`` that uses a strategy of fairflower.
 
-    The strategy gets the same messages as with Flower's message API, and computes the same bits.
-    Clients are `flwr.client.NumPyClient`s. They append measured arrays to their parameters
-    (`fairflower.classic.packing.pack`) and report numbers in their metrics. Arrays of exchanges
-    follow the model's arrays in both directions (`fairflower.classic.packing.split`).
-    `fairflower.classic.client.NumPyTrainer` does all this.
+    The strategy gets the same messages as with Flower's message API and computes exactly the same
+    results. Each client must be a `flwr.client.NumPyClient` that appends measured arrays to its
+    parameters (`fairflower.classic.packing.pack`) and reports measured numbers in its metrics. In
+    both directions, arrays of exchanges follow the model's arrays
+    (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` implements such a
+    client.
 
     Parameters
     ----------
     strategy : FairStrategy
-        For example ``FedHEAL(tau=0.4, fraction_train=0.5)``.
+        Strategy of fairflower, for example ``FedHEAL(tau=0.4, fraction_train=0.5)``.
     initial_parameters : mapping of str -> ndarray, or Parameters, optional
         The initial model. A mapping, for example ``{k: v.numpy() for k, v in
-        net.state_dict().items()}``, also gives the names, which identify BatchNorm statistics and
-        which exchanges need. By default a random client sends the model; then, and with
-        ``Parameters``, arrays are called "0", "1", ..., and only integer arrays count as not
-        trained, unless the strategy's ``buffers`` names others.
+        net.state_dict().items()}``, also gives the names of the arrays, which identify BatchNorm
+        statistics and are required by exchanges. By default a random client sends the model. In
+        this case, and for ``Parameters``, arrays are named "0", "1", ..., and only integer arrays
+        are treated as not trained unless the strategy's ``buffers`` names more.
     on_fit_config_fn, on_evaluate_config_fn : callable, optional
-        Maps the round to additional values of the clients' config.
+        Maps the round number to additional values for the clients' config.
     evaluate_fn : callable, optional
-        Centralized evaluation: (round, list of arrays, {}) -> (loss, metrics) or None.
+        Centralized evaluation: maps (round, list of arrays, {}) to (loss, metrics) or None.
 
     Attributes
     ----------
     strategy : FairStrategy
-        With its ``diagnostics``, ``client_ids`` and ``dropped``.
+        The strategy, with its attributes ``diagnostics``, ``client_ids`` and ``dropped``.
 
     Raises
     ------
@@ -72,7 +73,7 @@ class LegacyStrategy(Strategy):
 
     See Also
     --------
-    NumPyTrainer : Trainers as clients.
+    NumPyTrainer : The client for this strategy.
 
     Examples
     --------
@@ -96,8 +97,8 @@ class LegacyStrategy(Strategy):
         if strategy.exchanges and not isinstance(initial_parameters, Mapping):
             names = ", ".join(type(exchange).__name__ for exchange in strategy.exchanges)
             raise ValueError(
-                f"Exchanges ({names}) need the names of the arrays. Give LegacyStrategy the "
-                "initial parameters by name: {k: v.numpy() for k, v in net.state_dict().items()}."
+                f"Exchanges ({names}) need the names of the arrays. Pass LegacyStrategy a dict "
+                f"of initial parameters: {{k: v.numpy() for k, v in net.state_dict().items()}}."
             )
         self.strategy = strategy
         self.on_fit_config_fn = on_fit_config_fn
@@ -129,7 +130,7 @@ class LegacyStrategy(Strategy):
         return [(proxies[node], self._fit_ins(parameters, m)) for node, m in self._asked.items()]
 
     def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
-        """Return the message as FitIns; arrays of exchanges follow those of the model."""
+        """Convert a message to FitIns; arrays of exchanges follow the model's arrays."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:
@@ -151,17 +152,18 @@ class LegacyStrategy(Strategy):
         return (None if merged is None else _parameters(merged)), _plain(metrics)
 
     def _check_secure_aggregation(self) -> None:
-        """Raise ``ValueError`` for a strategy that needs more than the mean of the models."""
+        """Raise ``ValueError`` if the strategy needs more than the mean of the models."""
         if type(self.strategy) is not FedAvg or self.strategy.exchanges:
             raise ValueError(
-                "Flower's secure aggregation gives a strategy only the mean of the clients' models "
-                f"by sample count: {type(self.strategy).__name__} cannot weight the models, and "
-                "no exchange can collect arrays. Use FedAvg without exchanges, or disable secure "
-                "aggregation. (fairflower's app weights masked models: secure-aggregation = true.)"
+                "Flower's secure aggregation returns only the mean of the clients' models, "
+                f"weighted by numbers of examples: {type(self.strategy).__name__} cannot apply "
+                "its own weights, and exchanges cannot collect arrays. Use FedAvg without "
+                "exchanges, or disable secure aggregation. (fairflower's app can weight masked "
+                "models: secure-aggregation = true.)"
             )
 
     def _fit_content(self, result: FitRes) -> RecordDict:
-        """Return the content of the reply that a client of the message API would have sent."""
+        """Return the content of the reply that a client would send with the message API."""
         tensors = result.parameters.tensors
         size = len(self._sent)
         content = RecordDict(
@@ -181,14 +183,14 @@ class LegacyStrategy(Strategy):
         return content
 
     def _trained(self, kind: str, count: int) -> list[str]:
-        """Return the names of the trained arrays of a model whose arrays are numbered."""
+        """Return the names of the trained arrays, for a model whose arrays are numbered."""
         received = decode_record(self._sent)
         buffers = self.strategy.buffers_of(received)
         names = [name for name in received if name not in buffers]
         if len(names) != count:
             raise ValueError(
-                f"its {kind!r} has {count} arrays, but {len(names)} arrays of the model seem to be "
-                "trained. Give LegacyStrategy the initial parameters by name"
+                f"its {kind!r} has {count} arrays, but the model seems to have {len(names)} "
+                "trained arrays. Pass LegacyStrategy a dict of initial parameters"
             )
         return names
 
@@ -247,7 +249,7 @@ def _ask(
     more: Callable[[int], Metrics] | None,
     manager: ClientManager,
 ) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
-    """Return the strategy's messages and the clients, by node id; messages get ids."""
+    """Return the strategy's messages, with new ids, and the client proxies, both by node id."""
     ensure_task_identity()
     proxies: dict[int, ClientProxy] = {}
 
@@ -256,7 +258,7 @@ def _ask(
         proxies.update(present)
         return list(present)
 
-    grid = SimpleNamespace(get_node_ids=get_node_ids)  # the only method that strategies call
+    grid = SimpleNamespace(get_node_ids=get_node_ids)  # strategies call only this method
     added: Mapping[str, Any] = more(server_round) if more else {}
     messages = configure(server_round, arrays, ConfigRecord(dict(added)), grid)
     asked = {message.metadata.dst_node_id: message for message in messages}
@@ -271,7 +273,7 @@ def _replies(
     failures: Sequence[tuple[ClientProxy, Any] | BaseException],
     content_of: Callable[[Any], RecordDict],
 ) -> list[Message]:
-    """Return a reply for every client that answered or failed."""
+    """Return a reply for every client that replied or failed."""
     missing = dict(asked)
     replies = []
     for proxy, result in results:
@@ -285,8 +287,8 @@ def _replies(
         if not isinstance(failure, BaseException):
             proxy, result = failure
             replies.append(_error(missing.pop(proxy_node_id(proxy)), result.status.message))
-    # Flower does not say which client raised which exception: every client without an answer
-    # gets all of them.
+    # Flower does not say which client raised which exception, so the reply of every client without
+    # a result lists all exceptions.
     if reason := " | ".join(dict.fromkeys(map(str, exceptions))):
         replies += [_error(message, reason) for message in missing.values()]
     return replies
@@ -297,7 +299,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _named(names: Iterable[str], tensors: Sequence[bytes]) -> ArrayRecord:
-    """Return arrays as classic Flower sends them, by name, without decoding them."""
+    """Return serialized arrays as a record, with names and without decoding them."""
     return ArrayRecord(
         {
             name: Array(dtype="", shape=(), stype=TENSOR_TYPE, data=tensor)

@@ -1,7 +1,7 @@
-"""The ``fairflower`` command, with a module for each subcommand.
+"""The ``fairflower`` command; each subcommand has a module.
 
 Libraries that are slow to import (Flower, torch, pandas, matplotlib) are imported inside functions,
-so that ``--help`` and a mistyped option answer at once.
+so that ``--help`` and errors about options appear immediately.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Print the version if asked for."""
+    """Print the version if ``--version`` is given."""
     if version:
         console.print(f"fairflower {fairflower.__version__}", highlight=False)
         raise typer.Exit
 
 
 def add(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
-    """Add a command with its docstring as help, whose paragraphs fit any width."""
+    """Add a command; its docstring becomes the help text, with paragraphs that can be rewrapped."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
@@ -65,7 +65,9 @@ data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
 add(data_app, data.show, "show")
 app.add_typer(data_app, name="data")
 
-deploy_app = typer.Typer(help="Run a federation of real processes.", no_args_is_help=True)
+deploy_app = typer.Typer(
+    help="Deploy a federation: certificates, keys and trial deployments.", no_args_is_help=True
+)
 add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
@@ -75,7 +77,7 @@ app.add_typer(deploy_app, name="deploy")
 def main() -> None:
     """Run the ``fairflower`` command."""
     for stream in (sys.stdout, sys.stderr):
-        # What the terminal cannot show, as a file name or a sign on Windows, must not end a run.
+        # Characters that the terminal cannot show, for example in a file name, must not end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
     app()

@@ -28,7 +28,7 @@ def compare(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated strategies; arguments follow after colons, for example "
+            help="Comma-separated strategies, with arguments after colons, for example "
             "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added. Default: "
             "fedavg and strategy.name."
         ),
@@ -36,16 +36,17 @@ def compare(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations, for example 0,1,2 or 0-9. Each number is the seed of the "
-            "partition, the clients' data and the run (data.seed = seed). "
-            f"Default: {FEDERATIONS}, unless --seeds is given."
+            help="Federations, for example 0,1,2 or 0-9. Each number is the random seed of the "
+            "partition, the clients' data and the run (data.seed = seed). Default: "
+            f"{FEDERATIONS}, unless --seeds is given."
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds on the federation of data.seed, for example 0-4, instead of --federations. "
-            "Verdicts then hold only for this federation."
+            help="Random seeds of repeated runs on a single federation, which data.seed defines, "
+            "for example 0-4; an alternative to --federations. The verdicts then hold only "
+            "for this federation."
         ),
     ] = None,
     clients: Annotated[
@@ -59,8 +60,8 @@ def compare(
         bool,
         typer.Option(
             "--leave-one-domain-out",
-            help="Repeat all runs with each domain held out in turn (data.held-out), and print a "
-            "table of the accuracies on the held-out domains.",
+            help="Repeat all runs once for each domain, holding out this domain (data.held-out), "
+            "and print a table of accuracies on the held-out domains.",
         ),
     ] = False,
     overrides: ConfigOverrides,
@@ -72,35 +73,38 @@ def compare(
         bool,
         typer.Option(
             "--plan",
-            help="Print the runs, the smallest difference that they can detect, and how many "
-            "federations a difference of 2 points takes; then stop.",
+            help="Only print the planned runs, the smallest difference that they can detect, and "
+            "the number of federations needed to detect a difference of 2 points.",
         ),
     ] = False,
     pilot: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Runs from which --plan takes the spread: run folders, folders of run folders or "
-            "summaries (.csv); repeatable. Default: the runs in --output-dir."
+            help="Earlier runs from which --plan estimates the spread of differences: run "
+            "folders, folders of run folders or summaries (.csv). May be repeated. Default: "
+            "the runs in --output-dir."
         ),
     ] = None,
 ) -> None:
     """Train every strategy with every client on every federation, and write a report.
 
-    A config's strategy.* arguments apply to the strategy that the config names, wherever it is
-    listed, and to no other. `--set strategy.tau=0.4` applies to all strategies that have a tau.
-    Arguments after colons override both; tau=default restores the strategy's default. The same
-    holds for clients. The plan is printed first, with all arguments that are not defaults.
+    Arguments strategy.* in the config file apply only to the strategy that the config file names.
+    `--set strategy.tau=0.4` applies to all strategies that have an argument tau. Arguments after
+    colons override both; tau=default restores the strategy's default. The same rules hold for
+    clients. Before training, the command prints its plan with all arguments that differ from the
+    defaults.
 
-    An --output-dir that is used again keeps its runs: completed runs are not repeated, unfinished
-    runs are resumed, and the report covers all of them.
+    If --output-dir contains earlier runs, completed runs are not repeated, unfinished runs are
+    resumed, and the report covers all runs in the folder.
     """
     folder = new_folder("comparisons", output_dir)
     parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
     numbers, federated = replicates(federations, seeds)
     if federated and "data.seed" in overrides.assigned:
         raise ConfigError(
-            "--set data.seed: --federations sets it for each federation. Choose federations with "
-            "--federations, or give --seeds for several seeds on a federation."
+            "--set data.seed: --federations sets data.seed for each federation. Choose "
+            "federations with --federations, or use --seeds for several seeds on a single "
+            "federation."
         )
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
     if leave_one_domain_out:
@@ -111,7 +115,7 @@ def compare(
         print_power(grid, len(numbers), pilot or earlier)
         return
     if pilot:
-        raise ConfigError("--pilot is used only with --plan. Add --plan, or leave --pilot out.")
+        raise ConfigError("--pilot has an effect only with --plan. Add --plan, or remove --pilot.")
     run_comparison(
         grid,
         folder,
@@ -121,22 +125,22 @@ def compare(
     )
 
 
-#: Keys that the runs of a comparison cannot share -> what to do instead.
+#: Keys that cannot be set for all runs of a comparison -> what to do instead.
 _OTHERWISE = {
-    "seed": "name them with --federations or --seeds",
-    "strategy.name": "name them with --strategies",
-    "run-name": "runs are named by method and seed",
-    "output-dir": "give --output-dir",
-    "resume": "an earlier --output-dir is resumed",
+    "seed": "use --federations or --seeds",
+    "strategy.name": "use --strategies",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use --output-dir",
+    "resume": "repeat the command with the --output-dir of the comparison to resume",
 }
 
 
 def parse_jobs(jobs: str) -> int | None:
-    """Return the number that ``--jobs`` gives; None for ``auto``."""
+    """Return the value of ``--jobs`` as a number, or None for ``auto``."""
     if jobs == "auto":
         return None
     if not jobs.isdecimal() or int(jobs) < 1:
-        raise ConfigError(f"--jobs {jobs!r}: expected auto, or a whole number from 1.")
+        raise ConfigError(f"--jobs {jobs!r}: expected auto or a positive whole number.")
     return int(jobs)
 
 
@@ -148,15 +152,16 @@ def plan_of(
     folder: Path,
     federations: bool = False,
 ) -> Plan:
-    """Return the plan of every client with every strategy and seed; run folders go to ``folder``.
+    """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
 
-    ``ConfigError`` for a setting that the runs cannot share, or that no method has.
+    Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
+    has.
     """
     for key, instead in _OTHERWISE.items():
         if key in overrides.assigned:
-            raise ConfigError(f"This command does not take --set {key}: {instead}.")
+            raise ConfigError(f"This command does not support --set {key}: {instead}.")
     if clients is not None and "client.name" in overrides.assigned:
-        raise ConfigError("--set client.name: --clients names the clients. Leave one of them out.")
+        raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
     settings = overrides.settings | {"output-dir": str(folder)}
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
     trainers = () if clients is None else ClientConfig.parse(clients)
@@ -167,14 +172,14 @@ def plan_of(
 
 
 def hold_out_each(plan: Plan) -> Plan:
-    """Return the plan with each domain of its data held out in turn."""
+    """Return a plan that repeats the runs with each domain held out in turn."""
     from fairflower.data.cache import make_data_set
 
     return plan.leaving_each_out(make_data_set(plan.runs[0].data).domains)
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
-    """Print which differences a plan can detect, by the spread of the ``pilot`` runs."""
+    """Print which differences a plan can detect, given the spread in the ``pilot`` runs."""
     from fairflower.plans.power import (
         EFFECT,
         comparisons_of,
@@ -190,13 +195,14 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     methods = comparisons_of(plan)
     if federations < MIN_PAIRS:
         console.print(
-            f"Fewer than {MIN_PAIRS} pairs give intervals and no verdict.", highlight=False
+            f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.",
+            highlight=False,
         )
     if not pilot:
         console.print(
             f"Smallest detectable difference: {points(detectable_in_sd(methods, federations))} "
-            "standard deviations of the paired differences. For percentage points, give earlier "
-            "runs with --pilot, or run a few federations first with --output-dir.",
+            "standard deviations of the paired differences. To get percentage points, pass "
+            "earlier runs with --pilot, or first run a few federations with --output-dir.",
             soft_wrap=True,
             highlight=False,
         )
@@ -218,11 +224,13 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    title = f"What {federations} pairs detect of {methods} methods against Uniform"
+    title = (
+        f"Differences that {federations} pairs can detect, for {methods} methods against Uniform"
+    )
     table = text_table(title, columns, rows)
     pilots = f"{pilot_spreads[0].methods} earlier method{'s' * (pilot_spreads[0].methods > 1)}"
     table.caption = (
-        "In percentage points, with 80 % power at 5 % over all methods and metrics. SD of "
-        f"{pilots}, paired by {pilot_spreads[0].unit}."
+        "In percentage points, with 80 % power at a 5 % level over all methods and metrics. SD "
+        f"from {pilots}, paired by {pilot_spreads[0].unit}."
     )
     console.print(table)

@@ -23,19 +23,19 @@ def show(
         typer.Option(
             "--out",
             "-o",
-            help="PNG file of the images. Default: <data set>.png in the working directory.",
+            help="Output file (.png). Default: <data set>.png in the working directory.",
         ),
     ] = None,
 ) -> None:
-    """Print domains, clients and class counts, and draw a contact sheet of images.
+    """Print the domains, clients and class counts of a data set, and save a sheet of sample images.
 
-    For features and token ids, a table of examples is printed instead of the contact sheet.
+    For features and token ids, the command prints a table of examples instead of saving images.
     """
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)
     path = (out or Path(f"{name}.png")).absolute()
     if path.suffix != ".png":
-        raise ConfigError(f"--out {out}: expected a name that ends in .png.")
+        raise ConfigError(f"--out {out}: expected a file name that ends in .png.")
     from fairflower.data import prepare
     from fairflower.data.cache import make_data_set
     from fairflower.data.show import clients_table, contact_sheet, examples_table
@@ -43,14 +43,16 @@ def show(
     federation = prepare(config.data)
     if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
         console.print(
-            f"data.clients-per-domain has no effect: data.imbalance-factor = {factor} sets the "
-            "number of clients of a domain.",
+            f"data.clients-per-domain has no effect, because data.imbalance-factor = {factor} "
+            "determines the number of clients per domain.",
             soft_wrap=True,
             highlight=False,
         )
     if federation.kind != "images":
         if out:
-            raise ConfigError(f"--out {out}: there is no picture of {federation.kind}. Remove it.")
+            raise ConfigError(
+                f"--out {out}: {federation.kind} cannot be drawn as images. Remove --out."
+            )
         names = getattr(make_data_set(config.data), "feature_names", ())
         console.print(clients_table(federation), examples_table(federation, names))
         return

@@ -26,30 +26,33 @@ def trial(
     *,
     strategies: Annotated[
         str | None,
-        typer.Option(help="Comma-separated strategies, a run for each. Default: strategy.name."),
+        typer.Option(
+            help="Comma-separated strategies; each is trained in a run. Default: strategy.name."
+        ),
     ] = None,
     sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one for each domain.")
+        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one per domain.")
     ] = None,
     site: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DOMAIN=FOLDER", help="A site's domain and data folder; repeat for each site."
+            metavar="DOMAIN=FOLDER",
+            help="Domain and data folder of a site. Repeat the option for each site.",
         ),
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the trial. Default: a new folder.")
+        Path | None, typer.Option(help="Folder for all files of the trial. Default: a new folder.")
     ] = None,
 ) -> None:
-    """Try a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
+    """Try out a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 
-    The sites share a data set, or each has a folder, by default of .npz files (--data):
-    --site svhn=/data/svhn --site usps=/data/usps.
+    Either all sites share a data set, or each site has its own folder: --site svhn=/data/svhn
+    --site usps=/data/usps. Folders contain .npz files unless --data names another data set.
 
-    A site starts a process for every message, so a round takes at least ten seconds. All processes
-    end with the command, also after Ctrl-C.
+    Each site starts a process for every message, so a round takes at least ten seconds. All
+    processes end with the command, even after Ctrl-C.
     """
     from fairflower.deploy.local import LocalDeployment
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
@@ -64,13 +67,15 @@ def trial(
     configs = grid_configs(settings, chosen, overrides.shared, trainers)
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
-        raise ConfigError(f"--sites {sites}: --site gives the number of sites. Leave --sites out.")
+        raise ConfigError(
+            f"--sites {sites}: the --site options determine the number of sites. Remove --sites."
+        )
     if site:
         nodes = nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
         data, nodes = nodes_with_shares(data, sites)
-    # A signal that ends this process must also end its SuperLink and SuperNodes.
+    # A signal that ends this process must also end the SuperLink and the SuperNodes.
     for number in (signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
@@ -81,13 +86,13 @@ def trial(
 
 @friendly_errors(extra="")
 def certificates(
-    hosts: Annotated[list[str], typer.Argument(help="Host names and addresses of the server.")],
+    hosts: Annotated[list[str], typer.Argument(help="Host names and IP addresses of the server.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("certificates"),
     days: Annotated[
-        int, typer.Option(min=1, help="Days for which the certificates are valid.")
+        int, typer.Option(min=1, help="Number of days for which the certificates are valid.")
     ] = 365,
 ) -> None:
-    """Write ca.crt for the sites, and server.pem and server.key for the SuperLink."""
+    """Write the files ca.crt for the sites, and server.pem and server.key for the SuperLink."""
     from fairflower.deploy.credentials import make_certificates
 
     for file in make_certificates(out, hosts, days):
@@ -97,13 +102,16 @@ def certificates(
 @friendly_errors(extra="")
 def key(
     path: Annotated[
-        Path, typer.Argument(help="File of the private key; the public key goes to <path>.pub.")
+        Path,
+        typer.Argument(help="File for the private key. The public key is written to <path>.pub."),
     ],
 ) -> None:
-    """Write a SuperNode's key pair; the server's operator registers the public key."""
+    """Write a key pair for a SuperNode; the server's operator must register the public key."""
     from fairflower.deploy.credentials import make_key_pair
 
     if not path.name:
-        raise ConfigError(f"{str(path)!r} does not name a file. Give the path of the private key.")
+        raise ConfigError(
+            f"{str(path)!r} is not the name of a file. Give a file name for the private key."
+        )
     public = make_key_pair(path)
     console.print(f"{path}\n{public}", soft_wrap=True, highlight=False, markup=False)

@@ -21,16 +21,17 @@ def export(
             "--format",
             "-f",
             metavar="onnx|torchscript|state-dict",
-            help="onnx or torchscript: the model with its normalization, for raw examples. "
-            "state-dict: the model's arrays for PyTorch, as safetensors.",
+            help="onnx or torchscript: the model including normalization, so that it accepts raw "
+            "examples. state-dict: the model's arrays for PyTorch, as safetensors.",
         ),
     ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output file. Default: in the run folder.")
+        Path | None,
+        typer.Option("--out", "-o", help="Output file. Default: a file in the run folder."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Export a run's final model for other programs."""
+    """Export a run's final model for use in other programs."""
     from fairflower.final_model.exporting import export as write
     from fairflower.report import read_run
 

@@ -21,27 +21,35 @@ if TYPE_CHECKING:
 @friendly_errors()
 def landscape(
     runs: RunFolders,
-    grid: Annotated[int, typer.Option(help="Points along a side of the grid; an odd number.")] = 21,
+    grid: Annotated[
+        int, typer.Option(help="Number of points along each side of the grid; must be odd.")
+    ] = 21,
     span: Annotated[
         float,
         typer.Option(
-            help="Largest step along a direction; 1 moves a filter by the filter's norm.", **NUMBER
+            help="Largest step along each direction; a step of 1 moves each filter by the "
+            "filter's norm.",
+            **NUMBER,
         ),
     ] = 1.0,
     images: Annotated[
-        int, typer.Option(help="Images of each domain for training and for test loss. 0 uses all.")
+        int,
+        typer.Option(help="Number of training images and of test images per domain. 0 means all."),
     ] = 500,
-    seed: Annotated[int, typer.Option(help="Seed of the directions and of the images.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed for choosing the directions and the images.")
+    ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of the figures. Default: each run folder."),
+        typer.Option("--out", "-o", help="Output folder. Default: each run's own folder."),
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Draw the loss around the final model, on training and test images of every domain.
+    """Plot the loss around the final model, on training and test images of every domain.
 
-    Writes landscape.png, .svg and .csv. Several runs share the contour levels.
+    Writes landscape.png, landscape.svg and landscape.csv. Figures of several runs use the same
+    contour levels.
     """
     from fairflower.final_model.contours import draw, levels_of
     from fairflower.final_model.landscape import landscape as explore
@@ -50,7 +58,10 @@ def landscape(
 
     selected = [read_run(folder) for path in runs for folder in run_folders(path)]
     if out and len({run.path.name for run in selected}) < len(selected):
-        raise ConfigError(f"--out {out}: several runs have the same folder name. Remove --out.")
+        raise ConfigError(
+            f"--out {out}: several runs have the same folder name, so their files would "
+            "overwrite each other. Remove --out."
+        )
     landscapes, places = [], []
     with counting_bar(console, "points", transient=True) as bar:
         tasks = [bar.add_task(run.label, total=grid**2) for run in selected]
@@ -79,7 +90,7 @@ def landscape(
 
 
 def _heights(landscape: Landscape) -> Table:
-    """Return a table of the model's loss and of the mean rise of the loss around it."""
+    """Return a table of the model's loss and the mean increase of the loss around it."""
     table = Table(title=f"Loss around the model of {escape(landscape.label)}", title_justify="left")
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")

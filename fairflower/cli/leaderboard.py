@@ -22,33 +22,38 @@ if TYPE_CHECKING:
 
 @friendly_errors()
 def leaderboard(
-    file: Annotated[Path, typer.Argument(help="TOML file of a design and its benchmarks.")],
+    file: Annotated[
+        Path, typer.Argument(help="TOML file that defines the design and its benchmarks.")
+    ],
     benchmarks: Annotated[
-        str, typer.Option(help="Comma-separated benchmarks of the file. Default: all.")
+        str,
+        typer.Option(
+            help="Comma-separated benchmarks to run. Default: all benchmarks in the file."
+        ),
     ] = "",
     data_dir: DataDir = None,
     plan: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Print how many runs are left and how long they take; then stop."
+            "--plan", help="Only print the number of remaining runs and their expected core-hours."
         ),
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Write the report of the finished runs; then stop.")
+        bool, typer.Option("--report", help="Only write the report of the finished runs.")
     ] = False,
     jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the unfinished runs. Default: a new folder.")
+        Path | None, typer.Option(help="Folder for unfinished runs. Default: a new folder.")
     ] = None,
 ) -> None:
-    """Tune methods with the same budget, then compare them over federations by a written design.
+    """Tune all methods with the same budget, then compare them on many federations.
 
-    Every finished run becomes a row of the CSV file that FILE names for its results, and is not
-    repeated: a stopped or killed command is resumed on any machine that has both files and the
-    data. Run folders are removed when their row is written. --report writes sentences, tables and a
-    figure from these rows, as a Markdown file beside them.
+    FILE defines the methods, the benchmarks and a CSV file of results. Every finished run becomes a
+    row of the CSV file and is not repeated, so a stopped command can be continued on any machine
+    that has both files and the data. A run folder is removed when its row has been written.
+    --report writes a Markdown file with text, tables and a figure next to the CSV file.
     """
-    # Late: scipy takes a while to import.
+    # Imported late, because scipy is slow to import.
     from fairflower.leaderboard.design import Design
     from fairflower.leaderboard.ledger import Ledger
     from fairflower.leaderboard.runs import LeaderboardRuns
@@ -62,7 +67,9 @@ def leaderboard(
         _show(stages)
         return
     if report:
-        from fairflower.leaderboard.analysis import Findings  # late: so is pandas
+        from fairflower.leaderboard.analysis import (
+            Findings,
+        )  # imported late, because pandas is slow to import
         from fairflower.leaderboard.document import write
 
         say_where("document", write(Findings(stages)))
@@ -77,24 +84,25 @@ def leaderboard(
             stages, folder / "at-work", parallel_runs or auto_jobs(Plan([first.config]), 99)
         )
         console.print(
-            f"{runs.total} runs are left; results go to {escape(str(design.results))}",
+            f"{runs.total} runs are left. Results are written to {escape(str(design.results))}",
             soft_wrap=True,
         )
         execute(runs.plan, console, jobs=runs.jobs, study=runs)
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:
-    """Return the benchmarks that ``--benchmarks`` names, in the file's order; default: all."""
+    """Return the benchmarks that ``--benchmarks`` names, or all, in the order of the file."""
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     if wrong := set(chosen) - set(known):
         raise ConfigError(
-            f"--benchmarks: {file} has no {', '.join(sorted(wrong))}, but {', '.join(known)}."
+            f"--benchmarks: {file} does not define {', '.join(sorted(wrong))}. Choose from "
+            f"{', '.join(known)}."
         )
     return [name for name in known if not chosen or name in chosen]
 
 
 def _show(stages: Stages) -> None:
-    """Print how many runs of each stage are left, and their core-hours."""
+    """Print the number of remaining runs in each stage and their expected core-hours."""
     from fairflower.leaderboard.runs import progress
 
     lines = progress(stages)
@@ -109,5 +117,9 @@ def _show(stages: Stages) -> None:
     known = sum(line.hours or 0.0 for line in lines)
     left = sum(line.left for line in lines)
     unknown = sorted({line.benchmark for line in lines if line.left and line.hours is None})
-    more = f" and those of {', '.join(unknown)}, which have no finished run" if unknown else ""
-    console.print(f"In all {left} runs, {known:.1f} core-hours{more}.", soft_wrap=True)
+    more = (
+        f" plus an unknown number for {', '.join(unknown)}, where no run has finished yet"
+        if unknown
+        else ""
+    )
+    console.print(f"Total: {left} runs are left, {known:.1f} core-hours{more}.", soft_wrap=True)

@@ -21,13 +21,14 @@ _Described = type[run_config.DataSpec | run_config.ModelSpec]
 @friendly_errors(extra="")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="strategies, clients, data, models, settings or all.")
+        str,
+        typer.Argument(help="What to list: strategies, clients, data, models, settings or all."),
     ] = "all",
 ) -> None:
-    """List strategies, clients, data sets, models or settings, with papers and arguments.
+    """List strategies, clients, data sets, models or settings, with their papers and arguments.
 
-    Each argument has its default and, in parentheses, the search range of `fairflower tune` and
-    other accepted words.
+    Arguments are shown with their defaults and, in parentheses, the search range of `fairflower
+    tune` and other accepted words. `all` does not include the settings.
     """
     tables = {
         "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
@@ -58,12 +59,12 @@ def _methods(title: str, kind: _Methods) -> Table:
 def _described(title: str, kind: _Described) -> Table:
     rows = [(name, line) for name, line in kind.REGISTRY.lines.items()]
     for name, line, package, arguments in _offered(kind):
-        rows.append((name, f"{line} (of {package}; arguments: {arguments})"))
+        rows.append((name, f"{line} (from {package}; arguments: {arguments})"))
     return text_table(f"{title} ({kind.TABLE}.name)", ("name", "what it is"), rows)
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, first line, package and arguments of other packages' entries, or their error."""
+    """Yield name, summary or error, package and arguments of other packages' components."""
     for name, offer in kind.REGISTRY.offers().items():
         try:
             component = kind(name).factory

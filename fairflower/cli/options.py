@@ -1,4 +1,4 @@
-"""Options that several commands share; most are run config keys under shorter names."""
+"""Options shared by several commands; most are short names of run config keys."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ Client = Annotated[
     typer.Option(help="Method of local training (client.name), for example fedprox:mu=0.1."),
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
 Jobs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Number of parallel runs, each in a process on the inline engine. auto: "
-        "one per core if there are as many runs, no run uses a GPU and no engine is chosen; "
-        "otherwise 1.",
+        help="Number of runs in parallel, each in its own process with the inline engine. auto: "
+        "as many as the CPUs and the GPU memory allow; 1 if there are fewer runs and Ray is "
+        "installed, or if engine, ray-address, workers or client-gpus is set.",
     ),
 ]
-#: Arguments of ``typer.Option`` for a number that must not be rounded to 0.
+#: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.
 NUMBER: dict[str, Any] = {"parser": parse_float, "metavar": "FLOAT"}
 _Config = Annotated[
-    Path | None, typer.Option("--config", "-c", help="TOML file of run config tables.")
+    Path | None, typer.Option("--config", "-c", help="TOML file with a run config.")
 ]
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a run config key; repeatable."),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a run config key. May be repeated."),
 ]
 
 
 @dataclass(frozen=True)
 class ConfigOverrides:
-    """Run config keys from a command line: of --config, of options, and of --set."""
+    """Run config keys from a command line: from --config, from other options, and from --set."""
 
     config: Path | None
-    options: dict[str, Any]  # by the options of `SHORT_NAMES`
-    assigned: dict[str, Any]  # by ``--set``
+    options: dict[str, Any]  # from the options in `SHORT_NAMES`
+    assigned: dict[str, Any]  # from ``--set``
 
     @functools.cached_property
     def file(self) -> dict[str, Any]:
-        """Return the keys that the config file sets."""
+        """The keys in the config file."""
         return run_config.read_toml(self.config) if self.config else {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all keys; ``--set`` overrides options, and options override the file."""
+        """All keys; ``--set`` overrides options, and options override the file."""
         return self.file | self.options | self.assigned
 
     @property
     def shared(self) -> dict[str, Any]:
-        """Return the methods' arguments of ``--set``, which apply to every method that has them."""
+        """Arguments of methods from ``--set``; they apply to every method that has them."""
         return {
             k: v
             for k, v in self.assigned.items()
@@ -76,17 +76,17 @@ class ConfigOverrides:
 
 
 def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that adds options of `SHORT_NAMES`, ``--config`` and ``--set``.
+    """Return a decorator that adds options in `SHORT_NAMES`, ``--config`` and ``--set``.
 
-    The command receives their values as its argument ``overrides``, in whose place ``--help`` lists
-    the options. `friendly_errors` shows its errors.
+    The command receives the values in its argument ``overrides``; ``--help`` lists the options at
+    the position of this argument. Errors are printed by `friendly_errors`.
 
     Parameters
     ----------
     *names : str
-        Options, in this order.
+        Names of the options, in the order of ``--help``.
     **defaults
-        Default values of options; otherwise None.
+        Default values of options; the default of other options is None.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -123,9 +123,10 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
 
 
 def single_choice(choices: list[_Choice]) -> _Choice:
-    """Return the single method that an option names; ``ConfigError`` for several."""
+    """Return the only method that an option names; raise ``ConfigError`` if there are several."""
     if len(choices) > 1:
         raise ConfigError(
-            f"--{choices[0].TABLE}: expected a single method; `compare` takes several."
+            f"--{choices[0].TABLE}: expected a single method. To train several methods, use "
+            "`fairflower compare`."
         )
     return choices[0]

@@ -1,4 +1,4 @@
-"""``fairflower report``, and the table that other commands print when they end."""
+"""``fairflower report``, and the report that other commands print at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Folder of the page, or file of another format. Default: `report` in the folder "
-            "of the runs; no page for summaries; other formats are printed.",
+            help="Output folder of the HTML page, or output file for the other formats. Default: "
+            "the subfolder `report` of the folder of the runs, and no HTML page for "
+            "summaries; other formats are printed.",
         ),
     ] = None,
     format_: Annotated[
@@ -46,49 +47,53 @@ def report(
             "--format",
             "-f",
             metavar="|".join(FORMATS),
-            help="html: a page. latex: all tables for booktabs. csv: the accuracy table. md: all "
-            "tables and verdicts.",
+            help="html: a page with tables and figures. latex: all tables, for the package "
+            "booktabs. csv: the accuracy table. md: all tables and verdicts as Markdown.",
         ),
     ] = "html",
     summary: Annotated[
         Path | None,
-        typer.Option(help="Also write the data of tables and verdicts to this .csv file."),
+        typer.Option(help="Also write the data for tables and verdicts to this .csv file."),
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option(help="Also write the summary's tables and verdicts into this Markdown file."),
+        typer.Option(
+            help="Also update the tables and verdicts of the summary in this Markdown file."
+        ),
     ] = None,
 ) -> None:
-    """Print the fairness table of runs and write an HTML page with figures.
+    """Print the fairness tables of runs, and write an HTML page with figures.
 
-    A summary has the last five tested rounds of every run: `report RUNS --summary x.csv` writes it,
-    `report x.csv` prints the same tables and verdicts from it, and `report x.csv --into x.md`
-    updates a document's tables and verdicts.
+    A summary is a small .csv file with the last five tested rounds of every run: `report RUNS
+    --summary x.csv` writes a summary, `report x.csv` prints the same tables and verdicts from it,
+    and `report x.csv --into x.md` updates the tables and verdicts in a document.
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
     if summary and summary.suffix != ".csv":
-        raise ConfigError(f"--summary {summary}: expected a name that ends in .csv.")
+        raise ConfigError(f"--summary {summary}: expected a file name that ends in .csv.")
     for written in filter(None, (summary, into, out)):
         check_output(written)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
-        raise ConfigError("--into takes its numbers from a summary: add --summary FILE.csv.")
-    # A pattern as runs/* also matches the page of an earlier report.
+        raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
+    # A pattern such as runs/* also matches the folder of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
     for given in runs:
         if is_study(given):
             raise ConfigError(
-                f"{given} is a study. Repeat its `fairflower tune` with its --output-dir for the "
-                "report with trials; completed runs are kept. For a report of its tests alone: "
-                f"fairflower report {shlex.quote(str(given / 'runs'))}"
+                f"{given} is a study. For a report that includes the trials, repeat its "
+                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
+                "For a report of the test runs only: fairflower report "
+                f"{shlex.quote(str(given / 'runs'))}"
             )
-    # Without duplicates, as for `grid` and `grid/runs/*`.
+    # Remove duplicates, which `grid` and `grid/runs/*` would give.
     paths = list(dict.fromkeys(path for given in runs for path in run_folders(given)))
     if format_ != "html":
         if summary or into:
             raise ConfigError(
-                f"--format {format_} cannot be combined with --summary or --into. Remove these."
+                f"--format {format_} cannot be combined with --summary or --into. Remove one of "
+                "the options."
             )
         write_text(format_, paths, out)
         return
@@ -105,7 +110,7 @@ def report(
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
-    """Write the tables of runs as text to ``out``, or print them."""
+    """Write the tables of runs as text to the file ``out``, or print them."""
     from fairflower.report.analysis import analyze
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
@@ -117,7 +122,7 @@ def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
         raise typer.Exit(1)
     analysis = analyze(runs)
     for chapter in analysis.chapters if format_ != "md" else []:
-        for note in chapter.notes:  # CSV has no place for them, and LaTeX prints none
+        for note in chapter.notes:  # CSV and LaTeX output do not contain notes
             messages.print(f"Note: {note}", markup=False, soft_wrap=True)
     text = {"latex": latex, "csv": csv_table, "md": markdown_tables}[format_](analysis)
     if out is None:
@@ -133,18 +138,18 @@ def print_report(
     summary: Path | None = None,
     tuned: Sequence[Tuned] = (),
 ) -> bool:
-    """Print the tables of runs, and write the report; return False if no run can be read.
+    """Print the tables of runs and write a report; return False if no run can be read.
 
     Parameters
     ----------
     paths : list of Path
         Run folders and summaries.
     out : Path, optional
-        Folder of the page.
+        Output folder of the HTML page.
     summary : Path, optional
-        CSV file of the summary.
+        Output file of the summary (.csv).
     tuned : sequence of Tuned
-        Trials of the methods, which are printed also without runs.
+        Trials of tuned methods; they are printed even if there are no runs.
     """
     from fairflower.report import analyze, terminal_table, write_report, write_summary
 
@@ -160,7 +165,7 @@ def print_report(
 
 
 def readable_runs(paths: list[Path], messages: Console) -> list[Run]:
-    """Return the runs that can be read; print why the others are left out."""
+    """Return the runs that can be read; print why other runs are skipped."""
     from fairflower.report import read_runs
 
     runs = []
@@ -168,5 +173,5 @@ def readable_runs(paths: list[Path], messages: Console) -> list[Run]:
         try:
             runs += read_runs(path)
         except RunFolderError as error:
-            messages.print(f"[yellow]Left out:[/] {escape(printable(error))}", soft_wrap=True)
+            messages.print(f"[yellow]Skipped:[/] {escape(printable(error))}", soft_wrap=True)
     return runs

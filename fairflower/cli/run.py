@@ -34,17 +34,19 @@ def run(
     client: Client = None,
     overrides: ConfigOverrides,
     resume: Annotated[
-        Path | None, typer.Option(help="Run folder to resume with its settings.")
+        Path | None,
+        typer.Option(help="Run folder of a stopped run to resume with its own settings."),
     ] = None,
 ) -> None:
-    """Train a federation and write its run folder.
+    """Train a federation and write a run folder.
 
-    Each source of settings overrides the one before: defaults, --config, options, --set. If
-    --strategy or --client names the config's method, arguments in the config that it does not set
-    are kept; otherwise they are dropped. `fairflower list settings` shows all keys for --set.
+    Settings come from the defaults, --config, other options and --set, in this order; later sources
+    override earlier sources. If --strategy or --client names the same method as the config file,
+    the method keeps its other arguments from the file; otherwise these arguments are dropped.
+    `fairflower list settings` shows all keys for --set.
 
-    --resume continues a stopped or killed run with the same result as an uninterrupted run. Only
-    --rounds and settings of its execution (--engine, --workers, --data-dir, ...) may change.
+    --resume continues a stopped or killed run; the result is the same as without the interruption.
+    Only --rounds and execution settings (--engine, --workers, --data-dir, ...) may be changed.
     """
     if resume is None:
         rule = None if strategy is None else single_choice(StrategyConfig.parse(strategy))
@@ -56,7 +58,9 @@ def run(
         named = {"strategy": strategy, "client": client, "config": overrides.config}
         for option, value in named.items():
             if value is not None:
-                raise ConfigError(f"--{option}: a resumed run keeps its settings. Leave it out.")
+                raise ConfigError(
+                    f"--{option}: a resumed run keeps its settings. Remove this option."
+                )
         config = resumed_config(resume, overrides.options | overrides.assigned)
     plan = Plan([config])
     announce(plan, console)

@@ -23,10 +23,11 @@ def sharpness(
     runs: RunFolders,
     rho: Annotated[
         float | None,
-        typer.Option(help="Radius of the perturbation. Default: each run's measure.rho.", **NUMBER),
+        typer.Option(help="Perturbation radius. Default: measure.rho of each run.", **NUMBER),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="CSV file of every client's sharpness.")
+        Path | None,
+        typer.Option("--out", "-o", help="Output file (.csv) with the sharpness of every client."),
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -59,13 +60,13 @@ def sharpness(
 
 
 def by_method(measured: list[ClientSharpness]) -> Table:
-    """Return a table with a row per method: mean and standard deviation over clients."""
+    """Return a table with a row for each method: mean and standard deviation over clients."""
     import numpy as np
 
     table = Table(
         title="Sharpness of the final model over clients",
-        caption="Mean over the clients of each group; mean and standard deviation (ddof 0) over "
-        "all clients. Means over a method's runs.",
+        caption="Mean over the clients of each group; mean (all) and standard deviation (std, ddof "
+        "0) over all clients. All values are averaged over a method's runs.",
         title_justify="left",
         caption_justify="left",
     )

@@ -14,16 +14,17 @@ from rich.table import Table
 
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
-# The same stream, so that warnings and errors appear between progress lines.
+# Errors go to the same stream, so that they appear between lines of progress.
 console = Console()
 
-#: Signs of tables and verdicts in ASCII, for terminals that lack them.
+#: ASCII replacements for characters in tables and verdicts that some terminals lack.
 _ASCII = str.maketrans(
     {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "±": "+-"}
     | {"•": "*", "…": "...", "†": "+", "‡": "++", "≥": ">="}
 )
 
-#: Name of the error handler that writes signs in ASCII, and other characters as escapes.
+#: Name of the encoding error handler that applies these replacements and escapes all other
+#: characters.
 PLAIN = "fairflower.plain"
 
 
@@ -36,15 +37,15 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(PLAIN, _plain)
 
-#: Message of `pathlib.Path.expanduser`.
+#: Error message of `pathlib.Path.expanduser`.
 NO_HOME = "Could not determine home directory."
 
 
 @contextmanager
 def friendly_errors(extra: str = "train") -> Iterator[None]:
-    """Print a user error as a line, without a traceback, and exit with status 1 or 2.
+    """Print user errors as a single message without traceback, and exit with status 1 or 2.
 
-    ``extra`` names the pip extra that the command needs; empty for none.
+    ``extra`` names the pip extra that the command needs; an empty string means none.
     """
     try:
         if extra:
@@ -58,8 +59,8 @@ def friendly_errors(extra: str = "train") -> Iterator[None]:
         if str(error) != NO_HOME:
             raise
         console.print(
-            "[bold red]Error:[/] A path begins with ~ and a name, but there is no user "
-            "of this name."
+            "[bold red]Error:[/] A path starts with ~ and a user name, but this user does not "
+            "exist."
         )
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -67,17 +68,17 @@ def friendly_errors(extra: str = "train") -> Iterator[None]:
 
 
 def printable(error: BaseException) -> str:
-    """Return an error's text, with escapes for characters that no terminal can show."""
+    """Return an error's text, with escapes for characters that cannot be printed."""
     return error_text(error).encode("utf-8", "backslashreplace").decode()
 
 
 def say_where(what: str, path: Path) -> None:
-    """Print the path of an output without a line break, so that it can be copied."""
+    """Print the path of an output on a single line, so that it can be copied."""
     console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
 
 
 def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """Return a rich table with folding columns of text."""
+    """Return a rich table with columns of wrapped text."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")

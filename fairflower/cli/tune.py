@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
 
 
-#: Default of --seeds; the trials have seed 0.
+#: Default of --seeds. The trials have seed 0.
 SEEDS = "1-3"
 
-#: Criteria and metrics of the choice among trials: `CRITERIA` and `METRICS` of
-#: `fairflower.report.tuning` describe them.
+#: Criteria and metrics for choosing among trials; described by `CRITERIA` and `METRICS` in
+#: `fairflower.report.tuning`.
 Select = Literal["worst", "average", "worst-then-average"]
 Metric = Literal["accuracy", "balanced_accuracy"]
 
@@ -38,8 +38,8 @@ def tune(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated strategies; arguments after colons are not tuned. Uniform "
-            "averaging is always added. Default: fedavg and strategy.name."
+            help="Comma-separated strategies; arguments given after colons are not tuned. "
+            "Uniform averaging is always added. Default: fedavg and strategy.name."
         ),
     ] = None,
     clients: Annotated[
@@ -54,20 +54,27 @@ def tune(
         typer.Option(
             min=1,
             max=100_000,
-            help="Number of trials of each method; the first has the paper's values.",
+            help="Number of trials per method; the first trial uses the paper's values.",
         ),
     ] = 12,
     select: Annotated[
-        Select, typer.Option(help="Criterion of the choice, on validation images.")
+        Select,
+        typer.Option(help="Criterion for choosing among trials, computed on validation images."),
     ] = "worst-then-average",
     metric: Annotated[
-        Metric, typer.Option(help="Metric of the criterion: accuracy, or its mean over classes.")
+        Metric,
+        typer.Option(
+            help="Metric for the criterion: accuracy, or balanced_accuracy, its mean over classes."
+        ),
     ] = "accuracy",
     tune_training: Annotated[
-        bool, typer.Option("--tune-training", help="Also tune learning rate and local epochs.")
+        bool,
+        typer.Option(
+            "--tune-training", help="Also tune the learning rate and the number of local epochs."
+        ),
     ] = False,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Also test the paper's values.")
+        bool, typer.Option("--defaults", help="Also test each method with the paper's values.")
     ] = False,
     prune: Annotated[
         bool, typer.Option(help="Stop trials that are clearly worse than the paper's values.")
@@ -75,16 +82,15 @@ def tune(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations of the tests, for example 1,2,3 or 1-10. Each number is the seed of "
-            "the partition, the clients' data and the run (data.seed = seed)."
+            help="Federations for the tests, for example 1,2,3 or 1-10. Each number is the "
+            "random seed of the partition, the clients' data and the run (data.seed = seed)."
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Seeds of the tests on the trials' federation, for example 1-5, instead of "
-            "--federations. "
-            f"Default: {SEEDS}."
+            help="Random seeds for tests on the federation of the trials, for example 1-5; an "
+            f"alternative to --federations. Default: {SEEDS}."
         ),
     ] = None,
     overrides: ConfigOverrides,
@@ -95,13 +101,13 @@ def tune(
 ) -> None:
     """Tune every method with the same budget on validation images, then test the chosen values.
 
-    Each method has the same number of trials: the paper's values, then values drawn at random from
-    the ranges that `fairflower list` shows. Trials train with the config's seed and are compared on
-    images held out from training (data.validation-fraction, here 0.2 by default). The chosen values
-    are trained on the federations of --federations, or with the seeds of --seeds, and tested on the
-    test images.
+    Every method gets the same number of trials: the first uses the paper's values, and the others
+    use values drawn at random from the ranges that `fairflower list` shows. All trials train with
+    the config's seed and are compared on validation images, which are held out from training
+    (data.validation-fraction, 0.2 by default in this command). Each method is then trained with its
+    chosen values on --federations, or with --seeds, and tested on the test images.
 
-    An --output-dir that is used again resumes its study.
+    If --output-dir contains a study, the study is resumed.
     """
     folder = new_folder("studies", output_dir)
     overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
@@ -109,7 +115,7 @@ def tune(
     plan = plan_of(
         overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
     )
-    from fairflower.plans.tuning import TuningStudies  # late: it is slow to import
+    from fairflower.plans.tuning import TuningStudies  # imported late, because it is slow to import
 
     with locked_folder(folder, study=True):
         protocol = TuningProtocol(
@@ -121,7 +127,7 @@ def tune(
 
 
 def _make(tuning: TuningStudies, jobs: int | None) -> None:
-    """Run a study and print its report, also after a failure or interruption."""
+    """Run a study and print its report, even after a failure or an interruption."""
     try:
         execute(tuning.plan, console, jobs=jobs, study=tuning)
     finally:
@@ -130,24 +136,28 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
 
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
-    """Return the settings with validation images; ``ConfigError`` if a study refuses them."""
+    """Add validation images to the settings; raise ``ConfigError`` if a study cannot use them."""
     if "seed" in overrides.assigned:
-        raise ConfigError("This command does not take --set seed: give --seed.")
+        raise ConfigError("This command does not support --set seed. Use --seed instead.")
     if overrides.settings.get("ray-address"):
-        raise ConfigError("ray-address: a study runs only on this machine. Leave it out.")
+        raise ConfigError("ray-address: a study runs only on this machine. Remove this setting.")
     if not overrides.settings.get("evaluate.test", True):
-        raise ConfigError("evaluate.test = false: a study tests the chosen values. Remove it.")
+        raise ConfigError(
+            "evaluate.test = false: a study has to test the chosen values. Remove this setting."
+        )
     if overrides.settings.get(EXAMPLES):
         return overrides
     if overrides.assigned.get(VALIDATION, SHARE) == 0:
-        raise ConfigError(f"{VALIDATION} = 0: a study needs validation images. Raise it.")
-    # A run's config.toml has all settings, and 0 for this share by default.
+        raise ConfigError(
+            f"{VALIDATION} = 0: a study needs validation images. Increase this setting."
+        )
+    # The config.toml of a run contains all settings, including 0 for this fraction by default.
     share = overrides.file.get(VALIDATION) or SHARE
     return replace(overrides, options={VALIDATION: share, **overrides.options})
 
 
 def _announce(tuning: TuningStudies) -> None:
-    """Print ranges and numbers of trials of each method, and how many runs are left."""
+    """Print each method's search ranges and number of trials, and how many runs are left."""
     for method in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
         trials = f"{len(method.trials)} trial{'s' * (len(method.trials) > 1)}"
@@ -160,7 +170,7 @@ def _announce(tuning: TuningStudies) -> None:
         trial.outcome != "unfinished" for method in tuning.tuned() for trial in method.trials
     )
     if done:
-        console.print(f"{done} trials are completed already.")
+        console.print(f"{done} trials are already completed.")
     console.print(
-        f"{tuning.total} runs are left; output in {escape(str(tuning.folder))}", soft_wrap=True
+        f"{tuning.total} runs are left. Output folder: {escape(str(tuning.folder))}", soft_wrap=True
     )

@@ -1,9 +1,9 @@
-"""The run config: every key with its default and allowed values.
+"""The run config: all keys with their defaults and allowed values.
 
-A run config is a flat mapping of dotted kebab-case keys to scalars
-(``"data.clients-per-domain": 5``), as in TOML tables, Flower's run config and Flower's
-``ConfigRecord``. ``RunConfig`` has the same keys, typed and validated. Arguments of a method are
-declared at its constructor (`fairflower.arguments`).
+A run config is a flat mapping of dotted kebab-case keys to scalars (``"data.clients-per-domain":
+5``), as in TOML tables, Flower's run config and Flower's ``ConfigRecord``. ``RunConfig`` is a typed
+and validated version of this mapping. A method's constructor declares the method's arguments
+(`fairflower.arguments`).
 
 >>> config = RunConfig.from_flat({"strategy.name": "fedheal", "seed": 3})
 >>> config.seed, config.data.clients_per_domain

@@ -1,4 +1,4 @@
-"""Components that a run config names, with arguments: two methods, a data set, a model."""
+"""Components named in a run config, with their arguments: strategy, client, data set, model."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ from fairflower.registry.named import (
     add_cwd_to_path,
 )
 
-#: Value of an argument that restores the method's default.
+#: Argument value that restores the method's default.
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """Name of a component of a run, with the arguments that differ from its defaults."""
+    """Name of a component of a run, with the arguments that are set."""
 
     name: str = ""
     args: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
-    #: Table of the run config and key that names it there, and registry of the names.
+    #: Table and key of the component's name in a run config, and the registry of names.
     TABLE: ClassVar[str]
     KEY: ClassVar[str] = "name"
     REGISTRY: ClassVar[Registry]
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return the component that a run config or command line names.
+        """Parse a component's name and arguments from a run config or command line.
 
         >>> StrategyConfig.read("my_package.rules:MinLoss:power=0.3")
         StrategyConfig(name='my_package.rules:MinLoss', args={'power': 0.3})
@@ -75,9 +75,9 @@ class ComponentSpec:
 
     @property
     def factory(self) -> Any:
-        """Class or function of this name; ``ConfigError`` if unknown or not importable."""
+        """The class or function; raises ``ConfigError`` if it is unknown or not importable."""
         if self.name not in self.REGISTRY:
-            form = " Give a class outside this list as my_package.module:Class."
+            form = " Write a class that is not in this list as my_package.module:Class."
             hint = form if "." in self.name else ""
             raise ConfigError(unknown(self.REGISTRY.kind, self.name, self.REGISTRY.names()) + hint)
         if ":" in self.name:
@@ -85,16 +85,16 @@ class ComponentSpec:
         return self.REGISTRY[self.name]
 
     def make(self, *given: Any, **options: Any) -> Any:
-        """Return the result of the factory for ``given``, ``options`` and the spec's arguments.
+        """Call the factory with ``given``, ``options`` and the spec's arguments; return its result.
 
-        ``UserError`` with the place of an exception in a user's class or function.
+        Raises ``UserError`` for an exception in a user's class or function, with its location.
         """
         factory = self.factory
         with self.naming_failures():
             return factory(*given, **options, **self.args)
 
     def naming_failures(self) -> AbstractContextManager[None]:
-        """Raise ``UserError`` for an exception in a user's class or function."""
+        """Return a context manager that turns exceptions in a user's code into ``UserError``."""
         if self.name in self.REGISTRY.data:
             return nullcontext()
         subject = f"{self.TABLE}.{self.KEY} = {self.name!r}: it"
@@ -102,7 +102,7 @@ class ComponentSpec:
         return naming_failures(UserError, subject, module, remedy)
 
     def check(self) -> None:
-        """Raise ``ConfigError`` for an unknown argument, or a value that is not allowed."""
+        """Raise ``ConfigError`` if an argument is unknown or its value is not allowed."""
         if self.name in self.REGISTRY.data and not self.args:
             return  # nothing to import
         specs = argument_specs(self.factory)
@@ -118,13 +118,13 @@ class ComponentSpec:
         if valid:
             return ConfigError(unknown(f"argument of {self.name}", arg, valid))
         return ConfigError(
-            f"{self._key(arg)}: {self.name} has no arguments (keyword-only parameters of "
-            "its constructor). Remove it."
+            f"{self._key(arg)}: {self.name} has no arguments, that is, no keyword-only "
+            "parameters of its constructor. Remove it."
         )
 
 
 class DataSpec(ComponentSpec):
-    """Data set of ``data.name``."""
+    """The data set that ``data.name`` sets."""
 
     TABLE: ClassVar[str] = "data"
     REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
@@ -136,23 +136,23 @@ class DataSpec(ComponentSpec):
 
 
 class ModelSpec(ComponentSpec):
-    """Network of ``model.name``."""
+    """The network that ``model.name`` sets."""
 
     TABLE: ClassVar[str] = "model"
     REGISTRY: ClassVar[FamilyRegistry] = MODELS
 
     @property
     def family(self) -> str:
-        """Library of the network, such as ``timm``; empty for a built-in model."""
+        """Library that provides the network, such as ``timm``; empty for a built-in model."""
         return self.REGISTRY.family(self.name)
 
     @property
     def pretrained(self) -> bool:
-        """Whether the network has the setting ``model.weights``."""
+        """Whether the network supports the setting ``model.weights``."""
         return self.name in PRETRAINED or bool(self.family)
 
     def check_kind(self, kind: str) -> None:
-        """Raise ``ConfigError``, with a suitable model, if the model does not accept a kind."""
+        """Raise ``ConfigError`` if the model does not accept this kind of examples."""
         built_in = self.name in self.REGISTRY.data
         if self.family:
             kinds = self.REGISTRY.kinds[self.family]
@@ -164,13 +164,13 @@ class ModelSpec(ComponentSpec):
             known = built_in or self.family
             hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
             raise ConfigError(
-                f"model.name = {self.name!r}: it takes {' or '.join(kinds)}, and the data are "
-                f"{kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
+                f"model.name = {self.name!r}: this model accepts {' or '.join(kinds)}, but the "
+                f"data are {kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
             )
 
 
 class AdapterSpec(ComponentSpec):
-    """Adapter of ``model.adapter``."""
+    """The adapter that ``model.adapter`` sets."""
 
     TABLE: ClassVar[str] = "model"
     KEY: ClassVar[str] = "adapter"
@@ -178,7 +178,7 @@ class AdapterSpec(ComponentSpec):
 
 
 class ParticipationSpec(ComponentSpec):
-    """Policy of ``participation.policy``."""
+    """The participation policy that ``participation.policy`` sets."""
 
     TABLE: ClassVar[str] = "participation"
     KEY: ClassVar[str] = "policy"
@@ -187,16 +187,16 @@ class ParticipationSpec(ComponentSpec):
 
 @dataclass(frozen=True)
 class MethodSpec(ComponentSpec):
-    """Strategy or client, whose arguments are run config keys."""
+    """A strategy or a client; its arguments are run config keys."""
 
     HELP: ClassVar[str]
     REGISTRY: ClassVar[MethodRegistry]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
-        """Return the method that run config keys name, with its arguments.
+        """Return the method named in a run config, with its arguments.
 
-        Config keys override arguments given in the name.
+        Config keys override arguments in the name.
         """
         table = f"{cls.TABLE}."
         name = flat.get(f"{table}name", cls.name)
@@ -212,7 +212,7 @@ class MethodSpec(ComponentSpec):
 
     @classmethod
     def parse(cls, text: str) -> list[Self]:
-        """Return the methods of a comma-separated list.
+        """Parse a comma-separated list of methods.
 
         >>> StrategyConfig.parse("fedavg,fedheal:tau=0.4:beta=none")[1].args
         {'tau': 0.4, 'beta': None}
@@ -223,9 +223,10 @@ class MethodSpec(ComponentSpec):
         return choices
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the method's arguments with their defaults; empty if it is not installed.
+        """Return the method's arguments with their defaults, or {} if it is not installed.
 
-        No file in the working directory is imported, since run folders may come from others.
+        Files in the working directory are not imported, because run folders may come from other
+        people.
         """
         try:
             return self.REGISTRY[self.name].arguments()  # type: ignore[no-any-return]
@@ -246,9 +247,9 @@ class MethodSpec(ComponentSpec):
 
     @property
     def label(self) -> str:
-        """Name in tables and figures: the method and its arguments that are not defaults.
+        """Name in tables and figures: the method, and the arguments that differ from its defaults.
 
-        Arguments have the order of the method's constructor, so that equal methods share a label.
+        Arguments are in the order of the method's constructor, so that equal methods share a label.
         """
         defaults = self.defaults() if self.args else {}
         ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)
@@ -260,7 +261,7 @@ class MethodSpec(ComponentSpec):
         return ":".join([self.name, *shown])
 
     def to_flat(self) -> dict[str, Scalar]:
-        """Return the method's run config keys, without arguments at their defaults."""
+        """Return the method as run config keys."""
         args = {
             f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
             for a, v in self.args.items()
@@ -268,10 +269,10 @@ class MethodSpec(ComponentSpec):
         return {f"{self.TABLE}.name": self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``flat`` with this method in place of the method that it names.
+        """Return ``flat`` with its method replaced by this method.
 
-        If ``flat`` names the same method, those of its arguments are kept that this method does not
-        set; the value ``"default"`` restores a default.
+        If both are the same method, arguments in ``flat`` that this method does not set are kept;
+        the value ``"default"`` restores a default.
 
         >>> flat = {"strategy.name": "fedheal", "strategy.tau": 0.4, "strategy.beta": 0.1}
         >>> StrategyConfig("fedheal", {"beta": None}).override(flat)
@@ -286,7 +287,7 @@ class MethodSpec(ComponentSpec):
 
 @dataclass(frozen=True)
 class StrategyConfig(MethodSpec):
-    """Strategy of a run.
+    """The strategy of a run.
 
     >>> StrategyConfig("fedheal", {"tau": 0.4, "beta": None}).label
     'fedheal:tau=0.4:beta=none'
@@ -300,7 +301,7 @@ class StrategyConfig(MethodSpec):
 
 @dataclass(frozen=True)
 class ClientConfig(MethodSpec):
-    """Method of local training of a run.
+    """The method of local training in a run.
 
     >>> ClientConfig("fedprox", {"mu": 0.1}).to_flat()
     {'client.name': 'fedprox', 'client.mu': 0.1}

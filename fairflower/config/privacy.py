@@ -1,6 +1,6 @@
-"""Settings of differential privacy, and the runs for which it is proven.
+"""Settings of differential privacy, and checks of whether a proof covers a run.
 
-The derivation is in docs/differential-privacy.md.
+The proof is in docs/differential-privacy.md.
 """
 
 from __future__ import annotations
@@ -18,52 +18,56 @@ from fairflower.errors import ConfigError
 if TYPE_CHECKING:
     from fairflower.config.run import RunConfig
 
-#: Strategies whose weights are computed from numbers of the clients alone, and whose model is the
-#: mean by these weights. For the others nothing is proven.
+#: Strategies that compute weights only from numbers sent by clients, and whose model is the mean
+#: with these weights. There is no proof for other strategies.
 PROVEN = (
     *("fedavg", "uniform", "fedism", "afl", "qffl", "fairfed", "fedga", "term", "pa3fed"),
     *("superquantile", "propfair", "aaggff", "eagle"),
 )
 
-#: Policies that choose clients without looking at their losses.
+#: Policies that select clients independently of their losses.
 POLICIES = ("uniform", "by-examples", "round-robin")
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy of the clients."""
+    """Client-level differential privacy."""
 
     noise_multiplier: float = setting(
         0.0,
-        "Noise of the model: standard deviation as a multiple of privacy.clip times "
-        "bound.max-client-weight. 0 disables differential privacy.",
+        "Standard deviation of the noise added to the model, as a multiple of privacy.clip "
+        "times bound.max-client-weight. 0 disables differential privacy.",
     )
     clip: float = setting(
         1.0,
-        "Cap on an update's norm under differential privacy; larger updates are scaled down.",
+        "Cap on the norm of an update under differential privacy; larger updates are scaled down.",
         above=0,
     )
     number_noise_multiplier: float = setting(
         0.0,
-        "Noise added to each number that a client sends for the strategy: standard deviation as a "
-        "multiple of the number's range. 0 is allowed only if the strategy needs no numbers.",
+        "Standard deviation of the noise added to each number that a client sends for the "
+        "strategy, as a multiple of the number's range. 0 is allowed only if the strategy needs "
+        "no numbers.",
     )
     loss_range: float = setting(
         5.0,
-        "Upper end of the range to which losses and sharpness are clipped under differential "
-        "privacy; the lower end is 0. Accuracies have the range 0 to 1.",
+        "Upper bound to which losses and sharpness are clipped under differential privacy; the "
+        "lower bound is 0. Accuracies always range from 0 to 1.",
         above=0,
     )
     delta: float = setting(
-        1e-5, "Delta of the guarantee, below 1 / number of clients.", above=0, max=0.1
+        1e-5,
+        "Delta of the privacy guarantee; should be below 1 / number of clients.",
+        above=0,
+        max=0.1,
     )
     max_epsilon: float = setting(
-        0.0, "The run ends before its epsilon would pass this. 0 means no limit."
+        0.0, "Privacy budget: the run ends before epsilon exceeds this limit. 0 means no limit."
     )
     noise_seed: int = setting(
         0,
-        "Seed of the noise, for experiments: who knows it can remove the noise. 0 takes the "
-        "operating system's random numbers.",
+        "Random seed of the noise, for experiments only: anyone who knows the seed can remove "
+        "the noise. 0 means random numbers from the operating system.",
     )
 
     @property
@@ -73,7 +77,7 @@ class PrivacyConfig:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> PrivacyConfig:
-        """Return the settings among run config keys, such as a message's."""
+        """Read the privacy settings from run config keys, for example those of a message."""
         values = {}
         for field in dataclasses.fields(cls):
             key = f"privacy.{argument_to_key(field.name)}"
@@ -83,7 +87,7 @@ class PrivacyConfig:
 
 
 def number_range(name: str, loss_range: float) -> tuple[float, float]:
-    """Return the range to which a client's number is clipped.
+    """Return the range to which a number sent by a client is clipped.
 
     >>> number_range("received_accuracy", 5.0), number_range("received_loss", 5.0)
     ((0.0, 1.0), (0.0, 5.0))
@@ -92,7 +96,7 @@ def number_range(name: str, loss_range: float) -> tuple[float, float]:
 
 
 def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Sequence[Any]) -> None:
-    """Raise ``ConfigError`` for a run with differential privacy for which no proof is known."""
+    """Raise ``ConfigError`` if a run uses differential privacy and no proof covers its settings."""
     privacy = config.privacy
     if not privacy.on:
         if privacy.max_epsilon:
@@ -105,8 +109,9 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
     if measurements and not privacy.number_noise_multiplier:
         raise ConfigError(
             f"privacy.number-noise-multiplier = 0: {config.strategy.name} needs "
-            f"{', '.join(measurements)} of every client, which would leave it without noise. Set "
-            "it, for example to 2, or choose strategy.name = 'uniform'."
+            f"{', '.join(measurements)} from every client, and these numbers would be sent "
+            "without noise. Set privacy.number-noise-multiplier, for example to 2, or choose "
+            "strategy.name = 'uniform'."
         )
     _check_what_else_leaves(config, exchanges)
 
@@ -115,56 +120,62 @@ def _check_strategy(config: RunConfig) -> None:
     name = config.strategy.name
     if name not in PROVEN:
         raise _refused(
-            f"strategy.name = {name!r}: its model is not a mean whose weights come from a few "
-            f"noised numbers, or this is not known. Choose one of {', '.join(PROVEN)}"
+            f"strategy.name = {name!r}: no proof covers this strategy, because its model is not "
+            "known to be a mean whose weights depend only on noisy numbers. Choose one of "
+            f"{', '.join(PROVEN)}"
         )
     if name == "qffl" and config.strategy.args.get("rule", "qfedavg") != "weights":
         raise _refused(
-            "strategy.name = 'qffl': its step depends on the norms of individual updates. Set "
-            "strategy.rule = 'weights'"
+            "strategy.name = 'qffl': its step size depends on the norms of individual updates. "
+            "Set strategy.rule = 'weights'"
         )
 
 
 def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None:
-    """Raise ``ConfigError`` for a setting by which something leaves a client without noise."""
+    """Raise ``ConfigError`` if a setting makes clients send other values without noise."""
     if exchanges:
         raise _refused(
-            f"client.name = {config.client.name!r} sends or collects {exchanges[0].name!r} beside "
-            "the model, without noise. Choose a client without an exchange, for example sgd"
+            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition "
+            "to the model, without noise. Choose a client without an exchange, for example sgd"
         )
     policy = ParticipationSpec.read(config.participation.policy).name
     if policy not in POLICIES:
         raise _refused(
-            f"participation.policy = {policy!r} may look at the clients' losses. Choose "
+            f"participation.policy = {policy!r} may depend on the clients' losses. Choose "
             f"{', '.join(POLICIES)}"
         )
     stops_by_clients = config.stop.patience and not config.data.validation_examples
     for key, value, used, remedy in (
         ("evaluate.by", config.evaluate.by, config.evaluate.by != "server", "'server'"),
-        ("stop.patience", config.stop.patience, stops_by_clients, "0, or validation-examples"),
+        (
+            "stop.patience",
+            config.stop.patience,
+            stops_by_clients,
+            "0, or use data.validation-examples",
+        ),
         (
             "data.validation-fraction",
             config.data.validation_fraction,
             config.data.validation_fraction,
-            "0, or validation-examples, which no client holds",
+            "0, or use data.validation-examples, which no client has",
         ),
         (
             "bound.clip-update-norm",
             config.bound.clip_update_norm,
             config.bound.clip_update_norm,
-            "0: privacy.clip takes its place",
+            "0, because privacy.clip replaces it",
         ),
         (
             "bound.clip-update-median",
             config.bound.clip_update_median,
             config.bound.clip_update_median,
-            "0: the median depends on every client",
+            "0, because the median depends on every client",
         ),
         ("observe.window", config.observe.window, config.observe.window, "0"),
     ):
         if used:
             raise _refused(
-                f"{key} = {value!r} uses what clients have without noise. Set it to {remedy}"
+                f"{key} = {value!r} uses values of the clients without noise. Set it to {remedy}"
             )
     if config.secure_aggregation:
         raise _refused(

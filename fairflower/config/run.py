@@ -55,64 +55,66 @@ from fairflower.registry.user_metrics import load_metrics
 class RunConfig:
     """All settings of a run, typed and validated."""
 
-    seed: int = setting(0, "Seed of the model, the sampling of clients and their training.")
-    num_server_rounds: int = setting(30, "Rounds of training.")
+    seed: int = setting(0, "Random seed of the model, client selection and local training.")
+    num_server_rounds: int = setting(30, "Number of training rounds.")
     fraction_train: float = setting(
-        1.0, "Share of the clients that train in a round.", above=0, max=1
+        1.0, "Fraction of the clients that train in each round.", above=0, max=1
     )
     min_clients: int = setting(
-        0, "Minimum number of valid replies in a round. 0 means half of the selected clients."
+        0, "Minimum number of valid replies per round. 0 means half of the selected clients."
     )
     sites: int = setting(
-        0, "Number of sites to wait for before the first round. 0 means those connected now."
+        0, "Minimum number of sites in the first round. 0 means the sites that are connected."
     )
     secure_aggregation: bool = setting(
         False,
         "Whether clients mask their models, so that the server learns only a weighted sum "
-        "(Flower's SecAgg+). Strategies that need individual models are refused.",
+        "(Flower's SecAgg+). Strategies that need individual models are rejected.",
     )
     round_timeout: float = setting(
-        3600.0, "Seconds to wait for the replies of a round.", above=0, execution=True
+        3600.0, "Time limit for the replies of a round, in seconds.", above=0, execution=True
     )
     output_dir: str = setting(
-        "", "Parent of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
+        "", "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
     )
     run_name: str = setting(
-        "", "Name of the run folder. Empty means time, method, data and seed.", execution=True
+        "", "Name of the run folder. Empty means time, method, data set and seed.", execution=True
     )
     resume: str = setting(
-        "", "Run folder to resume, with its settings. Empty starts a new run.", execution=True
+        "", "Run folder to resume with its own settings. Empty starts a new run.", execution=True
     )
     engine: str = setting(
         "auto",
-        "Engine of `fairflower run`. ray: fairflower's on Ray; flower: Flower's on Ray; inline: "
-        "this process; auto: ray, or inline if Ray is not installed.",
+        "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
+        "client at a time, in this process), or auto (ray if Ray is installed, otherwise inline).",
         choices=("auto", "ray", "flower", "inline"),
         execution=True,
     )
     ray_address: str = setting(
         "",
-        "Ray cluster: auto, host:port or ray://host:port. Empty means this machine.",
+        "Address of a Ray cluster: auto, host:port or ray://host:port. Empty means this machine.",
         execution=True,
     )
-    workers: int = setting(0, "Parallel clients on Ray. 0 means as many as fit.", execution=True)
-    client_cpus: int = setting(1, "CPUs and torch threads per client.", min=1)
+    workers: int = setting(
+        0, "Number of parallel clients on Ray. 0 means as many as fit.", execution=True
+    )
+    client_cpus: int = setting(1, "Number of CPUs and torch threads per client.", min=1)
     client_gpus: float | str = setting(
         "auto",
-        "Share of a GPU per client on Ray; auto measures how many clients fit. 0 means no GPU.",
+        "GPU fraction per client on Ray; auto measures how many clients fit. 0 means no GPU.",
         execution=True,
         word="auto",
     )
     gpu_memory_errors: str = setting(
         "retry",
-        "If a client runs out of GPU memory: retry it once, with half as many clients or runs at a "
-        "time, or stop the run.",
+        "What to do if a client runs out of GPU memory. retry: try once more, with half as many "
+        "clients or runs in parallel; stop: end the run.",
         choices=("retry", "stop"),
         execution=True,
     )
     track: str = setting(
         "none",
-        "Library that metrics are also logged to: none, tensorboard, mlflow or wandb.",
+        "Experiment tracker that also logs the metrics: none, tensorboard, mlflow or wandb.",
         choices=("none", *TRACKERS),
         execution=True,
     )
@@ -142,13 +144,13 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
-        """Return the validated config of a flat mapping; missing keys have their defaults.
+        """Validate a flat mapping and return its config; missing keys get their defaults.
 
         Raises
         ------
         ConfigError
-            For an unknown key, a value of the wrong type or out of range, an unknown strategy,
-            client, data set or model, or settings that exclude each other.
+            If a key, strategy, client, data set or model is unknown, a value has the wrong type or
+            is out of range, or settings exclude each other.
         """
         methods = methods_of(flat)
         for method in methods:
@@ -170,19 +172,19 @@ class RunConfig:
         return _build(settings | methods)
 
     def to_flat(self) -> dict[str, Scalar]:
-        """Return every key with its value, as Flower's run config and messages carry them."""
+        """Return every key with its value, in the format of Flower's run config and messages."""
         settings = self.concise()
         return {key: settings.get(key, DEFAULT) for key in key_help()} | settings
 
     def concise(self) -> dict[str, Scalar]:
-        """Return the keys with their values, without arguments left at the methods' defaults."""
+        """Return the keys with their values, without arguments that the config does not set."""
         settings = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
         return settings | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
         """Return the config as TOML tables, which ``--config`` and ``flwr run`` read.
 
-        ``parent`` is a table to nest them in.
+        ``parent`` is the name of a table that will contain them.
         """
         tables: dict[str, list[str]] = {"": []}
         for key, value in self.to_flat().items():
@@ -202,15 +204,15 @@ def keys() -> MappingProxyType[str, Scalar]:
 
 
 def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
-    """Return the client and the strategy that run config keys name."""
+    """Return the client and the strategy named in a run config."""
     return [kind.of(flat) for kind in _METHODS]
 
 
 def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
-    """Raise ``ConfigError`` with the nearest valid key for an unknown key.
+    """Raise ``ConfigError`` for an unknown key; the error suggests the most similar valid key.
 
-    Valid are all settings and the arguments of built-in methods and of ``methods``. For a key in a
-    method's table, the error lists only the arguments of ``methods``.
+    All settings, and the arguments of built-in methods and of ``methods``, are valid. For a key in
+    a method's table, the error lists only the arguments of ``methods``.
     """
     if key in (*_schema(), *_NAMES) or key in keys():
         return
@@ -226,7 +228,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
 
 
 def is_setting(key: str) -> bool:
-    """Return whether a key of a message is a run config key, or an argument of a method."""
+    """Return whether a key of a message is a setting or an argument of a method."""
     return key in _schema() or key.startswith(_METHOD_KEYS)
 
 
@@ -242,14 +244,14 @@ def key_help() -> dict[str, str]:
 
 @cache
 def execution() -> frozenset[str]:
-    """Return the keys of a run's execution, which do not affect its result."""
+    """Return the keys that affect how a run is executed, but not its result."""
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
 
 
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """Return what identifies the method of a run: all keys except seed and execution.
+    """Return the settings that identify a run's method: all but seed and execution settings.
 
-    An argument at the method's default counts as absent.
+    Arguments that equal the method's defaults are left out.
     """
     left = {"seed", *execution()}
     for choice in methods_of(config):
@@ -271,13 +273,13 @@ _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
 _METHOD_KEYS = ("client.", "strategy.")
 
-#: Tables in which the value `default` counts as an absent key.
+#: Tables in which a key with the value `default` is treated as missing.
 METHOD_TABLES = ("strategy.", "client.", "bound.")
 
 
 @cache
 def _schema() -> dict[str, dataclasses.Field[Any]]:
-    """Return dotted key -> dataclass field, without the methods and their arguments."""
+    """Return a mapping of dotted keys to dataclass fields, without methods and their arguments."""
     schema: dict[str, dataclasses.Field[Any]] = {}
     for top in dataclasses.fields(RunConfig):
         if "help" in top.metadata:
@@ -289,16 +291,16 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
 
 
 def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
-    """Return the value as the key's type; ``ConfigError`` for an unknown key or wrong value."""
+    """Convert a value to its key's type; raise ``ConfigError`` if key or value are invalid."""
     check_key(key, methods)
     return _valued(key, value)
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for values that no setting can have.
+    """Raise ``ConfigError`` if a value is invalid for its setting.
 
-    Unlike `RunConfig.from_flat`, settings of other versions are allowed, and classes that the
-    config names are not imported: so it is safe for configs of other people.
+    Unlike `RunConfig.from_flat`, this function accepts settings of other versions and imports no
+    classes named in the config, so it is safe for configs from other people.
     """
     methods_of(flat)
     for key, value in flat.items():
@@ -319,7 +321,7 @@ def _valued(key: str, value: Any) -> Any:
 
 
 def _build(flat: Mapping[str, Any]) -> RunConfig:
-    """Return the config of checked dotted keys."""
+    """Return the config for dotted keys that have been checked."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
@@ -334,11 +336,11 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    """Raise ``ConfigError`` for unregistered names and settings that exclude each other."""
+    """Raise ``ConfigError`` if a name is not registered or settings exclude each other."""
     if config.ray_address and config.engine not in ("auto", "ray"):
         raise ConfigError(
             f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
-            "machine. Choose engine = 'ray', or leave ray-address out."
+            "machine. Set engine = 'ray', or remove ray-address."
         )
     for choice in (
         config.strategy,
@@ -373,7 +375,7 @@ def _check(config: RunConfig) -> None:
     if strange := [thing for thing in exchanges if not hasattr(thing, "broadcast")]:
         raise ConfigError(
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
-            "expected objects of fairflower.aggregation.exchange.Exchange. Correct its code."
+            "not objects of fairflower.aggregation.exchange.Exchange. Correct its code."
         )
     check_privacy(config, measurements, exchanges)
     with config.strategy.naming_failures():
@@ -387,52 +389,49 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_model(model: ModelConfig) -> None:
-    """Raise ``ConfigError`` for pretrained weights or an adapter that a model does not take."""
+    """Raise ``ConfigError`` if a model does not support the configured weights or adapter."""
     chosen = ModelSpec.read(model.name)
     if model.weights and not chosen.pretrained:
         raise ConfigError(
-            f"model.weights = {quoted(model.weights)}: {model.name} takes no pretrained weights. "
-            f"Remove it, or choose {', '.join(sorted(PRETRAINED))}."
+            f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
+            f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
         )
     if model.adapter:
         if chosen.family not in ADAPTABLE:
             raise ConfigError(
-                f"model.adapter = {quoted(model.adapter)}: {model.name} takes no adapter. Remove "
-                "it, or choose a pretrained network, timm:NAME or hf:NAME."
+                f"model.adapter = {quoted(model.adapter)}: {model.name} does not support "
+                "adapters. Remove it, or choose a pretrained network (timm:NAME or hf:NAME)."
             )
         AdapterSpec.read(model.adapter).check()
 
 
 def _check_amounts(config: RunConfig) -> None:
-    """Raise ``ConfigError`` for settings of data and tests that exclude each other."""
+    """Raise ``ConfigError`` if settings for data and evaluation exclude each other."""
     if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
-            "evaluate.test = false: there are no validation examples to test on instead. Set "
+            "evaluate.test = false: the run has no validation examples to test on instead. Set "
             "data.validation-fraction or data.validation-examples, or remove evaluate.test."
         )
     if config.data.held_out and config.evaluate.by == "clients":
         raise ConfigError(
             f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
-            "server has to test it. Set evaluate.by to server or both, or remove data.held-out."
+            "server must test it. Set evaluate.by to server or both, or remove data.held-out."
         )
     if config.evaluate.adabn and not config.data.held_out:
         raise ConfigError(
-            "evaluate.adabn = true: AdaBN is for a domain that no client has, and data.held-out is "
-            "empty. Set it, or remove evaluate.adabn."
+            "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. "
+            "Set data.held-out, or remove evaluate.adabn."
         )
     if config.data.validation_fraction and config.data.validation_examples:
         raise ConfigError(
-            "data.validation-fraction and data.validation-examples are both set. Set one of them "
-            "to 0."
+            "data.validation-fraction and data.validation-examples are both set. Set one to 0."
         )
     if config.data.fraction and config.data.examples_per_client:
-        raise ConfigError(
-            "data.fraction and data.examples-per-client are both set. Set one of them to 0."
-        )
+        raise ConfigError("data.fraction and data.examples-per-client are both set. Set one to 0.")
 
 
 def _check_kind(config: RunConfig, kind: str) -> None:
-    """Raise ``ConfigError`` if model, client or settings do not suit the kind of examples."""
+    """Raise ``ConfigError`` if model, client or settings do not support the kind of examples."""
     ModelSpec.read(config.model.name).check_kind(kind)
     config.client.factory.check_kind(kind)
     data = config.data
@@ -442,6 +441,6 @@ def _check_kind(config: RunConfig, kind: str) -> None:
     ):
         if value and kind != "images":
             raise ConfigError(
-                f"data.{key} = {value}: this setting is for images, and data.name = "
+                f"data.{key} = {value}: this setting applies to images only, but data.name = "
                 f"{data.name!r} has {kind}. Remove it."
             )

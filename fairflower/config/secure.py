@@ -6,13 +6,13 @@ from typing import Any
 
 from fairflower.errors import ConfigError
 
-#: Run config key; in a node config, a site insists by it on secure aggregation.
+#: Run config key. In its node config, a site can set it to require secure aggregation.
 KEY = "secure-aggregation"
 
-#: Key of the config of a message that asks for a masked model: the client's weight.
+#: Key of the client's weight in the config of a message that requests a masked model.
 WEIGHT_KEY = "secure.weight"
 
-#: Strategy -> what it needs of individual updates, and the nearest strategy that does without.
+#: Strategy -> why it needs individual updates, and the most similar strategy that does not.
 SINGLE_UPDATES = {
     "fedheal": ("compares the signs of each client's update, and averages every coordinate over "
                 "other clients", "fedga"),
@@ -27,20 +27,20 @@ SINGLE_UPDATES = {
     "fedpw": ("drops coordinates of each client's update", "pa3fed"),
     "fairrfl": ("needs the norm of each client's update", "superquantile"),
     "dq-ffl": ("needs the norm of each client's update", "qffl"),
-    "daa": ("weighs by class counts, an array that each client would send in the clear", "uniform"),
+    "daa": ("computes weights from class counts, which each client would send unmasked", "uniform"),
     "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
 }  # fmt: skip
 
 
 def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
-    """Raise ``ConfigError`` if a run cannot be trained under secure aggregation.
+    """Raise ``ConfigError`` if a run does not support secure aggregation.
 
     Parameters
     ----------
     config : RunConfig
         The run.
     strategy : FairStrategy
-        The strategy that the config names, made.
+        An instance of the config's strategy.
     exchanges : list of Exchange
         The exchanges of the client's method.
     """
@@ -49,26 +49,26 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
         reason, nearest = SINGLE_UPDATES.get(name, ("may use individual updates", "uniform"))
         hint = "" if name in SINGLE_UPDATES else " (its class does not set sums_suffice)"
         raise _refused(
-            f"strategy.name = {name!r} {reason}{hint}, and the server would only get their "
-            f"weighted sum. Choose {nearest!r}, the nearest strategy that works"
+            f"strategy.name = {name!r} {reason}{hint}, but the server gets only a weighted sum "
+            f"of the updates. Choose {nearest!r}, the most similar strategy that works"
         )
     early = [m for m in strategy.measurements if m not in strategy.learns]
     if late := [m for m in early if m in ("trained_loss", "fisher", "representation")]:
         raise _refused(
-            f"strategy.name = {name!r} weighs by {late[0]!r}, which is measured after training, "
-            "and clients have to know their weights before. Choose a measurement of the received "
-            "model"
+            f"strategy.name = {name!r} computes weights from {late[0]!r}, which is measured "
+            "after training, but clients must know their weights before training. Choose a "
+            "measurement of the received model"
         )
     if arrays := [m for m in strategy.measurements if m in strategy.VECTORS]:
         raise _refused(
-            f"strategy.name = {name!r} needs {arrays[0]!r} of each client, an array that is not "
-            "masked. Choose a strategy that weighs by numbers"
+            f"strategy.name = {name!r} needs the array {arrays[0]!r} from each client, and this "
+            "array is not masked. Choose a strategy that computes weights from numbers"
         )
     if exchanges:
         raise _refused(
-            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} beside the "
-            "model, which is not masked. Choose a client without an exchange, for example sgd, "
-            "fedprox or moon"
+            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition "
+            "to the model, and this exchange is not masked. Choose a client without an "
+            "exchange, for example sgd, fedprox or moon"
         )
     bound = config.bound
     for key, value in (
@@ -81,16 +81,16 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
 
 
 def check_secure_cohort(asked: int, smallest: int, largest: int) -> None:
-    """Raise ``ConfigError`` if a round has too few or too many clients for a masked sum."""
+    """Raise ``ConfigError`` if a round has too few or too many clients for secure aggregation."""
     if asked < smallest:
         raise _refused(
-            f"the number of clients selected per round is {asked}, and a sum has to hide each "
-            f"client among at least {smallest}. Raise fraction-train, or add clients"
+            f"the number of clients selected per round is {asked}, but secure aggregation needs "
+            f"at least {smallest}. Increase fraction-train, or add clients"
         )
     if asked > largest:
         raise _refused(
-            f"the number of clients selected per round is {asked}, and a masked sum takes up to "
-            f"{largest}. Lower fraction-train"
+            f"the number of clients selected per round is {asked}, but secure aggregation allows "
+            f"at most {largest}. Decrease fraction-train"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run config: every setting with its default, help text and bounds."""
+"""Tables of a run config: each setting with its default, help text and allowed range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def setting(
     Parameters
     ----------
     default : scalar
-        Default value; its type is the type of the key.
+        Default value; it also defines the key's type.
     help : str
         Help text: what the key controls, its unit, and the meaning of 0 or "".
     min, max, above : float
@@ -38,9 +38,9 @@ def setting(
     choices : tuple of str, optional
         Allowed texts.
     execution : bool
-        Whether the key affects only where and how a run is executed, and not its result.
+        Whether the key affects only how and where a run is executed, but not its result.
     word : str, optional
-        Word that is allowed instead of a number.
+        A word that may be given instead of a number.
     """
     facts = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
     return field(default=default, metadata=facts | {"execution": execution, "word": word})
@@ -48,60 +48,68 @@ def setting(
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data set, and its partition among the clients."""
+    """Data set and its partition among clients."""
 
     name: str = setting(
         "uci-digits", "Data set; `fairflower list data` shows all, or module:Class."
     )
     dir: str = setting(
         "",
-        "Folder of local data. Empty means $FAIRFLOWER_DATA or, if that is not set, the Hub.",
+        "Folder of local data. Empty means $FAIRFLOWER_DATA or, if this variable is not set, a "
+        "download from the Hugging Face Hub.",
         execution=True,
     )
     domains: str = setting(
-        "", "Comma-separated domains to use. Empty means all domains of the data set."
+        "", "Comma-separated list of domains to use. Empty means all domains of the data set."
     )
     held_out: str = setting(
         "",
-        "Domain that no client has and the server tests as an unseen domain (leave one domain "
-        "out). Empty means none.",
+        "Domain to hold out: no client has its data, and the server tests on it as an unseen "
+        "domain. Empty means none.",
     )
     groups: str = setting(
         "",
-        "Sensitive attribute by which group fairness is measured: sex, health or age of the "
-        "embedded tables, or an array or column of your own files. Empty means none.",
+        "Sensitive attribute for measuring group fairness: sex, health or age in the embedded "
+        "tables, or an array or column in your own files. Empty means none.",
     )
     clients_per_domain: int = setting(
-        5, "Clients per domain (papers: 5); ignored if imbalance-factor is above 1.", min=1
+        5,
+        "Number of clients per domain (5 in the papers); ignored if imbalance-factor is above 1.",
+        min=1,
     )
     fraction: float = setting(
         0.0,
-        "Share of a domain's training examples per client. 0 means the data set's default.",
+        "Fraction of a domain's training examples that each client gets. 0 means the data set's "
+        "default.",
         max=1,
     )
     examples_per_client: int = setting(
-        0, "Training examples per client, instead of a fraction. 0 means data.fraction decides."
+        0,
+        "Number of training examples per client, as an alternative to data.fraction. 0 "
+        "means that data.fraction applies.",
     )
-    seed: int = setting(0, "Seed of the partition and of the clients' data.")
+    seed: int = setting(0, "Random seed of the partition and of the clients' data.")
     image_size: int = setting(
-        0, "Side of the images in pixels. 0 means the data set's size.", max=1024
+        0, "Width and height of the images, in pixels. 0 means the data set's default.", max=1024
     )
-    augment: bool = setting(True, "Whether training uses the data set's augmentation.")
-    test_examples: int = setting(0, "Test examples per domain, a fixed random subset. 0 means all.")
+    augment: bool = setting(True, "Whether to apply the data set's augmentation during training.")
+    test_examples: int = setting(
+        0, "Number of test examples per domain, chosen at random and fixed. 0 means all."
+    )
     dirichlet_alpha: float = setting(
         0.0,
-        "Concentration (alpha) of a Dirichlet partition of each domain, with label shift and "
-        "unequal "
-        "sizes (FedISM: 1.0). 0 means equal shares drawn at random.",
+        "Concentration parameter alpha of a Dirichlet partition of each domain, which gives the "
+        "clients different label distributions and sizes (FedISM: 1.0). 0 means a random "
+        "partition into equal parts.",
     )
     corrupted_clients: int = setting(
         0,
-        "Number of clients per domain with corrupted images; they are the domain's last "
-        "clients. 0 means none.",
+        "Number of clients per domain whose images are corrupted: the last clients of each "
+        "domain. 0 means none.",
     )
     corruption: str = setting(
         "noise",
-        "Corruption of these images: Gaussian noise or motion blur.",
+        "Type of corruption: noise (Gaussian noise) or blur (motion blur).",
         choices=("noise", "blur"),
     )
     severity: int = setting(
@@ -112,19 +120,21 @@ class DataConfig:
     )
     validation_fraction: float = setting(
         0.0,
-        "Share of each client's training examples held out for validation (choice of "
-        "hyper-parameters), drawn by data.seed. 0 disables it.",
+        "Fraction of each client's training examples to hold out for validation, for example to "
+        "choose hyper-parameters. They are drawn at random with data.seed. 0 means none.",
         max=1,
     )
     validation_examples: int = setting(
         0,
-        "Validation examples per domain, instead of validation-fraction: drawn by data.seed from "
-        "training examples that no client holds, all of them if fewer are left. 0 disables it.",
+        "Number of validation examples per domain, as an alternative to validation-fraction. "
+        "They are drawn at random with data.seed from the training examples that no client has; "
+        "if there are fewer, all are used. 0 means none.",
     )
     imbalance_factor: int = setting(
         1,
-        "Ratio of the numbers of clients in the first and in the last domain, a geometric series "
-        "in between (FedGCR's DIF: 1, 5, 10). 1 means clients-per-domain in every domain.",
+        "Domain imbalance: the first domain has this many times as many clients as the last, "
+        "and the numbers in between form a geometric series (FedGCR's DIF: 1, 5, 10). 1 means "
+        "clients-per-domain in every domain.",
         min=1,
     )
 
@@ -145,16 +155,17 @@ class ModelConfig:
     )
     weights: str = setting(
         "",
-        "Pretrained weights of prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth file, "
-        "or imagenet. Empty means the model's default weights; for resnet18 they are random. For "
-        "timm:NAME and hf:NAME: empty means the pretrained weights of the cache or folder, and "
-        "random means none.",
+        "Pretrained weights. For prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth "
+        "file, or imagenet; empty means the model's default weights, which are random for "
+        "resnet18. For timm:NAME and hf:NAME: empty means the pretrained weights in the cache "
+        "or folder, and random means random weights.",
     )
 
     adapter: str = setting(
         "",
-        "Adapter of a frozen timm:NAME or hf:NAME, such as lora:r=8:alpha=16:targets=qkv,proj: "
-        "only adapters and head are trained and sent. Empty means that the whole network is.",
+        "Adapter for a frozen timm:NAME or hf:NAME network, such as "
+        "lora:r=8:alpha=16:targets=qkv,proj; only the adapter and the head are trained and "
+        "sent. Empty means that the whole network is trained and sent.",
     )
 
     @property
@@ -173,7 +184,7 @@ class ModelConfig:
         return dataclasses.replace(self, weights=weights, name=name)
 
     def to_receive(self) -> ModelConfig:
-        """Return the config without pretrained weights, for a receiver that is sent all weights."""
+        """Return the config without pretrained weights, for a process that receives all weights."""
         if self.name in INIT_ONLY_WEIGHTS:
             return dataclasses.replace(self, weights="")
         if self.name.partition(":")[0] in ADAPTABLE and not self.adapter:
@@ -183,61 +194,75 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Local training of every method."""
+    """Settings of local training that all methods share."""
 
-    local_epochs: int = setting(5, "Local epochs: passes over a client's data per round.")
-    batch_size: int = setting(64, "Examples per training step (FedHEAL, Digits: 64).", min=1)
+    local_epochs: int = setting(
+        5, "Number of local epochs: passes over a client's data in each round."
+    )
+    batch_size: int = setting(
+        64, "Number of examples per training step (FedHEAL on Digits: 64).", min=1
+    )
     optimizer: str = setting(
         "sgd",
-        "Optimizer: sgd, adam or adamw (betas 0.9 and 0.999). Its state is reset every round.",
+        "Optimizer: sgd, adam or adamw, the latter two with betas 0.9 and 0.999. Its state is "
+        "reset in every round.",
         choices=("sgd", "adam", "adamw"),
     )
     lr: float = setting(0.05, "Learning rate.")
     lr_schedule: str = setting(
         "constant",
-        "Schedule of the learning rate over rounds: constant; linear or cosine down to lr-final "
-        "of it; step, which multiplies it by lr-factor every lr-every rounds.",
+        "Learning rate schedule over rounds. constant: lr in every round; linear and cosine: "
+        "decay from lr to lr-final times lr; step: multiplication by lr-factor every lr-every "
+        "rounds.",
         choices=("constant", "linear", "cosine", "step"),
     )
     lr_final: float = setting(
         0.0,
-        "Share of lr that linear and cosine reach one round after the last.",
+        "Final learning rate of the linear and cosine schedules, as a fraction of lr; the "
+        "schedules reach it one round after the last.",
         max=1,
     )
-    lr_factor: float = setting(0.1, "Factor of the step schedule.", above=0, max=1)
-    lr_every: int = setting(10, "Rounds between two steps of the step schedule.", min=1)
+    lr_factor: float = setting(
+        0.1, "Factor by which the step schedule multiplies the learning rate.", above=0, max=1
+    )
+    lr_every: int = setting(10, "Number of rounds between two steps of the step schedule.", min=1)
     lr_warmup: int = setting(
         0,
-        "Rounds of a linear warm-up from 1 / (lr-warmup + 1) of the learning rate; lr-schedule "
-        "begins after them. 0 disables the warm-up.",
+        "Number of rounds of linear warm-up, which starts at lr / (lr-warmup + 1); lr-schedule "
+        "begins after the warm-up. 0 disables it.",
     )
-    momentum: float = setting(0.9, "Momentum of sgd; adam and adamw do not use it.", max=1)
+    momentum: float = setting(0.9, "Momentum of sgd; adam and adamw ignore it.", max=1)
     weight_decay: float = setting(
-        1e-5, "Weight decay: an L2 penalty for sgd and adam, decoupled for adamw."
+        1e-5, "Weight decay: an L2 penalty for sgd and adam, and decoupled weight decay for adamw."
     )
     sharpness: str = setting(
         "none",
-        "Sharpness-aware training steps: none, sam, or gsam (FedISM's SALT).",
+        "Sharpness-aware minimization: none, sam, or gsam (FedISM's SALT).",
         choices=("none", "sam", "gsam"),
     )
-    rho: float = setting(0.05, "Radius of the perturbation of sam and gsam (FedISM: 0.05).")
-    alpha: float = setting(0.1, "Weight of gsam's surrogate gap (FedISM: 0.1).")
+    rho: float = setting(0.05, "Perturbation radius of sam and gsam (FedISM: 0.05).")
+    alpha: float = setting(0.1, "Weight of the surrogate gap in gsam (FedISM: 0.1).")
     logit_adjustment: bool = setting(
-        False, "Add the log of the client's class frequencies to the logits in training (FedISM)."
+        False,
+        "Whether to add the logarithm of the client's class frequencies to the logits "
+        "during training (FedISM).",
     )
-    device: str = setting("auto", "Device of training and tests: auto, cpu, cuda, cuda:N or mps.")
+    device: str = setting(
+        "auto", "Device for training and evaluation: auto, cpu, cuda, cuda:N or mps."
+    )
     precision: str = setting(
         "float32",
-        "float32, or bf16: local steps under autocast to bfloat16. Weights, optimizers, tests, "
-        "measurements and messages are float32 in both.",
+        "Floating-point precision of local training steps: float32, or bf16 (autocast to "
+        "bfloat16). Weights, optimizer states, tests, measurements and messages are always "
+        "float32.",
         choices=("float32", "bf16"),
     )
 
     def lr_in(self, server_round: int, num_rounds: int) -> float:
         """Return the learning rate of a round, counted from 1.
 
-        With a warm-up of W rounds, round r <= W has ``lr r / (W + 1)``. The schedule covers the
-        rounds after it: its first round, W + 1, has ``lr``.
+        With a warm-up of W rounds, round r <= W has ``lr r / (W + 1)``. The schedule starts in
+        round W + 1 with ``lr``.
 
         >>> [TrainConfig(lr=0.5, lr_schedule="linear").lr_in(r, 4) for r in (1, 2, 3, 4)]
         [0.5, 0.375, 0.25, 0.125]
@@ -261,24 +286,24 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """Measurements that clients make for a strategy."""
+    """Settings of the measurements that strategies request from clients."""
 
-    memory_mb: int = setting(512, "Memory limit of per-sample gradients, in megabytes.", min=1)
+    memory_mb: int = setting(512, "Memory limit for per-sample gradients, in megabytes.", min=1)
     rho: float = setting(
         0.05,
-        "Radius of the sharpness measurement (FedISM: 0.05); train.rho is the radius of "
-        "training steps.",
+        "Perturbation radius for measuring sharpness (FedISM: 0.05). train.rho is the radius "
+        "for training.",
     )
 
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    """Diagnostics that the server records."""
+    """Additional diagnostics that the server records."""
 
     window: int = setting(
         0,
-        "Window, in rounds, of the sign consistency of clients' updates in the report (FedHEAL, "
-        "Fig. 2: 10 and 100). 0 disables it.",
+        "Number of rounds over which the report shows the sign consistency of each client's "
+        "updates (FedHEAL, Fig. 2: 10 and 100). 0 disables it.",
     )
 
 
@@ -288,42 +313,43 @@ class StopConfig:
 
     patience: int = setting(
         0,
-        "Stop after this many rounds without improvement; 0 disables early stopping. The loss is "
-        "the mean over domains on validation examples if the server tests on any; otherwise "
-        "train_loss in history.csv.",
+        "Stop after this many rounds without improvement of the loss; 0 disables early "
+        "stopping. The loss is the mean over domains on the server's validation examples; "
+        "without them, it is the train_loss in history.csv.",
     )
     min_delta: float = setting(0.0, "Minimum decrease of the loss that counts as an improvement.")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Checkpoints, from which stopped or killed runs are resumed."""
+    """Checkpoints for resuming stopped or killed runs."""
 
     every: int = setting(
-        1, "Rounds between two checkpoints. 0 disables checkpoints.", execution=True
+        1, "Number of rounds between two checkpoints. 0 disables checkpoints.", execution=True
     )
-    keep: int = setting(2, "Number of checkpoints to keep.", min=1, execution=True)
+    keep: int = setting(2, "Number of recent checkpoints to keep.", min=1, execution=True)
 
 
 @dataclass(frozen=True)
 class ParticipationConfig:
-    """Which clients train in a round."""
+    """Selection and availability of clients."""
 
     policy: str = setting(
         "uniform",
-        "Policy that chooses the clients of a round: uniform, by-examples, round-robin, "
+        "Policy that selects the clients of each round: uniform, by-examples, round-robin, "
         "power-of-choice:d=10, or module:Class.",
     )
     availability: str = setting(
         "always",
-        "Clients that can train in a round: always, markov:leave=0.1:back=0.5, or a CSV file with "
-        "the columns round and client.",
+        "Which clients are available in each round. always: all clients; "
+        "markov:leave=0.1:back=0.5: clients leave and come back with these probabilities; or a "
+        "CSV file with the columns round and client.",
     )
 
 
 @dataclass(frozen=True)
 class BoundConfig:
-    """Bounds on a client's influence under every strategy."""
+    """Bounds on the influence of a single client, for every strategy."""
 
     max_client_weight: float = setting(
         1.0,
@@ -343,47 +369,54 @@ class BoundConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Tests of the global model."""
+    """Evaluation of the global model."""
 
     by: str = setting(
         "server",
-        "Where models are tested. server: on every domain's test set (papers); clients: on their "
-        "own test data; both: at both places.",
+        "Where the global model is tested. server: at the server, on the test set of every "
+        "domain (as in the papers); clients: at each client, on its own test data; both: at the "
+        "server and at the clients.",
         choices=("server", "clients", "both"),
     )
-    every: int = setting(1, "Rounds between two tests; the last round is always tested.", min=1)
-    batch_size: int = setting(500, "Examples per forward pass of a test.", min=1)
+    every: int = setting(
+        1,
+        "Number of rounds between two tests. The model of the last round is always tested.",
+        min=1,
+    )
+    batch_size: int = setting(500, "Number of examples per forward pass in a test.", min=1)
     test: bool = setting(
         True,
-        "Whether to test on the test examples. false means tests on validation examples only, as "
-        "in trials of `fairflower tune`.",
+        "Whether to test on the test examples. false means testing on validation examples only, "
+        "as in the trials of `fairflower tune`.",
     )
     auc: bool = setting(
-        False, "Whether the server computes the AUC, too; for medical data sets it always does."
+        False,
+        "Whether the server also computes the AUC. For medical data sets the AUC is always "
+        "computed.",
     )
     adabn: bool = setting(
         False,
-        "Whether the server tests the held-out domain a second time, with BatchNorm statistics of "
-        "its test examples, without their labels (AdaBN).",
+        "Whether the server also tests on the held-out domain with BatchNorm statistics that "
+        "are estimated from its unlabeled test examples (AdaBN).",
     )
     metrics: str = setting(
-        "", "Comma-separated metrics of your own, module:function. Empty means none."
+        "", "Comma-separated list of your own metrics, each as module:function. Empty means none."
     )
     metric_errors: str = setting(
         "stop",
-        "What happens if a metric of your own fails on a domain. stop: the run ends; skip: the "
-        "run goes on without this metric of this domain in this round.",
+        "What to do if one of your own metrics fails on a domain. stop: end the run; skip: "
+        "continue without this metric of this domain in this round.",
         choices=("stop", "skip"),
         execution=True,
     )
 
 
-#: The largest whole number that TOML and Flower's messages hold.
+#: The largest integer that TOML and Flower's messages can represent.
 MOST = 2**63 - 1
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
-    """Return the value as the key's type; ``ConfigError`` if its type or range is wrong."""
+    """Convert a value to its key's type; raise ``ConfigError`` if its type or range is wrong."""
     word = spec.metadata["word"]
     if word and value == word:
         return value
@@ -404,8 +437,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
         (high is not None and value > high, f"at most {high}"),
         (isinstance(value, int) and value > MOST, f"at most {MOST}"),
         (choices and value not in choices, f"one of {', '.join(choices or ())}"),
-        (is_path, "a folder's name, not a path"),
-        (isinstance(value, str) and not is_text(value), "a text that UTF-8 can hold"),
+        (is_path, "the name of a folder, not a path"),
+        (isinstance(value, str) and not is_text(value), "text that UTF-8 can encode"),
     ]
     for broken, allowed in bounds:
         if broken:

@@ -1,4 +1,4 @@
-"""Short names of run config keys: options of commands and arguments of Python functions."""
+"""Short names of run config keys, for command-line options and arguments of Python functions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ SHORT_NAMES: dict[str, tuple[str, type, str]] = {
     "data": ("data.name", str, "Data set"),
     "data_dir": ("data.dir", str, "Folder of local data"),
     "model": ("model.name", str, "Model"),
-    "rounds": ("num-server-rounds", int, "Rounds of training"),
-    "fraction_train": ("fraction-train", float, "Share of the clients that train in a round"),
+    "rounds": ("num-server-rounds", int, "Number of training rounds"),
+    "fraction_train": ("fraction-train", float, "Fraction of the clients that train in each round"),
     "epochs": ("train.local-epochs", int, "Local epochs"),
     "lr": ("train.lr", float, "Learning rate"),
-    "seed": ("seed", int, "Seed of everything but the partition"),
-    "engine": ("engine", str, "Engine: auto, ray, flower (Flower's on Ray) or inline"),
-    "ray_address": ("ray-address", str, "Ray cluster: auto, host:port or ray://host:port"),
-    "workers": ("workers", int, "Parallel clients on Ray"),
-    "output_dir": ("output-dir", str, "Parent of run folders"),
+    "seed": ("seed", int, "Random seed of everything except the partition"),
+    "engine": (
+        "engine",
+        str,
+        "Simulation engine: auto, ray, flower (Flower's engine on Ray) or inline",
+    ),
+    "ray_address": (
+        "ray-address",
+        str,
+        "Address of a Ray cluster: auto, host:port or ray://host:port",
+    ),
+    "workers": ("workers", int, "Number of parallel clients on Ray"),
+    "output_dir": ("output-dir", str, "Parent folder of run folders"),
 }

@@ -1,4 +1,4 @@
-"""Run configs as text: TOML, ``key=value``, and the error for an unknown name."""
+"""Reading and writing run configs as text: TOML and ``key=value``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fairflower.paths import read_text
 
 Scalar = bool | int | float | str
 
-#: Error for a text that `is_text` refuses.
-NO_TEXT = "it has a null byte or a surrogate, which UTF-8 cannot hold"
+#: Reason in errors for text that `is_text` rejects.
+NO_TEXT = "it contains a null byte or a surrogate, which are not allowed"
 
 
 def argument_to_key(name: str) -> str:
-    """Return the key of an argument; ``lambda_`` avoids Python's keyword ``lambda``.
+    """Return the run config key of an argument; ``lambda_`` becomes ``lambda``.
 
     >>> argument_to_key("clients_per_domain"), argument_to_key("lambda_")
     ('clients-per-domain', 'lambda')
@@ -29,12 +29,12 @@ def argument_to_key(name: str) -> str:
 
 
 def key_to_argument(key: str) -> str:
-    """Return the argument of a key, the inverse of `argument_to_key`."""
+    """Return the argument of a run config key; the inverse of `argument_to_key`."""
     return "lambda_" if key == "lambda" else key.replace("-", "_")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the flat run config keys of a TOML file; their names and values are not checked."""
+    """Read a TOML file as flat run config keys, without checking names and values."""
     path = Path(path).expanduser()
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
@@ -56,19 +56,19 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_float(text: str) -> float:
-    """Return a text's number; ``ValueError`` for a number that a float would round to 0.
+    """Convert text to a float; raise ``ValueError`` if a nonzero number would become 0.
 
     >>> parse_float("1e-3"), parse_float("0e5")
     (0.001, 0.0)
     """
     value = float(text)
     if value == 0 and any(digit in "123456789" for digit in text.lower().partition("e")[0]):
-        raise ValueError(f"{text} is too small, and would be 0")
+        raise ValueError(f"{text} is too small and would be rounded to 0")
     return value
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as dotted keys.
+    """Flatten nested tables to dotted keys.
 
     >>> flatten_tables({"seed": 1, "train": {"lr": 0.1}})
     {'seed': 1, 'train.lr': 0.1}
@@ -83,7 +83,7 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def split_spec(text: str) -> list[str]:
-    r"""Split a component's name and arguments at colons, but not after a Windows drive's letter.
+    r"""Split a component's name and arguments at colons, except after a Windows drive letter.
 
     >>> split_spec("fedheal:tau=0.4"), split_spec(r"hf:C:\bert:a=1"), split_spec("hf:/bert")
     (['fedheal', 'tau=0.4'], ['hf', 'C:\\bert', 'a=1'], ['hf', '/bert'])
@@ -92,7 +92,7 @@ def split_spec(text: str) -> list[str]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``; the value is a TOML scalar or else a text.
+    """Parse ``key=value``; the value is a TOML scalar or otherwise a string.
 
     >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
     (('train.lr', 0.1), ('model.name', 'cnn'))
@@ -109,7 +109,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return keys and values of several assignments; ``ConfigError`` for a repeated key."""
+    """Parse several ``key=value`` texts; raise ``ConfigError`` if a key is repeated."""
     assigned: dict[str, Any] = {}
     for key, value in map(parse_assignment, texts):
         if key in assigned:
@@ -120,7 +120,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def toml_value(value: Scalar) -> str:
-    """Return a value in TOML, also for Flower's ``--run-config`` and ``--node-config``."""
+    """Format a value as TOML, as Flower's ``--run-config`` and ``--node-config`` expect."""
     # JSON is TOML, except floats that are not finite.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
@@ -128,7 +128,7 @@ def toml_value(value: Scalar) -> str:
 def unknown(
     kind: str, name: str, valid: Iterable[str], meanings: Mapping[str, str] | None = None
 ) -> str:
-    """Return the error text for an unknown name: the nearest match, or all names.
+    """Return an error text for an unknown name, with the most similar name or all names.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def unknown(
     valid : iterable of str
         Valid names.
     meanings : mapping, optional
-        Help texts of names, which are searched, too: ``learning-rate`` matches ``train.lr``.
+        Help texts of the names. They are searched, too: ``learning-rate`` matches ``train.lr``.
 
     Examples
     --------
@@ -173,12 +173,12 @@ def unknown(
 
 
 def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:
-    """Return the value of the most similar lower-case name in ``valid``, or an empty list."""
+    """Return a list with the value of the most similar lower-case name, or an empty list."""
     return [valid[near] for near in difflib.get_close_matches(name.lower(), valid, 1, cutoff)]
 
 
 def shown(value: Any) -> str:
-    """Return a config value as tables and figures show it.
+    """Format a config value for tables and figures.
 
     >>> shown(True), shown(0.5), shown("cnn"), shown("")
     ('true', '0.5', 'cnn', '""')

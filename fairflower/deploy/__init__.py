@@ -1,1 +1,1 @@
-"""Deployments of real processes: certificates, keys, and a trial on this machine."""
+"""Deployment: certificates, keys, and trial deployments on this machine."""

@@ -1,7 +1,7 @@
-"""Certificates and keys in the formats of Flower's SuperLink and SuperNodes.
+"""Certificates and keys in the formats that Flower's SuperLink and SuperNodes use.
 
-The files equal those of ``openssl`` and ``ssh-keygen``, but neither program is needed; the guide
-``docs/deployment.md`` shows both ways.
+The files have the same formats as those of ``openssl`` and ``ssh-keygen``, but these programs are
+not needed. The guide ``docs/deployment.md`` shows both ways.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairflower.errors import ConfigError
 
-#: Longest validity of a certificate, a hundred years.
+#: Longest validity of a certificate: a hundred years.
 MOST_DAYS = 36_500
 
 
 class Certificates(NamedTuple):
-    """PEM files of a SuperLink. Sites get ``authority`` only."""
+    """PEM files of a SuperLink. Sites get only ``authority``."""
 
     authority: Path
     certificate: Path
@@ -36,30 +36,30 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Certificates:
-    """Write the certificate of a new authority, and a server certificate that it signed.
+    """Write the certificate of a new certificate authority and a server certificate signed by it.
 
-    The authority's key is discarded, since it signs a single certificate. ``folder`` gets
-    ``ca.crt``, ``server.pem`` and ``server.key`` (readable by its owner only).
+    The authority's key signs only this certificate and is discarded. The files are ``ca.crt``,
+    ``server.pem`` and ``server.key``, which only its owner can read.
 
     Parameters
     ----------
     folder
-        Where the files are written.
+        Output folder.
     hosts
         DNS names and IP addresses of the server; at least one.
     days
-        Days for which the certificates are valid.
+        Number of days for which the certificates are valid.
 
     Raises
     ------
     ConfigError
         If a host is neither a DNS name nor an IP address.
     FileExistsError
-        If any of the files exists; nothing is overwritten.
+        If one of the files exists; nothing is overwritten.
 
     See Also
     --------
-    make_key_pair : The keys of a SuperNode.
+    make_key_pair : Write the keys of a SuperNode.
 
     Examples
     --------
@@ -105,13 +105,13 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
 def make_key_pair(path: Path) -> Path:
     """Write a SuperNode's private key to ``path`` and its public key to ``<path>.pub``.
 
-    Both are in OpenSSH's format, on the curve P-384, which Flower requires. Returns the path of the
-    public key, which the server's operator registers.
+    Both keys are in OpenSSH's format and use the curve P-384, as Flower requires. Returns the path
+    of the public key, which the server's operator registers.
 
     Raises
     ------
     FileExistsError
-        If either file exists; nothing is overwritten.
+        If one of the files exists; nothing is overwritten.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def _name(common_name: str) -> x509.Name:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
-    # Valid from yesterday, since clocks of sites may be slow.
+    # Valid from yesterday, because the clocks of sites may be slow.
     now = datetime.now(UTC)
     if days > MOST_DAYS:
         raise ConfigError(f"--days {days}: expected at most {MOST_DAYS}.")
@@ -177,14 +177,14 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII):
             raise ConfigError(
-                f"{host!r} is not a host name or IP address. Expected for example fl.example.org "
-                "or 192.0.2.1, without https:// and port."
+                f"{host!r} is neither a host name nor an IP address. Give for example "
+                "fl.example.org or 192.0.2.1, without https:// and port."
             ) from None
         return x509.DNSName(host)
 
 
 def _write_new(public: Mapping[Path, bytes], secret: Mapping[Path, bytes]) -> None:
-    """Write all files or, if one exists, none; only their owner can read ``secret`` files."""
+    """Write all files, or none if one exists; only their owner can read ``secret`` files."""
     contents = {**public, **secret}
     for path in contents:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A deployment on this machine, for a trial: real processes, TLS, and authenticated sites.
+"""Trial deployments on this machine, with real processes, TLS and authenticated sites.
 
-A SuperLink and a SuperNode per site, each with its home folder, key and log file, on free ports
-of the loopback interface. All processes end with the trial.
+A trial starts a SuperLink, and a SuperNode for each site, on free ports of the loopback interface.
+Each SuperNode has its own home folder, key and log file. All processes end with the trial.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fairflower.numerics.threads import cpus
 
 HOST = "127.0.0.1"
 
-#: Timeout in seconds for a process to start or to answer; a busy machine is slow.
+#: Seconds to wait until a process starts or answers, which takes long on a busy machine.
 PATIENCE = 180.0
 
 
-#: Options of processes that Ctrl-C in the terminal must not reach.
+#: Process options that keep Ctrl-C in the terminal from reaching a process.
 APART: dict[str, Any] = {"start_new_session": True}
 if sys.platform == "win32":
     APART = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -44,9 +44,9 @@ if sys.platform == "win32":
 
 @dataclass(eq=False)
 class Process:
-    """A command that runs in its process group until it is stopped.
+    """A command that runs in its own process group until it is stopped.
 
-    Its files are below ``home``; its output goes to the file ``log``.
+    Its files are in ``home``, and its output goes to the file ``log``.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Process:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start the command, or start it again; its output is appended to the log."""
+        """Start or restart the command, and append its output to the log."""
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -71,17 +71,19 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; None while the command runs."""
+        """Exit code, or None while the command is running."""
         return self._process.poll() if self._process else None
 
     def kill(self) -> None:
-        """Kill the command and its children at once, as in a power failure."""
+        """Kill the command and its child processes immediately, as a power failure would."""
         if self._process:
-            if sys.platform == "win32":  # without process groups
+            if sys.platform == "win32":  # there are no process groups
                 tree = ["taskkill", "/F", "/T", "/PID", str(self._process.pid)]
                 subprocess.run(tree, capture_output=True, check=False)
             else:
-                with suppress(ProcessLookupError, PermissionError):  # macOS raises it for zombies
+                with suppress(
+                    ProcessLookupError, PermissionError
+                ):  # macOS raises PermissionError for zombies
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -91,7 +93,7 @@ class Process:
             self._process.terminate()
 
     def end(self, seconds: float = 15) -> None:
-        """Wait until the command has ended; kill it after ``seconds``."""
+        """Wait for the command to end, and kill it after ``seconds``."""
         if self._process:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
@@ -101,22 +103,24 @@ class Process:
         """Raise ``TrialError`` if the command has ended."""
         if self.exit_code is not None:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-            raise TrialError("\n".join([f"{self.name} ended with {self.exit_code}:", *lines]))
+            raise TrialError(
+                "\n".join([f"{self.name} ended with exit code {self.exit_code}:", *lines])
+            )
 
 
 def wait_until(condition: Callable[[], bool], processes: Sequence[Process], event: str) -> None:
-    """Wait for a condition; raise ``TrialError`` if a process ends or the timeout passes."""
+    """Wait for a condition; raise ``TrialError`` after a timeout or if a process ends."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         for process in processes:
             process.check()
         if time.monotonic() > deadline:
-            raise TrialError(f"Timeout: {PATIENCE:.0f} seconds passed before {event}.")
+            raise TrialError(f"Timeout after {PATIENCE:.0f} seconds, before {event}.")
         time.sleep(0.2)
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of a process that keeps its files below ``home`` and starts Flower."""
+    """Return environment variables for a process with its files in ``home`` and Flower in PATH."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -132,12 +136,12 @@ def script(name: str) -> str:
     return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
 
 
-#: Ports returned before, whose processes may still be starting.
+#: Ports that `free_port` has returned; their processes may still be starting.
 _used_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port, a different port at every call."""
+    """Return a free port, and a different port in every call."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -147,7 +151,7 @@ def free_port() -> int:
             return port
 
 
-#: Name of the SuperLink in the config of the ``flwr`` command.
+#: Name of the SuperLink in the configuration of the ``flwr`` command.
 LINK = "trial"
 
 APP = """\
@@ -172,18 +176,18 @@ class LocalDeployment:
     Parameters
     ----------
     folder
-        Folder of all files: certificates, keys, logs, state of the sites, run folders.
+        Folder of all files: certificates, keys, logs, states of the sites, and run folders.
     node_configs
-        A config per site; ``sites`` has their SuperNodes in the same order.
+        Node config of each site. The attribute ``sites`` has the SuperNodes in the same order.
     say
-        Gets progress and the ServerApp's log, line by line.
+        Called with each line of progress and of the ServerApp's log.
 
     Raises
     ------
     ConfigError
         If Flower is too old, or the folder is not empty.
     TrialError
-        On entering, if a process does not start.
+        If a process does not start when the context is entered.
     """
 
     def __init__(
@@ -194,14 +198,14 @@ class LocalDeployment:
     ) -> None:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
             raise ConfigError(
-                f"flwr {version('flwr')} is installed: a trial needs Flower 1.40 or newer. "
-                'Run: pip install --upgrade "flwr>=1.40"'
+                f"flwr {version('flwr')} is installed: a trial deployment needs Flower 1.40 or "
+                'newer. Run: pip install --upgrade "flwr>=1.40"'
             )
         self.folder = folder.absolute()
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ConfigError(
-                f"{self.folder} is not empty: a trial needs an empty folder, also after a failed "
-                "trial. Remove the folder, or set another --output-dir."
+                f"{self.folder} is not empty, but a trial needs an empty folder. Remove the "
+                "folder, or choose another --output-dir."
             )
         self.say = say
         self.port = free_port()
@@ -213,7 +217,7 @@ class LocalDeployment:
             "--enable-supernode-auth",
             *("--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db")),
-            # Otherwise its ServerApps would outlive it for half a minute.
+            # Otherwise its ServerApps would continue for half a minute after it ends.
             *("--isolation", "process"),
         ]
         executor = [
@@ -228,7 +232,7 @@ class LocalDeployment:
         self._num_runs = 0
 
     def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
-        """Return a SuperNode with a new key, neither registered nor started."""
+        """Create a SuperNode with a new key; neither register the key nor start the SuperNode."""
         home = self.folder / name
         make_key_pair(home / "key")
         settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]
@@ -275,7 +279,7 @@ class LocalDeployment:
         self.close()
 
     def close(self) -> None:
-        """End all processes; a second Ctrl-C does not interrupt it."""
+        """End all processes; Ctrl-C does not interrupt this."""
         in_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         try:
@@ -297,9 +301,9 @@ class LocalDeployment:
         return len(online) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
-        """Start or resume (``config.resume``) a run, wait for its end, and return its run folder.
+        """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
 
-        The clients evaluate, for any value of ``evaluate.by``.
+        Clients test the global model, whatever ``evaluate.by`` says.
 
         Raises
         ------
@@ -326,10 +330,10 @@ class LocalDeployment:
         return facts.parent
 
     def _follow(self, run_id: str) -> dict[str, Any]:
-        """Pass on the log of the run's ServerApp until it ends; return its row of ``flwr list``."""
+        """Forward the ServerApp's log until the run ends; return the run's ``flwr list`` entry."""
         while True:
             self._say_log(run_id)
-            # The log also ends if the SuperLink is restarted; the run continues then.
+            # The log also ends if the SuperLink is restarted; in this case the run continues.
             wait_until(self._answers, [], "the SuperLink answered again")
             row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
             if row["status"].startswith("finished"):
@@ -353,7 +357,7 @@ class LocalDeployment:
                 log.kill()
 
     def flwr(self, *arguments: str) -> str:
-        """Run a ``flwr`` command and return its output; ``TrialError`` if it fails."""
+        """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""
         done = subprocess.run(
             [script("flwr"), *arguments],
             env=environment(self.superlink.home),

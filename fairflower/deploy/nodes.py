@@ -1,4 +1,4 @@
-"""Node configs of a trial's SuperNodes: shares of a data set, or a folder per site."""
+"""Node configs of a trial's SuperNodes, which share a data set or have a folder each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fairflower.data.cache import make_data_set
 from fairflower.data.sites import merge_sites, open_site
 from fairflower.errors import ConfigError, DataError
 
-#: Value of a SuperNode's ``--node-config``.
+#: Content of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
 
 
 def nodes_with_shares(
     data: DataConfig, sites: int | None = None
 ) -> tuple[DataConfig, list[NodeConfig]]:
-    """Divide a data set, to which all nodes have access, among ``sites`` nodes.
+    """Divide a data set among ``sites`` nodes, all of which have access to it.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def nodes_with_shares(
     Returns
     -------
     DataConfig, list of NodeConfig
-        The data config for processes elsewhere, and the config of each node.
+        The data config with absolute paths, and the config of each node.
 
     Raises
     ------
@@ -42,8 +42,9 @@ def nodes_with_shares(
         domains = len(prepare(data).domains)
         if sites % domains:
             raise ConfigError(
-                f"--sites {sites}: the {domains} domains of {data.name} share the sites equally. "
-                f"Choose {domains}, {2 * domains}, ..., or fewer domains with data.domains."
+                f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "
+                f"number of sites. Choose {domains}, {2 * domains}, ..., or fewer domains with "
+                "data.domains."
             )
         data = replace(data, clients_per_domain=sites // domains)
     data = with_absolute_dir(data)
@@ -54,27 +55,28 @@ def nodes_with_shares(
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
     """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
 
-    The folders are opened as the sites will open them, so that errors appear before any process
-    starts. Sites may share a domain or a folder.
+    The folders are opened in the same way as at the sites, so that errors appear before any process
+    starts. Several sites may have the same domain or the same folder.
 
     Parameters
     ----------
     given
         Values of ``--site``.
     data
-        Describes the contents of the folders.
+        Data config, which describes the files in the folders.
 
     Raises
     ------
     ConfigError
-        If a value has another form or no folder, or there are fewer than two sites.
+        If a value is not ``domain=folder``, a folder does not exist, or there are fewer than two
+        sites.
     DataError
-        If a folder's data cannot be used, or do not match the other sites' data.
+        If the data in a folder cannot be used or do not match the data of the other sites.
     """
     if data.dir:
         raise ConfigError(
-            f"--data-dir {data.dir}: cannot be combined with --site, which names a folder per "
-            "site. Remove --data-dir."
+            f"--data-dir {data.dir}: cannot be combined with --site, which sets the folder of "
+            "each site. Remove --data-dir."
         )
     if len(given) == 1:
         raise ConfigError(f"--site {given[0]}: a federation needs at least two sites.")
@@ -95,7 +97,9 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
 def _place(text: str) -> tuple[str, Path]:
     domain, _, name = (part.strip() for part in text.partition("="))
     if not (domain and name):
-        raise ConfigError(f"--site {text}: expected <domain>=<folder>, like svhn=/data/svhn.")
+        raise ConfigError(
+            f"--site {text}: expected <domain>=<folder>, for example svhn=/data/svhn."
+        )
     if '"' in text:
         raise ConfigError(f"--site {text}: Flower's node configs cannot contain quotes.")
     folder = Path(name).expanduser().absolute()
@@ -109,8 +113,8 @@ def _opened(data: DataConfig, domain: str, folder: Path) -> Federation:
     try:
         if make_data_set(replace(data, domains="")).folder is None:
             raise DataError(
-                f"{data.name} is not read from a folder. Choose --data npz, images or a data set "
-                "with files."
+                f"{data.name} is not read from a folder. Choose --data npz, --data images, or "
+                "another data set that is read from a folder."
             )
         return open_site(data, domain)
     except DataError as error:

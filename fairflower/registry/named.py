@@ -1,6 +1,6 @@
 """Registries of strategies, clients, models and data sets by name.
 
-Names are built in (`fairflower.registry`), entry points of other packages, or ``module:Class``.
+A name is built in (`fairflower.registry`), an entry point of another package, or ``module:Class``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Registry(UserDict[str, Any]):
     Parameters
     ----------
     package : str
-        Package of the built-in entries, and group of other packages' entry points.
+        Package of the built-in entries, and entry point group for other packages.
     places : mapping of str -> str
-        Built-in name -> ``"module:attribute"`` below ``package``. Iteration yields these names.
+        Built-in name -> ``"module:attribute"`` in ``package``. Iteration yields only these names.
     kind : str
-        Word for an entry in messages, e.g. "strategy".
+        Word for an entry in messages, for example "strategy".
     base : str
         ``module:Class`` of the base class of all entries.
     makers : bool, default=False
-        Whether functions that return an instance are allowed.
+        Whether functions that return an instance are allowed as entries.
     """
 
     def __init__(
@@ -54,8 +54,9 @@ class Registry(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return the registered object.
 
-        ``ConfigError`` if it is missing, cannot be imported, has the wrong type, or two packages
-        have an entry point of this name. A built-in name always means the built-in entry.
+        Raises ``ConfigError`` if it is missing, cannot be imported or has the wrong type, or if two
+        packages have an entry point with this name. A built-in name always means the built-in
+        entry.
         """
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
@@ -71,17 +72,17 @@ class Registry(UserDict[str, Any]):
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
     def names(self) -> list[str]:
-        """Return all names: built-in names, and entry points of installed packages."""
+        """Return all names: built-in names and entry points of installed packages."""
         return [*self.data, *self.offers()]
 
     def offers(self) -> dict[str, EntryPoint]:
-        """Return other packages' entry points by name, or by ``module:Class`` for shared names."""
+        """Return other packages' entry points by name, or by ``module:Class`` if names collide."""
         offers = _entry_points(self.package)
         counts = Counter([*self.data, *(offer.name for offer in offers)])
         return {o.name if counts[o.name] == 1 else o.value: o for o in offers}
 
     def _checked(self, name: str, offer: EntryPoint) -> Any:
-        """Import an entry of another package; ``ConfigError`` says what is wrong and what to do."""
+        """Import an entry of another package; raise ``ConfigError`` with a remedy if this fails."""
         module, _, attribute = offer.value.partition(":")
         start = f"The {self.kind} {name!r}" + (
             f" of {distribution_of(offer)}" if offer.dist else ""
@@ -97,7 +98,10 @@ class Registry(UserDict[str, Any]):
             )
             if absent and not offer.dist:
                 where = "where the server runs" if self.kind == "strategy" else "on every machine"
-                remedy = f"Install its package {where}, or start from the folder that has it"
+                remedy = (
+                    f"Install its package {where}, or start the command in the folder that "
+                    "contains it"
+                )
             raise ConfigError(
                 f"{start} cannot be imported: {type(error).__name__}: {error}. {remedy}."
             ) from error
@@ -119,14 +123,14 @@ class Registry(UserDict[str, Any]):
     def _check_entry(self, start: str, entry: Any, base: type) -> None:
         if not self._fits(entry, base) and not (self._makers and inspect.isroutine(entry)):
             base_name = self._base.replace(":", ".")
-            maker = ", or a function that makes it" if self._makers else ""
+            maker = ", or a function that returns an instance" if self._makers else ""
             raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
         try:
             argument_specs(entry)
         except Exception as error:
             raise ConfigError(
-                f"{start}: the annotations of its arguments cannot be read ({error}). Import "
-                "their names in its module, outside of `if TYPE_CHECKING`."
+                f"{start}: the annotations of its arguments cannot be read ({error}). Import the "
+                "names that they use in its module, outside `if TYPE_CHECKING`."
             ) from error
 
 
@@ -146,13 +150,13 @@ class FunctionRegistry(Registry):
 
 
 def add_cwd_to_path() -> None:
-    """Append the working directory to ``sys.path``, so that its modules shadow no library."""
+    """Append the working directory to ``sys.path``, so that it does not shadow any library."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def distribution_of(offer: EntryPoint) -> str:
-    """Return the name and version of an entry point's package."""
+    """Return the name and version of the package that has an entry point."""
     return f"{offer.dist.name} {offer.dist.version}" if offer.dist else ""
 
 
@@ -162,7 +166,7 @@ def _entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _found(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group; cached by ``path``, `sys.path`, as it takes 10 ms."""
+    """Return the entry points of a group; cached for each ``sys.path``, because it takes 10 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda offer: (offer.name, offer.value)))
 
 
@@ -172,10 +176,10 @@ def _attribute(place: str) -> Any:
 
 
 class MethodRegistry(Registry):
-    """Registry of methods, described by their docstrings and constructors."""
+    """Registry of strategies or clients; their docstrings and constructors describe them."""
 
     def arguments(self) -> dict[str, list[str]]:
-        """Return the built-in methods' arguments, each with the names of its methods."""
+        """Return the arguments of built-in methods, each with the names of its methods."""
         owners: dict[str, list[str]] = {}
         for name, method in self.items():
             for argument in method.argument_specs():
@@ -184,7 +188,7 @@ class MethodRegistry(Registry):
 
 
 class DescribedRegistry(Registry):
-    """Registry with a line of description per entry, so that lists need no import."""
+    """Registry with a one-line description of each entry, so that listing it imports nothing."""
 
     def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:
         super().__init__(package, {name: place for name, (place, _) in entries.items()}, **of)
@@ -192,10 +196,10 @@ class DescribedRegistry(Registry):
 
 
 class FamilyRegistry(DescribedRegistry):
-    """Registry with families, too: ``FAMILY:NAME`` is any network NAME of a library.
+    """Registry that also has families: ``FAMILY:NAME`` is the network NAME of a library.
 
-    A family is a place, a line of description and the kinds of examples that its networks take; its
-    function gets NAME as its first argument.
+    A family has a function, a one-line description and the kinds of examples that its networks
+    accept. The function gets NAME as its first argument.
     """
 
     def __init__(
@@ -211,7 +215,7 @@ class FamilyRegistry(DescribedRegistry):
         self.lines |= {f"{family}:NAME": line for family, (_, line, _) in families.items()}
 
     def family(self, name: str) -> str:
-        """Return the family of a name; empty if it is in none."""
+        """Return the family of a name, or an empty string."""
         family, _, member = name.partition(":")
         return family if member and family in self.families else ""
 
@@ -228,5 +232,5 @@ class FamilyRegistry(DescribedRegistry):
         return member
 
     def names(self) -> list[str]:
-        """Return all names, with ``FAMILY:NAME`` for each family."""
+        """Return all names, including ``FAMILY:NAME`` for each family."""
         return [*super().names(), *(f"{family}:NAME" for family in self.families)]

@@ -1,4 +1,4 @@
-"""Metrics of users: functions of a test's logits and labels, named in ``evaluate.metrics``."""
+"""User-defined metrics: functions of logits and labels, named in ``evaluate.metrics``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from fairflower.errors import STOPS, ConfigError, failure_text
 from fairflower.registry import METRICS
 from fairflower.registry.named import add_cwd_to_path
 
-#: Names that ``history.csv`` and replies of clients already use.
+#: Metric names that ``history.csv`` and clients' replies already use.
 RESERVED = frozenset(
     ("accuracy", "balanced_accuracy", "auc", "loss", "eval_loss", "personal_accuracy")
 )
 
-#: Name of the record in a reply with the reasons of metrics that failed at a client.
+#: Name of the record in a client's reply that says why metrics failed.
 FAILED_METRICS = "failed-metrics"
 
-#: Largest absolute value of a metric: sums of larger numbers may overflow.
+#: Largest absolute value of a metric, because sums of larger numbers may overflow.
 LARGEST = 1e300
 
 
 def metric_names(places: str) -> dict[str, str]:
-    """Return the metrics of a comma-separated text: name -> place; imports nothing.
+    """Parse a comma-separated list of metrics to name -> ``module:function``; import nothing.
 
-    A metric's name is that of its function. ``ConfigError`` for a name that is taken.
+    The name of a metric is the name of its function. Raises ``ConfigError`` if a name is already
+    used.
 
     >>> metric_names("my.metrics:macro_f1, my.metrics:ece")
     {'macro_f1': 'my.metrics:macro_f1', 'ece': 'my.metrics:ece'}
@@ -37,17 +38,21 @@ def metric_names(places: str) -> dict[str, str]:
     for place in filter(None, map(str.strip, places.split(","))):
         name = place.rpartition(":")[2].rpartition(".")[2]
         if name in found or name in RESERVED:
-            taken = f"{found[name]} has it, too" if name in found else "fairflower has this metric"
+            taken = (
+                f"{found[name]} has the same name"
+                if name in found
+                else ("it is a metric of fairflower")
+            )
             raise ConfigError(
-                f"evaluate.metrics: the name of {place} is taken: {taken}. Give the function "
-                "another name."
+                f"evaluate.metrics: the name of {place} is already used: {taken}. Rename the "
+                "function."
             )
         found[name] = place
     return found
 
 
 def load_metrics(places: str) -> dict[str, Any]:
-    """Return the functions by name; ``ConfigError`` if a function cannot be imported."""
+    """Return the functions by name; raise ``ConfigError`` if a function cannot be imported."""
     loaded = {}
     for name, place in metric_names(places).items():
         try:
@@ -62,13 +67,13 @@ def load_metrics(places: str) -> dict[str, Any]:
 
 @functools.cache
 def load_function(place: str) -> Any:
-    """Return a metric's function, imported once per process."""
+    """Import a metric's function, once per process."""
     add_cwd_to_path()
     return METRICS[place]
 
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:
-    """Return 1 for metrics whose higher values are better, and -1 for others (``better = -1``)."""
+    """Return each metric's direction: 1 if higher is better, -1 if lower is (``better = -1``)."""
     found = {name: getattr(function, "better", 1) for name, function in functions.items()}
     for name, better in found.items():
         if better not in (1, -1):
@@ -79,9 +84,10 @@ def directions(functions: Mapping[str, Any]) -> dict[str, int]:
 def compute_metrics(
     places: str, logits: NDArray[np.float64], labels: NDArray[np.int64]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics of a test by name, and the reasons of metrics that failed.
+    """Compute all metrics; return values by name, and the reasons why other metrics failed.
 
-    ``logits`` has the shape [N, C], ``labels`` [N]. Every function gets copies.
+    ``logits`` has the shape [N, C] and ``labels`` the shape [N]. Every function gets copies of
+    both.
     """
     values, wrong = {}, {}
     for name, place in metric_names(places).items():
@@ -115,6 +121,6 @@ def _number(name: str, returned: Any) -> float:
         raise _WrongValue(f"it returned {value}; expected a finite number")
     if name.endswith("accuracy") and not 0 <= value <= 1:
         raise _WrongValue(
-            f"it returned {value}; expected a number from 0 to 1, as the name ends in accuracy"
+            f"it returned {value}; expected a number from 0 to 1, because the name ends in accuracy"
         )
     return value

@@ -1,9 +1,9 @@
-"""Trackers: log a run's metrics to TensorBoard, MLflow or W&B. Each is an optional extra.
+"""Experiment trackers: TensorBoard, MLflow and W&B. Each library is an optional extra.
 
     track = "tensorboard"  # in a run config
 
-A tracker gets the run config, the metrics of every round (`fairflower.server.history`) and the
-final metrics. A resumed run continues in the same run of the library.
+A tracker logs the run config, the metrics of every round (`fairflower.server.history`) and the
+final metrics. A resumed run continues the same run of the library.
 """
 
 from __future__ import annotations

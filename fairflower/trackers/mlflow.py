@@ -1,4 +1,4 @@
-"""MLflow: logs a run to the store and experiment set by MLflow's environment variables."""
+"""MLflow tracker; MLflow's environment variables set the store and the experiment."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STATUS = {"completed": "FINISHED", "stopped": "KILLED", "pruned": "KILLED"}
 
 
 class MLflow(Tracker):
-    """Logs metrics by round, the config as parameters and as ``config.toml``, and the final table.
+    """Logs metrics of every round, the config as parameters and ``config.toml``, and a final table.
 
-    ``MLFLOW_TRACKING_URI`` sets the store (default: MLflow's, below the working directory),
-    ``MLFLOW_EXPERIMENT_NAME`` the experiment (default: ``fairflower``).
+    ``MLFLOW_TRACKING_URI`` sets the store (default: MLflow's default in the working directory), and
+    ``MLFLOW_EXPERIMENT_NAME`` sets the experiment (default: ``fairflower``).
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:

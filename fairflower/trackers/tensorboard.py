@@ -1,4 +1,4 @@
-"""TensorBoard: writes event files to ``tensorboard`` in the run folder."""
+"""TensorBoard tracker, which writes event files to ``tensorboard`` in the run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairflower.trackers.tracker import Tracker, metrics_markdown
 
 
 class TensorBoard(Tracker):
-    """Logs scalars by round, and config and final metrics as text and as hyper-parameters.
+    """Logs metrics of every round, and the config and final metrics as text and hyper-parameters.
 
     ``tensorboard --logdir ~/.fairflower/runs`` shows all runs.
     """
@@ -22,7 +22,7 @@ class TensorBoard(Tracker):
         self.key = "tensorboard"
         self._config = config
         self._last = 0
-        # Hide the earlier records of rounds that are repeated after resuming.
+        # Hide earlier records of rounds that a resumed run repeats.
         purge = after + 1 if key else None
         self._writer = SummaryWriter(str(folder / self.key), purge_step=purge)
         if not key:

@@ -1,4 +1,4 @@
-"""The interface of trackers."""
+"""The interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairflower.config import Scalar
 
 
 class Tracker(ABC):
-    """Base of trackers; logs a run.
+    """Base class of trackers, which log a run.
 
     Parameters
     ----------
@@ -19,12 +19,12 @@ class Tracker(ABC):
     config : mapping
         The run config.
     key : str
-        The library's id of the run; empty for a new run.
+        The run's id in the tracking library; empty for a new run.
     after : int
-        Last round that is not repeated; -1 for a new run.
+        Last round that a resumed run does not repeat; -1 for a new run.
     """
 
-    #: The library's id of the run, which a resumed run passes as ``key``.
+    #: The run's id in the tracking library; a resumed run passes it as ``key``.
     key: str
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Weights & Biases: logs a run to the project set by W&B's environment variables."""
+"""Weights & Biases tracker; W&B's environment variables set the project."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fairflower.trackers.tracker import Tracker
 
 
 class WandB(Tracker):
-    """Logs metrics by round, the config, and the final metrics as summary and table.
+    """Logs metrics of every round, the config, and the final metrics as summary and table.
 
     ``WANDB_PROJECT`` sets the project (default: ``fairflower``). With ``WANDB_MODE=offline`` all
-    data stay in ``wandb`` in the run folder, for ``wandb sync``.
+    data stay in the folder ``wandb`` of the run folder, and ``wandb sync`` can upload them later.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
-        # W&B names a session's folder by the second of its start. Wait if this folder exists:
-        # otherwise the metrics of the second session would be lost.
+        # W&B names a session's folder after the second in which it starts. If this folder exists,
+        # wait, because otherwise the metrics of the second session would be lost.
         while any((folder / "wandb").glob(f"*-{datetime.now():%Y%m%d_%H%M%S}-{key}")):
             time.sleep(0.05)
         try:
@@ -40,7 +40,9 @@ class WandB(Tracker):
             )
         except wandb.Error as error:
             reason = str(error).rstrip(". ")
-            raise ConfigError(f'track = "wandb": {reason}. Or set WANDB_MODE=offline.') from error
+            raise ConfigError(
+                f'track = "wandb": {reason}. To log without a connection, set WANDB_MODE=offline.'
+            ) from error
         self.key = self._run.id
 
     def round(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: D102

@@ -82,10 +82,10 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"strategy": FedHEAL()}, "Objects are refused"),
+        ({"strategy": FedHEAL()}, "Instances are not accepted"),
         ({"strategy": "fedavg,fedheal"}, "expected a single method"),
         ({"strategy": "fedhael"}, "Did you mean 'fedheal'"),
-        ({"strategy": {"tau": 0.4}}, "a dict of its name and arguments"),
+        ({"strategy": {"tau": 0.4}}, "a dict with name and arguments"),
         ({"client": 3}, "client = 3: expected a name"),
         ({"strategy": {"name": "fedheal", "tau": 2}}, "strategy.tau = 2"),
         ({"round": 3}, "Unknown argument 'round'. Did you mean 'rounds'"),
@@ -111,9 +111,9 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"seeds": []}, "expected different numbers"),
         ({"seeds": 0}, "seeds = 0: expected different numbers"),
         ({"seeds": "0-99999999"}, "Name fewer"),
-        ({"strategies": []}, "name at least one"),
+        ({"strategies": []}, "Name at least one"),
         ({"jobs": 2, "engine": "ray"}, "each on the inline engine"),
-        ({"seed": 1}, "compare takes seeds"),
+        ({"seed": 1}, "compare has no argument seed"),
         ({"seeds": "a"}, "different numbers"),
         ({"jobs": 0}, "jobs = 0"),
         ({"jobs": 2, "ray_address": "auto"}, "parallel runs work only on this machine"),
@@ -326,12 +326,12 @@ def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
     (tmp_path / "runs/report").mkdir()
     assert len(ff.read(tmp_path / "runs/*", tmp_path / "runs")) == 9
     (tmp_path / "runs/fedavg-0/history.csv").write_text("nonsense\n")
-    with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0"):
+    with pytest.warns(UserWarning, match=r"Skipped: .*fedavg-0"):
         assert len(ff.read(tmp_path / "runs/*")) == 8
     (tmp_path / "runs/fedavg-0/config.toml").write_text("seed = = 1")
-    with pytest.warns(UserWarning, match=r"Left out: .*fedavg-0.*is not valid TOML"):
+    with pytest.warns(UserWarning, match=r"Skipped: .*fedavg-0.*is not valid TOML"):
         assert len(ff.read(tmp_path / "runs/*")) == 8
-    with pytest.raises(RunFolderError, match="There is no run"):
+    with pytest.raises(RunFolderError, match="There are no readable runs"):
         ff.read(tmp_path / "none*")
     with pytest.warns(UserWarning, match="no run folder"), pytest.raises(RunFolderError):
         ff.read(tmp_path / "none")

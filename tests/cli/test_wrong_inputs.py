@@ -48,7 +48,7 @@ def test_wrong_inputs_are_told(
     assert result.exit_code in (1, 2), output
     assert "Traceback" not in output
     lines = [line for line in output.splitlines() if line.strip()]
-    heads = ("Error", "Usage", "Left out", "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}")
+    heads = ("Error", "Usage", "Skipped", "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}")
     begin = next(k for k, line in enumerate(lines) if line.startswith(heads))
     assert len(lines[begin:]) <= LINES, output
     assert told in output

@@ -115,19 +115,19 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
     [
         (
             {"model.name": "cnn"},
-            "model.name = 'cnn': it takes images, and the data are features. Set it to mlp ",
+            "model.name = 'cnn': it accepts images, but the data are features. Set it to mlp ",
         ),
-        ({"model.name": "resnet18"}, "'resnet18': it takes images"),
-        ({"model.name": "embedding-bag"}, "'embedding-bag': it takes tokens"),
+        ({"model.name": "resnet18"}, "'resnet18': this model accepts images"),
+        ({"model.name": "embedding-bag"}, "'embedding-bag': this model accepts tokens"),
         (
             {"model.name": "toys:net"},
-            r"it takes images, .*\(--model mlp\), or set toys:net.kinds = \('features'",
+            r"accepts images, .*\(--model mlp\), or set toys:net.kinds = \('features'",
         ),
         ({"model.name": "mlp", "data.name": "vectors:Texts"}, "to embedding-bag"),
         ({"model.name": "embedding-bag", "data.name": "uci-digits"}, "Set it to cnn"),
         (
             {"data.image-size": 8},
-            "data.image-size = 8: this setting is for images, and data.name = 'randhie' has f",
+            "data.image-size = 8: this setting applies to images only, but data.name = 'randhie'",
         ),
         ({"data.corrupted-clients": 1}, "data.corrupted-clients = 1: this setting is for images"),
     ],

@@ -119,7 +119,7 @@ def test_a_process_that_ends_too_early_shows_what_it_said(tmp_path: Path) -> Non
     process = Process("The SuperLink", command, tmp_path / "home", tmp_path / "log")
     process.start()
     wait_for(lambda: process.exit_code is not None, "the process to end")
-    with pytest.raises(TrialError, match=r"The SuperLink ended with 3:\nno such key"):
+    with pytest.raises(TrialError, match=r"The SuperLink ended with exit code 3:\nno such key"):
         process.check()
     process.end()
 
@@ -143,14 +143,14 @@ def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").touch()
     result = invoke("deploy", "trial", f"--output-dir={tmp_path}", env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert "is not empty: a trial needs an empty folder" in " ".join(result.output.split())
+    assert "is not empty, but a trial needs an empty folder" in " ".join(result.output.split())
 
 
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
     arguments = ["deploy", "trial", "--sites=6", f"--output-dir={tmp_path / 'trial'}"]
     result = invoke(*arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert "the 4 domains of uci-digits share the sites equally" in result.output
+    assert "each of the 4 domains of uci-digits gets the same number of sites" in result.output
     assert "Choose 4, 8" in result.output
     assert not (tmp_path / "trial").exists()
 
@@ -246,7 +246,7 @@ def test_a_trial_takes_the_arguments_of_a_config_that_is_the_methods_own(
     ("arguments", "error"),
     [
         (["svhn={a}"], "needs at least two sites"),
-        (["svhn={a}", "{b}"], "expected <domain>=<folder>, like svhn=/data/svhn"),
+        (["svhn={a}", "{b}"], "expected <domain>=<folder>, for example svhn=/data/svhn"),
         (["svhn={a}", "={b}"], "expected <domain>=<folder>"),
         (["svhn={a}", "usps={b}/gone"], "--site usps={b}/gone: there is no folder {b}/gone"),
         (["svhn={a}", "usps={b}/x.npz"], "there is no folder {b}/x.npz"),
@@ -274,8 +274,8 @@ def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("--sites=2", "--site gives the number of sites"),
-        ("--data-dir=/data", "cannot be combined with --site, which names a folder per site"),
+        ("--sites=2", "the --site options determine the number of sites"),
+        ("--data-dir=/data", "cannot be combined with --site, which sets the folder of each site"),
         ("--data=uci-digits", "uci-digits is not read from a folder"),
         ("--data=digits", "Unknown domain 'a'"),
     ],

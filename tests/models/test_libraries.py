@@ -296,7 +296,7 @@ def test_targets_that_match_nothing_list_what_there_is(
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),
         ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image_size"),
         ({"model.name": "tim:x"}, "The model 'tim:x' cannot be imported"),
-        ({"model.name": "timm:x", "data.name": "randhie"}, "takes images, and the data are feat"),
+        ({"model.name": "timm:x", "data.name": "randhie"}, "accepts images, but the data are feat"),
     ],
 )
 def test_wrong_settings_are_named(flat: dict[str, Any], message: str) -> None:

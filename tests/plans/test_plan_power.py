@@ -72,7 +72,7 @@ def test_the_plan_is_printed_in_points_or_in_standard_deviations(pilot: Path) ->
     with console.capture() as capture:
         print_power(plan, 3, [pilot])
     text = " ".join(capture.get().split())
-    assert "Fewer than 5 pairs give intervals and no verdict." in text
+    assert "Fewer than 5 pairs give confidence intervals, but no verdicts." in text
     assert "worst" in text
     assert "(within 2)" in text
     with console.capture() as capture:

@@ -593,7 +593,7 @@ def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert not belonging_to(tmp_path)
     again = run(begun, env=env)
-    assert "trials are completed already" in again
+    assert "trials are already completed" in again
 
     def outcome(name: str) -> dict[str, Any]:
         return {

@@ -669,7 +669,7 @@ def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
     document.rmdir()
     call(tmp_path / "x.csv", "--into", document)
     assert document.read_text().startswith("<!-- generated from x.csv -->")
-    assert "Left out" in call(tmp_path / "no.csv", code=1)
+    assert "Skipped" in call(tmp_path / "no.csv", code=1)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -180,7 +180,7 @@ def test_tables_and_summaries_say_adabn(adapted, tmp_path):
     runs = [read_run(path) for path in adapted]
     text = markdown_tables(runs)
     assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
-    assert "BatchNorm statistics of its test examples, without their labels" in text
+    assert "BatchNorm statistics that are estimated from its unlabeled test examples" in text
     frame = table_frame(runs)
     assert frame[f"{DOMAINS[0]} (held out, AdaBN)", "mean"].tolist() == pytest.approx(
         [100 * run.adapted.final()[0] for run in runs]

@@ -63,7 +63,7 @@ def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
         ({"observe.window": 3}, "observe.window = 3 uses individual updates"),
         ({"strategy.name": "fairfed", "strategy.metric": "trained_loss"}, "after training"),
         ({"strategy.name": "vectors:Own"}, "does not set sums_suffice"),
-        ({"strategy.name": "vectors:Arrays"}, "needs 'gradient' of each client, an array"),
+        ({"strategy.name": "vectors:Arrays"}, "needs the array 'gradient' from each client"),
     ],
 )
 def test_settings_that_need_single_updates_are_refused(
@@ -85,7 +85,9 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
 
 def test_more_clients_than_whole_numbers_hold_are_refused() -> None:
     check_secure_cohort(1023, SMALLEST_SUM, LARGEST_SUM)
-    with pytest.raises(ConfigError, match="per round is 1024, and a masked sum takes up to 1023"):
+    with pytest.raises(
+        ConfigError, match="per round is 1024, but secure aggregation allows at most 1023"
+    ):
         check_secure_cohort(1024, SMALLEST_SUM, LARGEST_SUM)
 
 

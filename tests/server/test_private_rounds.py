@@ -91,7 +91,7 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
     ("settings", "words"),
     [
         ({"strategy.name": "qffl"}, "strategy.rule = 'weights'"),
-        ({"strategy.name": "fedheal"}, "not a mean whose weights"),
+        ({"strategy.name": "fedheal"}, "not known to be a mean whose weights"),
         ({"client.name": "scaffold"}, "without an exchange"),
         ({"evaluate.by": "clients"}, "evaluate.by = 'clients'"),
         ({"participation.policy": "power-of-choice:d=4"}, "participation.policy"),
