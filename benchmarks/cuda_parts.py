@@ -21,6 +21,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from fairflower.client_app import app as client_app
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
@@ -30,7 +31,6 @@ from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
 from fairflower.training.build import build_model
-from fairflower.training.local_arrays import LocalArraysTrainer
 
 EXPERIMENTS = Path(__file__).absolute().parent.parent / "experiments"
 

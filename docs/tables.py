@@ -102,8 +102,10 @@ def cohort() -> str:
 def clients() -> str:
     """Return what travels beside the model for each client."""
     rows = []
-    for name, method in CLIENTS.items():
-        kinds = method.exchanges
+    kept = [(f"{name}:keep=server", m) for name, m in CLIENTS.items() if "keep" in m.arguments()]
+    for name, method in (*CLIENTS.items(), *kept):
+        arguments = ClientConfig.read(name).args
+        kinds = [type(exchange) for exchange in method.make_exchanges(arguments)]
         to = ", ".join(f"`{kind.name}`" for kind in kinds)
         names = [kind.name for kind in kinds if kind.returned]
         names += [need for kind in kinds for need in kind().needs]

@@ -19,6 +19,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, ModelConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, groups_in, open_site
@@ -28,7 +29,6 @@ from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
 from fairflower.training.device import choose_device, limit_threads
-from fairflower.training.local_arrays import LocalArraysTrainer
 from fairflower.training.trainer import Trainer
 
 

@@ -31,6 +31,7 @@ from fairflower.config import DataConfig
 from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
 from fairflower.report import read_run
+from fairflower.server.contents import read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.testing import check_data, check_strategy
 
@@ -230,6 +231,21 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
 def test_the_rules_of_the_page_keep_what_the_page_has_one_checked_for(programs: Any) -> None:
     check_strategy(programs("mine.py")["LossPower"], power=2.0)
     check_strategy(programs("smoothed.py")["Smoothed"])
+
+
+def test_the_arrays_of_the_page_are_each_clients_own(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("own_words.py", "reviews.py"):
+        (tmp_path / name).write_text(programs.texts[name])
+    monkeypatch.syspath_prepend(tmp_path)
+    models = []
+    for keep in ("client", "server"):
+        chosen = {"data.name": "reviews:Reviews", "client.name": f"own_words:OwnWords:keep={keep}"}
+        folder = runs.run(runs.config(tmp_path, **chosen, **{"strategy.name": "uniform"}), nodes=3)
+        assert read_facts(folder)["local_arrays"] == ["tokens.weight"]
+        models.append((folder / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
 
 
 def test_every_field_of_a_cohort_is_told_of() -> None:

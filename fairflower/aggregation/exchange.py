@@ -24,6 +24,8 @@ class Exchange(Configurable):
     name: ClassVar[str]
     #: Whether clients return arrays.
     returned: ClassVar[bool] = True
+    #: Remedy in errors of settings that exclude the exchange; "" is another client.
+    remedy: ClassVar[str] = ""
     #: Measurements that clients return for it, as in ``FairStrategy.needs``.
     needs: tuple[str, ...] = ()
     #: The run's seed, for random draws; see ``FairStrategy.enroll``.
@@ -33,8 +35,21 @@ class Exchange(Configurable):
     #: Attributes kept from round to round, as in ``FairStrategy.STATE``.
     STATE: ClassVar[tuple[str, ...]] = ()
 
+    def prepare(self, local: Arrays) -> None:
+        """Note the initial values of the network's arrays that are not in the global model.
+
+        The server calls it before the first round; by default nothing is noted.
+        """
+
     def broadcast(self, server_round: int) -> Arrays:
         """Return the arrays for this round's train messages; an empty dict adds no record."""
+        return {}
+
+    def arrays_for(self, client_id: int) -> Arrays:
+        """Return the arrays for this client's train and test messages, instead of `broadcast`'s.
+
+        By default, and if the dict is empty, the client has no arrays of its own.
+        """
         return {}
 
     def tell(self, client_id: int) -> Mapping[str, float | str]:

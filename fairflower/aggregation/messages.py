@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.participation import Draw
 from fairflower.aggregation.records import decode_record
+from fairflower.arrays import record_of
 from fairflower.errors import RoundFailed
 from fairflower.flower_compat import copied, privacy_wrapper
 
@@ -57,6 +59,14 @@ def add_client_config(message: Message, config_key: str, values: Mapping[str, fl
         # All messages of a round share their content, so it is copied.
         config = message.content.config_records[config_key]
         message.content = RecordDict({**message.content, config_key: copied(config, values)})
+
+
+def add_client_arrays(message: Message, exchanges: Iterable[Exchange], client: int) -> None:
+    """Add the arrays that exchanges have for this client alone."""
+    for exchange in exchanges:
+        if own := exchange.arrays_for(client):
+            # All messages of a round share their content, so it is copied.
+            message.content = RecordDict({**message.content, exchange.name: record_of(own)})
 
 
 def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:

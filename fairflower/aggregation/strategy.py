@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import Diagnostic, StrategyHooks
-from fairflower.aggregation.messages import EnrolledClients, add_client_config, check_dp_compatible
+from fairflower.aggregation.messages import (
+    EnrolledClients,
+    add_client_arrays,
+    add_client_config,
+    check_dp_compatible,
+)
 from fairflower.aggregation.participation import (
     Draw,
     Participation,
@@ -215,6 +220,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             for exchange in self.exchanges:
                 values |= exchange.tell(client)
             add_client_config(message, self.configrecord_key, values)
+            add_client_arrays(message, self.exchanges, client)
         self._sent, self._asked = arrays, messages
         return messages
 
@@ -261,8 +267,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
-            last = self._last_merged(self.enrolled.client_of(message))
-            add_client_config(message, self.configrecord_key, last)
+            client = self.enrolled.client_of(message)
+            add_client_config(message, self.configrecord_key, self._last_merged(client))
+            add_client_arrays(message, self.exchanges, client)
         self._asked_to_test = messages
         return messages
 

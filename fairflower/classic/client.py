@@ -73,8 +73,12 @@ class NumPyTrainer(NumPyClient):
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Test the model with the given parameters on the client's test examples."""
-        self._receive(parameters)
+        """Test the model with the given parameters on the client's test examples.
+
+        Arrays of exchanges follow the model's arrays, as for ``fit``.
+        """
+        model, self.trainer.shared = split(parameters, config)
+        self._receive(model)
         metrics = evaluate_round(self.trainer, self.context, config)
         return metrics.pop("eval_loss"), len(self.trainer.data.test.y), metrics
 

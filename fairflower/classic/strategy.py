@@ -127,17 +127,17 @@ class LegacyStrategy(Strategy):
         self._sent = self._record(parameters.tensors)
         configure, more = self.strategy.configure_train, self.on_fit_config_fn
         self._asked, proxies = _ask(configure, server_round, self._sent, more, client_manager)
-        return [(proxies[node], self._fit_ins(parameters, m)) for node, m in self._asked.items()]
+        return [(proxies[n], FitIns(*self._ins(parameters, m))) for n, m in self._asked.items()]
 
-    def _fit_ins(self, parameters: Parameters, message: Message) -> FitIns:
-        """Convert a message to FitIns; arrays of exchanges follow the model's arrays."""
+    def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:
+        """Convert a message to parameters and config; arrays of exchanges follow the model's."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:
-            return FitIns(parameters, config)
+            return parameters, config
         config[SHARED] = json.dumps({name: list(record) for name, record in shared.items()})
         extra = [array.data for record in shared.values() for array in record.values()]
-        return FitIns(Parameters([*parameters.tensors, *extra], TENSOR_TYPE), config)
+        return Parameters([*parameters.tensors, *extra], TENSOR_TYPE), config
 
     def aggregate_fit(
         self,
@@ -203,7 +203,7 @@ class LegacyStrategy(Strategy):
         configure, more = self.strategy.configure_evaluate, self.on_evaluate_config_fn
         asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
         self._asked_to_test = asked
-        return [(proxies[n], EvaluateIns(parameters, self._config(m))) for n, m in asked.items()]
+        return [(proxies[n], EvaluateIns(*self._ins(parameters, m))) for n, m in asked.items()]
 
     def aggregate_evaluate(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.models.norms import norm_arrays
-from fairflower.training.local_arrays import LocalArraysTrainer
 
 
 class FedBN(LocalArraysTrainer):
@@ -13,14 +13,20 @@ class FedBN(LocalArraysTrainer):
 
     Let b be the scale, shift and running statistics of all normalization layers, and w all other
     arrays. In every round, client k trains ``(w, b_k)`` and sends only w, which the strategy
-    merges. b_k is never sent, and starts with the network's initial values. Normalization layers
-    are recognized by type (batch, group, layer, instance and RMS norm), also in a ResNet's
-    shortcuts.
+    merges. b_k starts with the network's initial values, and is never sent unless ``keep`` is
+    ``"server"``. Normalization layers are recognized by type (batch, group, layer, instance and
+    RMS norm), also in a ResNet's shortcuts.
 
     There is no usable global model: the server tests w with the initial b. ``test`` also reports
     ``personal_accuracy``, the accuracy of ``(w, b_k)`` on the client's test examples. Clients are
     tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without normalization
     layers, this trainer equals ``sgd``.
+
+    Parameters
+    ----------
+    keep
+        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
+        `LocalArraysTrainer`.
 
     See Also
     --------

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import nn
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.models.heads import head_arrays
-from fairflower.training.local_arrays import LocalArraysTrainer
 
 
 class FedPer(LocalArraysTrainer):
@@ -21,6 +21,12 @@ class FedPer(LocalArraysTrainer):
     also reports ``personal_accuracy``, the accuracy with the client's own head on its test
     examples. Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. ``ConfigError``
     is raised if the network has no layer ``head``, or no other layer.
+
+    Parameters
+    ----------
+    keep
+        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
+        `LocalArraysTrainer`.
 
     See Also
     --------

@@ -21,6 +21,9 @@ class FedRep(FedPer):
     ----------
     head_epochs
         Number of epochs that train the head. Default 10 (paper, with 1 or 5 epochs for the body).
+    keep
+        Place of the client's head between rounds: ``"client"`` (default) or ``"server"``; see
+        `LocalArraysTrainer`.
 
     See Also
     --------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.models.norms import norm_arrays
-from fairflower.training.local_arrays import LocalArraysTrainer
 
 
 class SiloBN(LocalArraysTrainer):
@@ -19,6 +19,12 @@ class SiloBN(LocalArraysTrainer):
     ``personal_accuracy``, the accuracy with the client's own statistics on its test examples.
     Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without
     running statistics, such as ``cnn``, this trainer equals ``sgd``.
+
+    Parameters
+    ----------
+    keep
+        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
+        `LocalArraysTrainer`.
 
     See Also
     --------

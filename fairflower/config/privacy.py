@@ -134,9 +134,10 @@ def _check_strategy(config: RunConfig) -> None:
 def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None:
     """Raise ``ConfigError`` if a setting makes clients send other values without noise."""
     if exchanges:
+        remedy = exchanges[0].remedy or "Choose a client without an exchange, for example sgd"
         raise _refused(
             f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition "
-            "to the model, without noise. Choose a client without an exchange, for example sgd"
+            f"to the model, without noise. {remedy}"
         )
     policy = ParticipationSpec.read(config.participation.policy).name
     if policy not in POLICIES:

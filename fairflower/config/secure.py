@@ -32,6 +32,9 @@ SINGLE_UPDATES = {
 }  # fmt: skip
 
 
+_OTHER_CLIENT = "Choose a client without an exchange, for example sgd, fedprox or moon"
+
+
 def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
     """Raise ``ConfigError`` if a run does not support secure aggregation.
 
@@ -66,9 +69,8 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
         )
     if exchanges:
         raise _refused(
-            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition "
-            "to the model, and this exchange is not masked. Choose a client without an "
-            "exchange, for example sgd, fedprox or moon"
+            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition to "
+            f"the model, and this exchange is not masked. {exchanges[0].remedy or _OTHER_CLIENT}"
         )
     bound = config.bound
     for key, value in (

@@ -13,6 +13,7 @@ from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.exchanges.averages import AveragedBatches
 from fairflower.exchanges.centers import ClusterCenters
 from fairflower.exchanges.control import ControlVariates
+from fairflower.exchanges.personal import PersonalArrays
 from fairflower.exchanges.prototypes import Prototypes
 from fairflower.exchanges.regularizer import DynamicRegularizer
 
@@ -22,6 +23,7 @@ __all__ = [
     "ControlVariates",
     "DynamicRegularizer",
     "Exchange",
+    "PersonalArrays",
     "Prototypes",
     "SemanticAnchors",
 ]

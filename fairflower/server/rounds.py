@@ -376,13 +376,13 @@ def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
 
 
 def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
-    """Add to an error by a missing array that the array stays with the clients, if it does."""
+    """Add to an error by a missing array that each client has its own, if that is the case."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
     return StrategyError(
-        f"{error} The array {missing[0]!r} stays with the clients (client.name = {client!r}), so "
-        "the server does not have it. Choose another client.name, or a strategy that does without "
+        f"{error} The array {missing[0]!r} is each client's own (client.name = {client!r}), so the "
+        "global model lacks it. Choose another client.name, or a strategy that does without "
         "the array."
     )
 

@@ -122,7 +122,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_client_settings(config, num_clients)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
-    strategy = _make_strategy(config, evaluator.buffers)
+    strategy = _make_strategy(config, evaluator)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     setup = RunSetup(config, federation, registry, evaluator, strategy)
@@ -209,9 +209,12 @@ def _check_privacy(
     check_reachable(config.privacy, numbers, clients, config.num_server_rounds)
 
 
-def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
+def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairStrategy:
     bound, privacy = config.bound, config.privacy
     exchanges = config.client.factory.make_exchanges(config.client.args)
+    local = initial_local_arrays(evaluator.model)
+    for exchange in exchanges:
+        exchange.prepare({name: array.numpy(force=True) for name, array in local.items()})
     if privacy.on:
         noise = privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
         exchanges = [*exchanges, NoisySum(*noise)]
@@ -221,7 +224,7 @@ def _make_strategy(config: RunConfig, buffers: list[str]) -> FairStrategy:
         min_evaluate_nodes=1,
         min_available_nodes=1,
         min_clients=config.min_clients or None,
-        buffers=buffers,
+        buffers=evaluator.buffers,
         exchanges=exchanges,
         observers=[SignConsistency(window)] if (window := config.observe.window) else [],
         max_client_weight=bound.max_client_weight,

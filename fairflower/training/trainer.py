@@ -65,7 +65,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> Sequence[str]:
-        """Return the names of arrays that stay with each client; see `LocalArraysTrainer`."""
+        """Return the names of each client's own arrays; see `LocalArraysTrainer`."""
         return ()
 
     @classmethod

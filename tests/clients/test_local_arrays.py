@@ -230,7 +230,7 @@ class NeedsTheHead(FedAvg):
 
 def test_a_strategy_that_needs_an_array_that_is_local_is_told_its_name(tmp_path):
     made = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
-    with pytest.raises(StrategyError, match=r"'head\.weight' stays with the clients .*'fedper'"):
+    with pytest.raises(StrategyError, match=r"'head\.weight' is each client's own .*'fedper'"):
         run(config(tmp_path, **made))
     made["client.name"] = "sgd"
     run(config(tmp_path, **made))

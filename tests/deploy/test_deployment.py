@@ -408,6 +408,9 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         # Heads that stay with the sites.
         of_heads = config("fedpw", 2, client="fedper")
         heads = trial.run(of_heads)
+        # Normalization that the server keeps for the sites.
+        of_norms = config("fedpw", 2, client="fedbn:keep=server")
+        norms = trial.run(of_norms)
 
         # More rounds than there will be: it is stopped when the site is back, however
         # long that takes, and resumed.
@@ -416,7 +419,7 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         with pytest.raises(TrialError, match="The run is finished:stopped"):
             trial.run(endless)
         happening.result()
-        (heal,) = (trial.folder / "runs" / "4").iterdir()
+        (heal,) = (trial.folder / "runs" / "5").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
         assert "Traceback" not in "\n".join(said)
         assert not list(heal.glob(".*")), "something is half-written"
@@ -433,6 +436,7 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         (runs[0], of_images),
         (read_run(tables), of_tables),
         (read_run(heads), of_heads),
+        (read_run(norms), of_norms),
     ):
         same = simulated(nodes, tmp_path, made)
         model, expected = (run.path / "model.safetensors" for run in (run, same))

@@ -91,6 +91,17 @@ KINDS |= {
         "lg-fedavg": "dq-ffl",
     }.items()
 }
+KINDS["kept-by-server"] = KINDS["fedbn"] | {"client__keep": "server"}
+
+#: FairFed by groups of people: clients send counts of their training examples and of their tests.
+KINDS["groups"] = {
+    "data__name": "heart-disease",
+    "data__groups": "sex",
+    "evaluate__by": "both",
+    "strategy__name": "fairfed",
+    "strategy__metric": "demographic_parity_difference",
+    "strategy__beta": 1.0,
+}
 
 # One engine for all of them, as it takes so long to start.
 IN_TURN = """
@@ -124,8 +135,13 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path
         for kind in KINDS:
             made, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             assert made == same, f"{kind} on {engine}"
-            tests = (read_run(tmp_path / f"{kind}-{by}").personal for by in (engine, "inline"))
-            np.testing.assert_array_equal(*(test.accuracy for test in tests))
+            runs = [read_run(tmp_path / f"{kind}-{by}") for by in (engine, "inline")]
+            np.testing.assert_array_equal(*(read.personal.accuracy for read in runs))
+            found, expected = (read.group_metrics for read in runs)
+            assert found.keys() == expected.keys(), f"{kind} on {engine}"
+            for metric, history in expected.items():
+                np.testing.assert_array_equal(found[metric].accuracy, history.accuracy)
+            assert bool(expected) == (kind == "groups")
 
 
 def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):

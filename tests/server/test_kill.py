@@ -25,7 +25,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.posix]
 KILLS = 3
 #: Whatever a strategy carries from round to round, and two that carry nothing.
 RULES = ["fedavg", "fedequilibria", *(name for name, rule in STRATEGIES.items() if rule.STATE)]
-ARGUMENTS = {"fedfv": {"strategy.tau": 3}}
+ARGUMENTS: dict[str, dict[str, Any]] = {"fedfv": {"strategy.tau": 3}}
+#: FairFed by groups of people, of which clients send counts.
+GROUPS = "fairfed:metric=demographic_parity_difference"
+ARGUMENTS[GROUPS] = {"data.name": "heart-disease", "data.groups": "sex", "evaluate.by": "both"}
 #: Trainers that keep something at the clients.
 KEEPERS = [
     "scaffold",
@@ -40,7 +43,7 @@ KEEPERS = [
     "lg-fedavg",
 ]
 #: One for each exchange whose state is the server's alone.
-SHARERS = ["fedproto", "fedlsa"]
+SHARERS = ["fedproto", "fedlsa", "fedbn:keep=server"]
 # A rule's state and an exchange's are the server's, a trainer's is the client's: what is lost of
 # one shows in the model whatever the others keep.
 PAIRS = [("fedavg", "sgd"), *zip(RULES, KEEPERS + SHARERS, strict=False)]
@@ -49,6 +52,7 @@ ALONE = [
     *((rule, "sgd") for rule in RULES),
     *(("fedavg", name) for name in KEEPERS + SHARERS),
     ("fedheal", "scaffold"),
+    (GROUPS, "sgd"),
 ]
 
 # Forked from a process that has imported everything, a run starts in no time.

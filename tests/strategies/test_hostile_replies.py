@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -23,10 +24,11 @@ from fairflower.exchanges import (
     ControlVariates,
     DynamicRegularizer,
     Exchange,
+    PersonalArrays,
     Prototypes,
     SemanticAnchors,
 )
-from fairflower.strategies import STRATEGIES
+from fairflower.strategies import STRATEGIES, FairFed, FairStrategy
 
 CLIENTS, LIAR = range(5), 1
 
@@ -39,6 +41,15 @@ MODEL = {
 }
 TRAINED = {name: array for name, array in MODEL.items() if not name.startswith("bn.")}
 
+OWN = {"norm.weight": MODEL["bn.running_mean"], "norm.count": np.array(3, np.int64)}
+
+
+def personal() -> PersonalArrays:
+    exchange = PersonalArrays()
+    exchange.prepare(OWN)
+    return exchange
+
+
 EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "none": lambda: [],
     "control": lambda: [ControlVariates()],
@@ -48,11 +59,18 @@ EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "anchors": lambda: [SemanticAnchors(epochs=2)],
     "centres": lambda: [ClusterCenters()],
     "centres, released": lambda: [ClusterCenters(variant="released", num_clusters=2)],
+    "personal": lambda: [personal()],
     "all": lambda: [ControlVariates(), Prototypes(), AveragedBatches(), ClusterCenters()],
 }
 
+#: Every strategy, and FairFed by groups of people, of which clients send counts.
+RULES: dict[str, Callable[..., FairStrategy]] = {
+    **STRATEGIES,
+    "fairfed by groups": partial(FairFed, metric="demographic_parity_difference"),
+}
+
 #: Every strategy by itself, and every exchange with one of them.
-PAIRS = [(name, "none") for name in STRATEGIES]
+PAIRS = [(name, "none") for name in RULES]
 PAIRS += [("fedavg", exchange) for exchange in EXCHANGES if exchange != "none"]
 
 
@@ -65,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 def start(strategy: str, exchange: str) -> Rounds:
-    return Rounds(STRATEGIES[strategy](exchanges=EXCHANGES[exchange]()), MODEL, CLIENTS)
+    return Rounds(RULES[strategy](exchanges=EXCHANGES[exchange]()), MODEL, CLIENTS)
 
 
 def honest(rounds: Rounds, message: Message, client: int) -> Message:
@@ -78,6 +96,7 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
     numbers = {"num-examples": 100 + client, "client-id": client, "train_loss": 1.0}
     numbers["state-round"] = rounds.round - 1
     vectors = {
+        "personal": OWN,
         "control": normal,
         "prototypes": {
             "mean": random.normal(size=(3, 2)).astype(np.float32),
@@ -91,7 +110,10 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
     rule = rounds.strategy
     sent = {e.name: vectors[e.name] for e in rule.exchanges if e.returned}
     for name in rule.measurements:
-        if name in rule.REPRESENTATIONS:
+        if name == "received_group_counts":  # of 100 + client people
+            people = [60, 30, 30, 20, 30, 10, 40 + client, 20, 20, 10, 20 + client, 10]
+            sent[name] = {"h": np.array(people, np.float32)}
+        elif name in rule.REPRESENTATIONS:
             h = random.normal(size=7).astype(np.float32)
             sent[name] = {"h": abs(h) if name in rule.NON_NEGATIVE else h}
         elif name in rule.VECTORS:
@@ -137,7 +159,7 @@ def test_a_hostile_value_ends_no_run(pair):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("pair", list(product(STRATEGIES, EXCHANGES)), ids=" with ".join)
+@pytest.mark.parametrize("pair", list(product(RULES, EXCHANGES)), ids=" with ".join)
 def test_no_hostile_value_ends_a_run(pair):
     every = 1 if pair in PAIRS else 4
     first = zlib.crc32(repr(pair).encode()) % every

@@ -23,7 +23,7 @@ from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousa
 
 #: Note of methods in which a part of the network stays with the clients.
 LOCAL = (
-    "{part} stays with the clients. The global model is tested with its initial values; "
+    "{part} stays with the clients{kept}. The global model is tested with its initial values; "
     "the clients' own models are in the table of personal models, if clients tested."
 )
 
@@ -279,6 +279,15 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
     return f"{text})."
 
 
+def _local_note(run: Run) -> str:
+    """Return the note of a run in which a part of the network is each client's own."""
+    at_server = run.config.get("client.keep") == "server"
+    return LOCAL.format(
+        part=run.info.get("local_part") or "normalization",
+        kept=" (the server keeps it for them)" if at_server else "",
+    )
+
+
 def run_notes(run: Run) -> list[str]:
     """Return notes on a run's progress, dropped replies and missing tests."""
     if "remarks" in run.info:
@@ -294,7 +303,7 @@ def run_notes(run: Run) -> list[str]:
     if loss := run.info.get("diverged"):
         lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
     if run.info.get("local_arrays"):
-        lines.append(LOCAL.format(part=run.info.get("local_part") or "normalization"))
+        lines.append(_local_note(run))
     for number, reason in run.info.get("halted_rounds", {}).items():
         lines.append(f"round {number} left the model as it was: {reason}.")
     for where, reason in run.info.get("skipped_metrics", {}).items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflower.exchanges.personal import PersonalArrays
 from fairflower.models import initial_local_arrays, keep_local, local_tensors
 from fairflower.training.trainer import Arrays, Trainer
 
@@ -14,11 +16,17 @@ LOCAL = "local"
 
 
 class LocalArraysTrainer(Trainer):
-    """Local training in which each client keeps its values of some arrays.
+    """Local training in which each client has its own values of some arrays.
 
-    A subclass says by ``local_arrays`` which arrays these are. They are in no message; server and
-    strategy see a model without them. The client keeps its values from round to round and begins
-    with the network's initial values, which are the same for all clients of a run.
+    A subclass says by ``local_arrays`` which arrays these are. The global model and the strategy
+    do without them. A client's values last from round to round and begin with the network's initial
+    values, which are the same for all clients of a run.
+
+    With ``keep = "client"`` these arrays are local: they are in no message, and the client stores
+    them. With ``keep = "server"`` they are personal: the client sends them with its model, the
+    server stores each client's newest and sends them back to this client alone
+    (`fairflower.exchanges.PersonalArrays`). Both give the same bits. With the second, a client that
+    loses its disk loses nothing, but the server sees the arrays.
 
     ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
     their initial values, as at the server, and ``personal_accuracy`` of the client's own model: the
@@ -28,22 +36,30 @@ class LocalArraysTrainer(Trainer):
     #: Name, in warnings and reports, of the part of the network that stays with the clients.
     local_part: ClassVar[str] = "normalization"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, keep: Literal["client", "server"] = "client", **options: Any
+    ) -> None:
         super().__init__(*args, **options)
+        self.keep = keep
         keep_local(self.model, self.local_arrays(self.model))
 
     def recall(self) -> None:
         """Give the model the client's values, or the initial values before its first round."""
-        self._set(self.state.get(LOCAL))
+        kept_by_server = self.keep == "server"
+        self._set(self.shared.get(PersonalArrays.name) if kept_by_server else self.state.get(LOCAL))
 
     def train(self, server_round: int) -> dict[str, float]:
-        """Train like every trainer, with the client's local arrays; store these afterwards."""
+        """Train like every trainer, with the client's arrays; store or return these afterwards."""
         self.recall()
         metrics = super().train(server_round)
-        if tensors := local_tensors(self.model):
-            self.state[LOCAL] = {
-                name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()
-            }
+        own = {
+            name: tensor.to("cpu", copy=True).numpy()
+            for name, tensor in local_tensors(self.model).items()
+        }
+        if self.keep == "server":
+            self.returns[PersonalArrays.name] = own
+        elif own:
+            self.state[LOCAL] = own
         return metrics
 
     def test(self) -> dict[str, float]:
@@ -64,6 +80,11 @@ class LocalArraysTrainer(Trainer):
                     tensor.copy_(initial[name])
                 else:
                     tensor.copy_(torch.tensor(values[name], device=tensor.device))
+
+    @classmethod
+    def make_exchanges(cls, arguments: Mapping[str, Any]) -> list[Any]:
+        made = super().make_exchanges(arguments)
+        return [*made, PersonalArrays()] if arguments.get("keep") == "server" else made
 
     @classmethod
     def remark(cls, model: Any, by: str) -> str:

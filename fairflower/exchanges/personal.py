@@ -1,0 +1,47 @@
+"""Arrays of the network that the server keeps for each client (``client.keep = "server"``)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.exchange import Exchange
+from fairflower.aggregation.records import check_arrays
+
+
+class PersonalArrays(Exchange):
+    """Each client's newest personal arrays, which are sent back to this client alone.
+
+    Clients return their personal arrays with the model. The server merges nothing: it stores the
+    arrays of every client that was in a cohort, by client id, and adds them to the client's next
+    train or test message. A client that was never in a cohort gets none, and begins with the
+    network's initial values.
+
+    Notes
+    -----
+    The server needs to know which client is at a node (``FairStrategy.enroll``, or a reply since
+    the server started).
+    """
+
+    name = "personal"
+    remedy = "Set client.keep = 'client', with which these arrays do not leave the client"
+    STATE = ("arrays",)
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Arrays] = {}  # client -> its arrays
+        self.initial: Arrays | None = None
+
+    def prepare(self, local: Arrays) -> None:
+        self.initial = local
+
+    def arrays_for(self, client_id: int) -> Arrays:
+        return self.arrays.get(client_id, {})
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        return check_arrays(arrays, arrays if self.initial is None else self.initial)
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.arrays[client] = {name: np.array(array) for name, array in arrays.items()}
