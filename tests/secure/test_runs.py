@@ -47,7 +47,7 @@ def app(train: Any) -> ClientApp:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{re.escape(name)}' .*the nearest") as refused:
+    with pytest.raises(ConfigError, match=rf"'{re.escape(name)}' .*the most similar") as refused:
         RunConfig.from_flat({"secure-aggregation": True, "strategy.name": name})
     nearest = str(refused.value).partition("Choose '")[2].partition("'")[0]
     RunConfig.from_flat({"secure-aggregation": True, "strategy.name": nearest})
