@@ -1,4 +1,4 @@
-"""Bounds on a client's influence on the model: a cap on weights, a limit on updates' lengths.
+"""Bounds on a client's influence on the model: caps on its weight and on its update's length.
 
 Fair strategies give more weight to clients that report a large loss, so a client that lies, or
 whose training diverged, could take over the model. These bounds work with every strategy.
@@ -19,7 +19,7 @@ Vector = NDArray[np.float64]
 
 
 def cap_weights(weights: Vector, cap: float) -> Vector:
-    """Return weights of at most ``cap``; the excess goes to other clients by their weights.
+    """Return weights of at most ``cap``; the others share the excess in proportion to theirs.
 
     ``weights``, shape (K,), are non-negative with sum 1, as is the result; the same object is
     returned if no weight is above the cap. ``ValueError`` if the cap is below 1 / K.
@@ -48,22 +48,22 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
 def clip_updates(
     cohort: Cohort, norm: float | None = None, median: float | None = None
 ) -> tuple[Cohort, Vector]:
-    """Scale down updates that are longer than a bound; return the factors, shape (K,), too.
+    """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
 
     Parameters
     ----------
     cohort : Cohort
         The clients' models. The same object is returned if no update is too long.
     norm : float, optional
-        Cap on an update's norm, in the parameters' units.
+        Cap on an update's norm, in the units of the parameters.
     median : float, optional
-        Cap on the norm as a multiple of the (lower) median norm of all updates that are not 0.
+        Cap on the norm as a multiple of the (lower) median norm of all non-zero updates.
 
     Notes
     -----
-    Parameters and BatchNorm statistics have separate lengths. A client's update of both is
-    multiplied by the smaller factor, so its model stays between the received and the returned
-    model. Counters are not changed.
+    Parameters and BatchNorm statistics are bounded separately. The smaller of the two factors is
+    applied to both, so that a client's model stays between the received and the returned model.
+    Counters are not changed.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))
@@ -84,7 +84,7 @@ def clip_updates(
 
 
 def clip_factors(lengths: Vector, norm: float | None = None, median: float | None = None) -> Vector:
-    """Return the factors that scale vectors of these lengths to `clip_updates`' bounds, (K,).
+    """Return the factors, shape (K,), that bound vectors of these lengths as `clip_updates` does.
 
     >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
     [1.0, 1.0, 1.0, 0.75]

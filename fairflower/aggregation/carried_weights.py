@@ -1,8 +1,8 @@
 """Clients' weights that a strategy keeps from round to round, with partial participation.
 
-The papers keep a weight for each client of a fixed group. Here the clients of a round divide the
-sum of their weights; absent clients keep their weights. A stored weight is a multiple of the
-client's fair share (``fair``: equal parts, or its examples), so a new client's weight is 1.
+In the papers all clients take part in every round. Here only the weights of a round's clients
+change, and their sum is kept. A stored weight is a multiple of the client's fair share (``fair``:
+an equal share, or its number of examples), so that a new client's weight is 1.
 
 >>> held = {}
 >>> store_weights(held, (0, 1), np.ones(2), np.array([0.9, 0.1]))
@@ -27,8 +27,8 @@ Vector = NDArray[np.float64]
 def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
     """Return the stored weights of a round's clients, normalized, shape (K,).
 
-    ``fair`` has the clients' fair shares, shape (K,), positive, up to a common factor. If all
-    stored weights are 0, the fair shares are returned.
+    ``fair`` contains the clients' fair shares, shape (K,), positive and not necessarily normalized.
+    If all stored weights are 0, the normalized fair shares are returned.
     """
     units = _unnormalized_weights(held, clients, fair)
     return np.asarray(units / units.sum())
@@ -37,7 +37,7 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
 def store_weights(
     held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector
 ) -> None:
-    """Store new ``weights`` of a round's clients, shape (K,); the sum of their weights is kept."""
+    """Store new ``weights``, shape (K,), of a round's clients; their stored sum does not change."""
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
 

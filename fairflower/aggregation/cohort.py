@@ -16,17 +16,17 @@ from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 from fairflower.numerics.threads import cpus, one_thread
 
-#: Coordinates that are summed in the array's precision; the sums are added in double.
+#: Number of coordinates that are summed in the array's precision; these sums are added in double.
 BLOCK = 32_768
 
-#: Coordinates per work item of a thread: few enough for the processor's cache, and so many that
-#: threads rarely wait for Python's lock.
+#: Number of coordinates per task of a thread: small enough for the processor's cache, and large
+#: enough that threads rarely wait for Python's lock.
 SPAN = 8 * BLOCK
 
-#: Threads: NumPy's steps are too short to use more.
+#: Number of threads; NumPy's operations are too short for more.
 THREADS = min(4, cpus())
 
-#: Squares per partial sum.
+#: Number of squares per partial sum.
 _PIECE = 8192
 
 Arrays = dict[str, NDArray[Any]]
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def on_simplex(weights: NDArray[np.float64]) -> bool:
-    """Return whether weights are at least 0 with sum 1; False with NaN."""
+    """Return whether weights are non-negative with sum 1; False if any is NaN."""
     return bool(weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6)
 
 
@@ -46,12 +46,12 @@ class Block:
 
     name: str  # name of the array
     part: slice  # positions of the coordinates in the flattened array
-    received: Floats  # [b] of the global model that the clients received
-    returned: list[Floats]  # K times [b] of the clients' models, as in ``Cohort.client_ids``
+    received: Floats  # values in the global model that the clients received, [b]
+    returned: list[Floats]  # values in the K clients' models, [b], as in ``Cohort.client_ids``
 
     @property
     def precision(self) -> np.dtype[Any]:
-        """The array's precision, at least single: squares underflow in half precision."""
+        """The array's precision, but at least single: squares underflow in half precision."""
         return np.promote_types(self.received.dtype, np.float32)
 
     def update(self, k: int, out: Floats | None = None) -> Floats:
@@ -63,13 +63,13 @@ class Block:
 class Cohort:
     """The valid replies of a round, ordered by client id.
 
-    All arrays are indexed by the position ``k`` in ``client_ids``, so no result depends on the
-    order in which replies arrived.
+    All arrays are indexed by the position ``k`` in ``client_ids``, so results do not depend on the
+    order in which replies arrive.
     """
 
     #: The round, counted from 1.
     server_round: int
-    #: K ints, ascending: the ``client-id`` metric, or the node id without that metric.
+    #: K ids, ascending: the metric ``client-id`` of each reply, or its node id without this metric.
     client_ids: tuple[int, ...]
     #: Training examples n_k, shape (K,), all positive.
     num_examples: NDArray[np.float64]
@@ -79,7 +79,7 @@ class Cohort:
     returned: tuple[Arrays, ...]
     #: Scalar metrics that all K clients sent, shape (K,) each.
     metrics: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    #: Arrays that are not trained (BatchNorm statistics and counters).
+    #: Names of arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
     #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
     #: parameter, ``representation`` an array ``h``. Also arrays for exchanges, by exchange name.
@@ -99,7 +99,7 @@ class Cohort:
 
     @property
     def sample_weights(self) -> NDArray[np.float64]:
-        """n_k / sum_j n_j, capped at ``max_weight``, shape (K,)."""
+        """Weights n_k / sum_j n_j, capped at ``max_weight``, shape (K,)."""
         return self.cap(np.asarray(self.num_examples / self.num_examples.sum()))
 
     @property
@@ -137,7 +137,7 @@ class Cohort:
             yield from pool.map(work, blocks)
 
     def cap(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return weights capped at ``max_weight``; `average` does so, too."""
+        """Return weights capped at ``max_weight``, as `average` applies them."""
         return weights if self.max_weight >= 1 else cap_weights(weights, self.max_weight)
 
     def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
@@ -155,9 +155,9 @@ class Cohort:
     ) -> NDArray[np.float64]:
         """Return the inner products of the clients' vectors, shape (K, K).
 
-        The vectors are the updates Delta_k, or the measurement ``measured``; over all parameters,
-        or over the arrays ``names``. Computed in double precision, each block by one thread, so
-        that the bits do not depend on the number of cores.
+        The vectors are the updates Delta_k or, if given, the clients' measurement ``measured``,
+        over all parameters or over the arrays ``names``. Products are computed in double precision,
+        each block by one thread, so that results do not depend on the number of cores.
         """
 
         def multiply(block: Block) -> NDArray[np.float64]:
@@ -181,7 +181,7 @@ class Cohort:
     ) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
-        Updates are averaged rather than models, so that updates of zero change no bit.
+        Updates are averaged instead of models, so that zero updates leave the model unchanged.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Cohort:
             Non-negative, with sum 1; capped at ``max_weight``.
         kept : callable, optional
             ``kept(block, k)`` returns the boolean mask of the coordinates that client
-            ``k`` contributes to (None: all); called by several threads. A
+            ``k`` contributes to, or None for all. It is called from several threads. A
             coordinate's weights are normalized over its contributors, as far as
             ``max_weight`` allows; a coordinate without contributors does not change.
 
@@ -216,17 +216,17 @@ class Cohort:
     ) -> Arrays:
         """Return a linear combination of updates, theta + sum_k c_k Delta_k.
 
-        For strategies whose step is not a mean of the clients' steps. Without ``weights``,
-        BatchNorm statistics get the same coefficients as parameters, which must then be
-        non-negative with a sum of at most 1, so that variances stay positive. Strategies with other
-        coefficients (FedFV: negative, FedMGDA+: larger sums) give ``weights`` to average the
-        statistics. Step counters are always averaged.
+        This is for strategies whose step is not a mean of the clients' steps. Without ``weights``,
+        BatchNorm statistics get the same coefficients as parameters. The coefficients must then be
+        non-negative with a sum of at most 1, so that variances stay positive. Strategies with
+        negative coefficients (FedFV) or larger sums (FedMGDA+) pass ``weights``, with which the
+        statistics are averaged. Step counters are always averaged.
 
         Parameters
         ----------
         coefficients : ndarray of shape (K,), or mapping of name -> ndarray of shape (K,)
             Real numbers c_k. Without ``weights`` they must be non-negative with a sum in (0, 1].
-            A mapping has the coefficients of each parameter, for layer-wise strategies.
+            A mapping gives the coefficients for each parameter, for layer-wise strategies.
         weights : ndarray of shape (K,), optional
             Weights on the simplex, for BatchNorm statistics and step counters. By default
             c_k / sum_j c_j, for step counters only. Required with a mapping.
@@ -240,31 +240,31 @@ class Cohort:
         names = self.parameters if weights is not None else self.floats
         if weights is None:
             if isinstance(coefficients, Mapping):
-                raise ValueError("Coefficients by parameter need weights for the buffers.")
+                raise ValueError("Coefficients for each parameter require weights for the buffers.")
             total = coefficients.sum()
             if not (coefficients.min() >= 0 and 0 < total < 1 + 1e-6):
                 raise ValueError(
-                    f"Coefficients {coefficients}: expected numbers of at least 0 with a sum in "
-                    "(0, 1]. For other coefficients give weights for the buffers."
+                    f"Coefficients {coefficients}: expected non-negative numbers with a sum in "
+                    "(0, 1]. For other coefficients, give weights for the buffers."
                 )
             weights = coefficients / total
         merged = self._begin(weights)
         self._add(merged, names, coefficients)
         self._add(merged, [n for n in self.floats if n not in names], self.cap(weights))
-        for name in self.buffers.intersection(names):  # rounding may leave the hull
+        for name in self.buffers.intersection(names):  # rounding errors may leave the hull
             ends = np.stack([self.received[name], *(arrays[name] for arrays in self.returned)])
             np.clip(merged[name], ends.min(axis=0), ends.max(axis=0), out=merged[name])
         return merged
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
-        """Return the received model with averaged counters; ``ConfigError`` for bad weights."""
+        """Return the received model with averaged counters; ``ConfigError`` for wrong weights."""
         if weights.shape != (len(self),):
             raise ConfigError(
                 f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
                 f"({len(self)},), in the order of cohort.client_ids."
             )
         if not on_simplex(weights):
-            raise ConfigError(f"Weights {weights}: expected numbers of at least 0 with sum 1.")
+            raise ConfigError(f"Weights {weights}: expected non-negative numbers with sum 1.")
         weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():
@@ -296,8 +296,8 @@ class Cohort:
     def _step(self, block: Block, weights: NDArray[np.float64], kept: Kept | None) -> Floats:
         """Return sum_k w_k Delta_k over a block; masked weights are normalized per coordinate.
 
-        Clients are added one after another: the order of additions in a matrix product depends
-        on the number of threads.
+        Clients are added one after another, because the order of additions in a matrix product
+        depends on the number of threads.
         """
         dtype = block.precision
         step, mass, heaviest = (np.zeros(block.received.shape, dtype) for _ in range(3))

@@ -17,10 +17,10 @@ BINS = 10
 class SignConsistency:
     """Histograms of the sign consistency of updates (FedHEAL, Fig. 2).
 
-    A parameter's consistency at a client is the share of a window's rounds in which its update
-    had its more frequent sign: 1 if the sign never changed, 1/2 if both were as frequent. Zeros
-    count as increases, as in FedHEAL's Eq. 5. Windows of ``window`` rounds (FedHEAL: 10 and 100)
-    follow each other.
+    The consistency of a parameter at a client is the share of rounds in which its update had the
+    more frequent sign: 1 if the sign never changed, 1/2 if both signs were equally frequent. Zeros
+    count as increases, as in FedHEAL's Eq. 5. The rounds are divided into windows of ``window``
+    rounds (FedHEAL: 10 and 100).
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("seen", "rises")
@@ -33,8 +33,8 @@ class SignConsistency:
     def __call__(self, cohort: Cohort) -> dict[str, NDArray[np.float64]]:
         """Add a round; after a window's last round return ``consistency_histogram``, (K, BINS).
 
-        Row k has the share of client k's parameters in each bin; NaN for a client with fewer
-        than two rounds in the window.
+        Row k contains the share of client k's parameters in each bin, or NaN if the client took
+        part in fewer than two rounds of the window.
         """
         if (cohort.server_round - 1) % self.window == 0:
             self.seen, self.rises = {}, {}
@@ -59,7 +59,10 @@ class SignConsistency:
 
 
 def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of parameters per bin, [BINS]; ``tally`` counts them by ``rising`` share."""
+    """Return the share of parameters in each bin, [BINS].
+
+    ``tally`` is the number of parameters for each value of ``rising``, the share of increases.
+    """
     consistency = np.maximum(rising, 1 - rising)
     # 1e-9 keeps 0.6 = 1 - 0.4 in the bin that begins at 0.6.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)

@@ -1,4 +1,4 @@
-"""Functions of strategies that seek a direction in the span of the clients' updates.
+"""Functions for strategies that seek a direction in the span of the clients' updates.
 
 These strategies compute a coefficient per update from the updates' Gram matrix, and change the
 model once, with `Cohort.move`.
@@ -19,14 +19,14 @@ from fairflower.errors import renamed
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-#: Share of the updates' mean length below which a point of their hull counts as 0.
+#: Share of the updates' mean length below which a vector in their hull counts as 0.
 STATIONARY = 1e-4
 
 
 def with_absent_clients(
     cohort: Cohort, seen: Mapping[int, int], memory: Mapping[int, Arrays], oldest: int
 ) -> tuple[Cohort, NDArray[np.int64]]:
-    """Append absent clients to a cohort, with the last update that each of them sent.
+    """Append absent clients to a cohort, each with the last update that it sent.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ def store_updates(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays
 def inequality_gradient(losses: Vector) -> Vector:
     """Return the gradient of the losses' inequality -cos(1, F) with respect to F, shape (K,).
 
-    The gradient is ((sum F / ||F||^2) F - 1) / (||1|| ||F||): positive for losses that are too
-    large, zero if all losses are equal.
+    The gradient is ((sum F / ||F||^2) F - 1) / (||1|| ||F||): positive for large losses, negative
+    for small losses, and zero if all losses are equal.
 
     >>> inequality_gradient(np.array([3.0, 1.0])).round(4).tolist()
     [0.0447, -0.1342]
@@ -90,7 +90,7 @@ def inequality_angle(losses: Vector) -> float:
 
 
 def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
-    """Return ``c`` scaled so that its direction is as long as that of ``like``, shape (K,)."""
+    """Return coefficients ``c``, scaled so that their step is as long as that of ``like``, (K,)."""
     before, after = float(like @ gram @ like), float(c @ gram @ c)
     return c * sqrt(before / after) if after > 0 else np.zeros_like(c)
 

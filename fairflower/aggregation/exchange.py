@@ -18,15 +18,15 @@ from fairflower.arguments import Configurable
 
 
 class Exchange(Configurable):
-    """Shared state of a training method: for example control variates or prototypes."""
+    """Base class of the shared state of a training method, such as control variates."""
 
     #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
     name: ClassVar[str]
     #: Whether clients return arrays.
     returned: ClassVar[bool] = True
-    #: Remedy in errors of settings that exclude the exchange; "" is another client.
+    #: Remedy in errors of settings that exclude the exchange; "" means another client.
     remedy: ClassVar[str] = ""
-    #: Measurements that clients return for it, as in ``FairStrategy.needs``.
+    #: Measurements that clients return for the exchange, as in ``FairStrategy.needs``.
     needs: tuple[str, ...] = ()
     #: The run's seed, for random draws; see ``FairStrategy.enroll``.
     seed: int = 0
@@ -36,9 +36,9 @@ class Exchange(Configurable):
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def prepare(self, local: Arrays) -> None:
-        """Note the initial values of the network's arrays that are not in the global model.
+        """Store the initial values of the network's arrays that are not in the global model.
 
-        The server calls it before the first round; by default nothing is noted.
+        The server calls this before the first round. By default nothing is stored.
         """
 
     def broadcast(self, server_round: int) -> Arrays:
@@ -46,9 +46,9 @@ class Exchange(Configurable):
         return {}
 
     def arrays_for(self, client_id: int) -> Arrays:
-        """Return the arrays for this client's train and test messages, instead of `broadcast`'s.
+        """Return arrays for this client's train and test messages, which replace `broadcast`'s.
 
-        By default, and if the dict is empty, the client has no arrays of its own.
+        An empty dict, the default, replaces nothing.
         """
         return {}
 
@@ -64,16 +64,16 @@ class Exchange(Configurable):
         return check_arrays(arrays, trained)
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
-        """Return the sizes that all clients must share and that the model does not determine.
+        """Return sizes that must be the same for all clients and do not follow from the model.
 
-        Clients that differ from the most frequent shape are left out.
+        Clients whose sizes differ from the most frequent ones are dropped.
         """
         return ()
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        """Scale the clients' arrays to at most ``median`` times their median length.
+        """Return the clients' arrays, scaled to at most ``median`` times their median length.
 
-        Called if ``clip_update_median`` is set. By default the arrays are returned unchanged.
+        Called if ``clip_update_median`` is set. By default the arrays are not changed.
         """
         return returned
 
@@ -81,16 +81,16 @@ class Exchange(Configurable):
         """Merge the clients' arrays, ``cohort.measured[self.name]``."""
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
-        """Return the merged model, changed if the method needs it; called after ``collect``."""
+        """Return the merged model, corrected if the method requires it, after ``collect``."""
         return merged
 
 
 def clip_cohort(
     cohort: Cohort, exchanges: Sequence[Exchange], norm: float | None, median: float | None
 ) -> tuple[Cohort, NDArray[np.float64] | None]:
-    """Clip a cohort's updates and, by the median, its arrays for exchanges.
+    """Clip a cohort's updates and, if ``median`` is given, its arrays for exchanges.
 
-    Returns the cohort, and the factors of the updates, shape (K,); None without bounds.
+    Returns the cohort and the updates' factors, shape (K,), or None if there are no bounds.
     """
     if norm is None and median is None:
         return cohort, None

@@ -17,12 +17,12 @@ Diagnostic = NDArray[np.float64] | float
 
 
 class StrategyHooks:
-    """Hooks of `FairStrategy`: a subclass defines ``weigh`` or ``merge``, others if needed."""
+    """Hooks of `FairStrategy`: a subclass defines ``weigh`` or ``merge``, and others if needed."""
 
     #: Paper of the strategy, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
 
-    #: Extra of fairflower that the strategy needs, ``"solvers"``, or "".
+    #: Extra of fairflower that the strategy needs: ``"solvers"``, or "" if it needs none.
     extra: ClassVar[str] = ""
 
     #: Measurements that clients return with their model: scalars in the reply's metrics, or
@@ -49,8 +49,8 @@ class StrategyHooks:
     #: Metrics that the strategy uses and that clients always report.
     reads: tuple[str, ...] = ()
 
-    #: Whether numbers of the clients and one weighted sum of their updates suffice; the strategy
-    #: then runs under secure aggregation: `weigh` sees no update, `combine` only the sum.
+    #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
+    #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
     sums_suffice: bool = False
     #: Measurements of the trained model that `weigh` uses from the next round on.
     learns: tuple[str, ...] = ()
@@ -63,15 +63,15 @@ class StrategyHooks:
     #: Whether the merged model is the clients' model if all clients return the same model.
     keeps_agreement: ClassVar[bool] = True
 
-    #: Argument -> run config keys. An argument that is None is read from the config of the train
-    #: messages, by `read_config`, which uses one of its keys.
+    #: Argument -> run config keys. `read_config` reads an argument that is None from the config of
+    #: the train messages. A strategy whose argument has several keys overrides `read_config`.
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Attributes that the config sets; None before the first config.
     _taken: tuple[str, ...] | None = None
 
     #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
-    #: per pair of clients. ``weights`` is always set; ``clipped``, the factors by which updates
-    #: were scaled down, if updates are bounded.
+    #: per pair of clients. ``weights`` is always set. If updates are bounded, ``clipped`` has the
+    #: factors by which they were scaled down.
     diagnostics: dict[str, Diagnostic]
     #: Clusters of the last cohort; None if the strategy does not cluster.
     clusters: Clusters | None
@@ -86,7 +86,7 @@ class StrategyHooks:
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return the clients' weights, shape (K,): non-negative, with sum 1."""
-        raise NotImplementedError(f"{type(self).__name__}: define weigh or merge.")
+        raise NotImplementedError(f"{type(self).__name__}: define the method weigh or merge.")
 
     def merge(self, cohort: Cohort) -> Arrays:
         """Return the next global model, by default ``combine`` with the weights of ``weigh``."""
@@ -97,20 +97,20 @@ class StrategyHooks:
     def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
         """Return the next global model for these weights, by default the weighted mean.
 
-        With ``sums_suffice``, the updates may enter only as one sum that these weights, or
-        multiples of them, weight.
+        If ``sums_suffice`` is set, the model may depend on the updates only through their sum with
+        these weights, or with a multiple of them.
         """
         return cohort.average(weights)
 
     def square_factors(self, cohort: Cohort) -> NDArray[np.float64] | None:
         """Return f, shape (K,), if ``combine`` uses sum_k w_k f_k ||Delta_k||^2; else None.
 
-        Under secure aggregation, ``cohort.squared_norms()`` only serves to compute this sum.
+        Under secure aggregation, ``cohort.squared_norms()`` is correct only within this sum.
         """
         return None
 
     def note_trained(self, cohort: Cohort) -> None:
-        """Note measurements of ``learns``. Secure aggregation calls it after ``weigh``."""
+        """Store the measurements in ``learns``. Secure aggregation calls this after ``weigh``."""
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.

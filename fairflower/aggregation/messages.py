@@ -1,4 +1,4 @@
-"""A round's messages: the sampled clients, and each client's config."""
+"""A round's messages: the selected clients, and each client's config."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fairflower.flower_compat import copied, privacy_wrapper
 class EnrolledClients:
     """The clients that a strategy knows."""
 
-    #: Client id -> node id, of all clients; None before ``FairStrategy.enroll``.
+    #: Client id -> node id, for all clients; None before ``FairStrategy.enroll``.
     nodes: dict[int, int] | None = None
-    #: Client id -> training examples, of clients whose number is known.
+    #: Client id -> number of training examples, where known.
     sizes: Mapping[int, int] = field(default_factory=dict)
-    #: Node id -> client id, of enrolled clients or of clients that have replied.
+    #: Node id -> client id, for enrolled clients and for clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
 
     def client_of(self, message: Message) -> int:
-        """Return the id of the client that gets a message, or the node id if it is unknown."""
+        """Return the id of the client that gets a message, or the node id of an unknown client."""
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
 
@@ -41,14 +41,14 @@ class EnrolledClients:
     ) -> Draw:
         """Return the draw of a round; ``RoundFailed`` if no client is available.
 
-        ``size`` is the share of all clients that are asked, and their smallest number.
+        ``size`` is the share of all clients to select, and the smallest number to select.
         """
         clients = sorted(self.nodes or ())
         fraction, at_least = size
         wanted = max(int(len(clients) * fraction + 1e-9), at_least)
         if availability is not None and not (clients := availability(server_round, clients)):
             raise RoundFailed(
-                f"Round {server_round}: no client is available (participation.availability)."
+                f"Round {server_round}: no client is available. Check participation.availability."
             )
         return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, self.sizes)
 
@@ -62,7 +62,7 @@ def add_client_config(message: Message, config_key: str, values: Mapping[str, fl
 
 
 def add_client_arrays(message: Message, exchanges: Iterable[Exchange], client: int) -> None:
-    """Add the arrays that exchanges have for this client alone."""
+    """Add the arrays that exchanges send to this client alone."""
     for exchange in exchanges:
         if own := exchange.arrays_for(client):
             # All messages of a round share their content, so it is copied.
@@ -77,12 +77,12 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
     beside += [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(
-            f"{wrapper} clips all arrays that a client sends, and clients of "
+            f"{wrapper} clips all arrays that a client sends, but clients of "
             f"{type(strategy).__name__} also send {' and '.join(beside)}. Choose a strategy whose "
             "clients send only a model and numbers."
         )
     if buffers := sorted(strategy.buffers_of(decode_record(model))):
         raise ValueError(
-            f"{wrapper} would clip {buffers[0]}, and add noise to it, like a parameter. Use a "
+            f"{wrapper} would clip {buffers[0]} like a parameter and add noise to it. Use a "
             "model without BatchNorm statistics, for example with GroupNorm."
         )

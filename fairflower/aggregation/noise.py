@@ -11,16 +11,16 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.errors import RoundFailed
 from fairflower.numerics.noise import gaussian, noise_source
 
-#: Margin for rounding in single precision: of the clipped lengths, and of the noise.
+#: Relative margin for rounding in single precision, for the clipped lengths and for the noise.
 MARGIN = 1e-3
 
 
 class NoisySum(Exchange):
-    """Adds Gaussian noise to the merged model; clients send nothing for it.
+    """Gaussian noise that is added to the merged model; clients send nothing for it.
 
     The model is theta + sum_k w_k Delta_k with ``|Delta_k| <= clip`` and ``w_k <= max_weight``, so
-    that a client moves it by at most ``clip * max_weight``. The noise has ``multiplier`` times this
-    as its standard deviation, in every coordinate.
+    that one client changes it by at most ``clip * max_weight``. In every coordinate, the standard
+    deviation of the noise is ``multiplier`` times this bound.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class NoisySum(Exchange):
     max_weight : float in (0, 1]
         The strategy's ``max_client_weight``.
     noise_seed : int
-        Seed of the noise, for experiments. 0 takes the operating system's random numbers.
+        Seed of the noise, for experiments. 0 uses the operating system's random numbers.
     """
 
     name: ClassVar[str] = "privacy"
@@ -45,7 +45,7 @@ class NoisySum(Exchange):
 
     @property
     def std(self) -> float:
-        """Standard deviation of the noise in a coordinate."""
+        """Standard deviation of the noise in each coordinate."""
         return self.multiplier * self.clip * self.max_weight * (1 + MARGIN)
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:

@@ -21,16 +21,16 @@ from fairflower.errors import (
 
 @dataclass(frozen=True)
 class Draw:
-    """A round's draw: the available clients, and how many of them are to train."""
+    """A round's draw: the available clients, and the number of clients to select."""
 
     server_round: int
     #: Ids of the available clients, ascending.
     clients: tuple[int, ...]
-    #: Number of clients to choose, at most ``len(clients)``.
+    #: Number of clients to select, at most ``len(clients)``.
     size: int
     #: The run's seed.
     seed: int = 0
-    #: Training examples by client id, of clients whose number is known.
+    #: Number of training examples by client id, where known.
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -39,7 +39,7 @@ class Draw:
         return np.random.default_rng([self.seed, self.server_round])
 
     def shares(self) -> NDArray[np.float64]:
-        """Return the available clients' shares of their training examples; equal if unknown."""
+        """Return each available client's share of the training examples; equal if unknown."""
         counts = np.array([self.sizes.get(client, 0) for client in self.clients], np.float64)
         if not counts.sum() > 0:
             counts = np.ones(len(counts))
@@ -47,9 +47,9 @@ class Draw:
         return shares
 
     def weighted(self, size: int) -> list[int]:
-        """Draw at least ``self.size`` clients without replacement, in proportion to examples.
+        """Draw ``size`` clients without replacement, in proportion to their numbers of examples.
 
-        If too few have examples, the others follow by id.
+        If fewer than ``self.size`` of these numbers are known, other clients follow by id.
         """
         shares = self.shares()
         most = min(size, int(np.count_nonzero(shares)))
@@ -60,31 +60,31 @@ class Draw:
 
 
 class Participation(Configurable):
-    """Policy of participation: chooses the clients of every round, for any strategy.
+    """Base class of participation policies, which select the clients of every round.
 
-    Numbers that it needs from round to round are attributes named in ``STATE``, which go into
-    checkpoints.
+    Attributes that a policy needs from round to round are named in ``STATE``; checkpoints include
+    them.
     """
 
     #: Attributes kept from round to round, as in ``FairStrategy.STATE``.
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def candidates(self, draw: Draw) -> Sequence[int]:
-        """Return the clients whose loss under the received model `choose` needs; by default none.
+        """Return the ids of clients whose received model's loss `choose` needs; by default none.
 
-        A separate message asks them for it before training.
+        Before training, a separate message asks these candidates for their losses.
         """
         return ()
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> Sequence[int]:
         """Return the ids of ``draw.size`` available clients.
 
-        ``losses`` has the losses of `candidates` that answered, by client id.
+        ``losses`` contains the losses of the candidates that answered, by client id.
         """
         raise NotImplementedError
 
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
-        """Note which clients were merged in a round, with the mean loss of their training."""
+        """Store the mean training losses of a round's merged clients, by client id, if needed."""
 
 
 class Uniform(Participation):
@@ -98,13 +98,16 @@ class Uniform(Participation):
     """
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return a uniform draw."""
+        """Return the ids of the drawn clients, ascending."""
         chosen = draw.rng.choice(len(draw.clients), draw.size, replace=False)
         return [draw.clients[i] for i in sorted(chosen)]
 
 
 def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
-    """Return a policy's candidates; ``ConfigError`` if they are not valid or the policy fails."""
+    """Return a policy's candidates; ``ConfigError`` if one is not available.
+
+    ``StrategyError`` with the policy's name if it fails.
+    """
     with _naming(policy, draw.server_round):
         candidates = list(policy.candidates(draw))
     _check_available(policy, draw, candidates)
@@ -120,7 +123,7 @@ def note_merged(policy: Participation, cohort: Cohort) -> None:
 
 
 def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-    """Return a policy's choice in ascending order; ``ConfigError`` if it is not valid.
+    """Return the clients that a policy selects, ascending; ``ConfigError`` if they are not valid.
 
     ``StrategyError`` with the policy's name if it fails.
     """
@@ -130,8 +133,8 @@ def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float
     _check_available(policy, draw, chosen)
     if len(set(chosen)) != draw.size:
         raise ConfigError(
-            f"The participation policy {name} chose {len(set(chosen))} clients {round_}, expected "
-            f"{draw.size}. Return draw.size different clients."
+            f"The participation policy {name} selected {len(set(chosen))} clients {round_}, "
+            f"expected {draw.size}. Return draw.size different clients."
         )
     return sorted(set(chosen))
 
@@ -140,14 +143,14 @@ def _check_available(policy: Participation, draw: Draw, chosen: Sequence[int]) -
     for client in chosen:
         if client not in draw.clients:
             raise ConfigError(
-                f"The participation policy {type(policy).__name__} chose client {client!r} in "
-                f"round {draw.server_round}, which does not exist or is not available. Choose "
-                "from draw.clients."
+                f"The participation policy {type(policy).__name__} selected client {client!r} in "
+                f"round {draw.server_round}, but this client does not exist or is not available. "
+                "Select from draw.clients."
             )
 
 
 def _naming(policy: Participation, server_round: int) -> AbstractContextManager[None]:
-    """Raise ``StrategyError`` with the policy's name for an exception in its code."""
+    """Convert an exception in a policy's code to ``StrategyError`` with the policy's name."""
     kind = type(policy)
     subject = f"Round {server_round}: the participation policy {kind.__name__}"
     return naming_failures(StrategyError, subject, kind.__module__)

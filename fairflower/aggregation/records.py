@@ -1,4 +1,4 @@
-"""Decodes Flower's records into arrays and numbers, and validates those of a reply."""
+"""Functions that decode Flower's records into arrays and numbers, and validate those of a reply."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class InvalidReply(ValueError):
 
 
 class NotFinite(InvalidReply):
-    """A reply with NaN or infinite values, or with values that drown all others in a sum."""
+    """A reply with NaN or infinite values, or with values so large that a sum loses all others."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
-    """Return a record's arrays by name, without copying; ``InvalidReply`` names a bad array."""
+    """Return a record's arrays by name, not copied; ``InvalidReply`` names an invalid array."""
     try:
         return arrays_of(record)
     except ValueError as error:
@@ -45,12 +45,12 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
 
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
-    """Return the result of `check_arrays`, and the Euclidean length of all real numbers."""
+    """Return the arrays as `check_arrays` does, and the Euclidean norm over all real numbers."""
     missing = [name for name in received if name not in arrays]
     extra = [name for name in arrays if name not in received]
     if missing or extra:
         raise InvalidReply(
-            f"its arrays are not the model's: missing {missing[:3]}, unexpected {extra[:3]}"
+            f"its arrays differ from the model's: missing {missing[:3]}, unexpected {extra[:3]}"
         )
     total = 0.0
     for name, expected in received.items():
@@ -58,16 +58,16 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
         if got.shape != expected.shape:
             raise InvalidReply(f"array {name!r} has shape {got.shape}, expected {expected.shape}")
         if got.dtype != expected.dtype:
-            raise InvalidReply(f"array {name!r} is {got.dtype}, expected {expected.dtype}")
+            raise InvalidReply(f"array {name!r} has dtype {got.dtype}, expected {expected.dtype}")
         total += squared_length(got)
-        # Squares of finite values may overflow: then look at the values.
+        # Squares of finite values may overflow, so the values are checked before an error.
         if not (math.isfinite(total) or np.isfinite(got).all()):
             raise NotFinite(f"array {name!r} holds NaN or infinite values")
     return {name: arrays[name] for name in received}, math.sqrt(total)
 
 
 def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the arrays if they are a vector ``h`` of real numbers; else ``InvalidReply``."""
+    """Return the arrays; ``InvalidReply`` unless they are one vector ``h`` of real numbers."""
     if list(arrays) != ["h"]:
         raise InvalidReply(f"expected a single array 'h', got {list(arrays)[:3]}")
     h = arrays["h"]
@@ -86,21 +86,23 @@ def check_non_negative(arrays: Arrays) -> None:
 def check_group_counts(values: Any, num_groups: int | None, total: float) -> None:
     """Raise ``InvalidReply`` for counts of people that contradict each other or the ``total``.
 
-    ``values`` are six counts for each of ``num_groups`` groups (None: of any number), see
-    `fairflower.numerics.group_fairness`.
+    ``values`` are six counts for each of ``num_groups`` groups (None allows any number of groups);
+    see `fairflower.numerics.group_fairness`.
     """
     counts = np.asarray(values, np.float64)
     length = counts.size if num_groups is None else len(COUNTS) * num_groups
     if counts.shape != (length,) or not length or length % len(COUNTS):
         groups = "each group" if num_groups is None else f"each of {num_groups} groups"
-        raise InvalidReply(f"{counts.size} counts of people; expected {len(COUNTS)} for {groups}")
+        raise InvalidReply(
+            f"it sent {counts.size} counts of people; expected {len(COUNTS)} for {groups}"
+        )
     table = counts.reshape(-1, len(COUNTS))
     try:
         check_counts(table)
     except ValueError as error:
         raise InvalidReply(str(error).rstrip(".")) from None
     if table[:, 0].sum() != total:
-        raise InvalidReply(f"counts of {table[:, 0].sum():g} people; expected {total:g}")
+        raise InvalidReply(f"it counted {table[:, 0].sum():g} people; expected {total:g}")
 
 
 def check_finite(name: str, value: object) -> None:
@@ -114,9 +116,9 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
     check_finite(name, value)
     number = float(value)  # type: ignore[arg-type]
     if number < least:
-        raise InvalidReply(f"{name} = {value}: expected a number from {least:g}")
+        raise InvalidReply(f"{name} = {value}: expected a number of at least {least:g}")
     if number > most:
-        raise InvalidReply(f"{name} = {value}: expected a number up to {most:g}")
+        raise InvalidReply(f"{name} = {value}: expected a number of at most {most:g}")
     if name.endswith("accuracy") and not 0 <= number <= 1:
         raise InvalidReply(f"{name} = {value}: expected a number from 0 to 1")
 
@@ -131,7 +133,7 @@ def check_test(
 ) -> MetricRecord:
     """Return a client's test metrics; ``InvalidReply`` if they are impossible.
 
-    ``most_tested`` has the most test examples of a client, by client id, if known. With
+    ``most_tested`` has the largest possible number of test examples by client id, where known. With
     ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
     """
     most = most_tested.get(client, math.inf)
@@ -139,7 +141,9 @@ def check_test(
         if key not in metrics:
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
     if float(metrics[examples_key]) > most:  # type: ignore[arg-type]
-        raise InvalidReply(f"{metrics[examples_key]} test examples, but its domain has {most}")
+        raise InvalidReply(
+            f"it tested {metrics[examples_key]} examples, but its domain has only {most}"
+        )
     for key, value in metrics.items():
         check_metric(key, value)
     if num_groups:
@@ -150,14 +154,14 @@ def check_test(
 
 
 def check_round(name: str, value: object) -> None:
-    """Raise ``InvalidReply`` unless the value is a round: a whole number; 0 means no round."""
+    """Raise ``InvalidReply`` unless the value is a round number, or 0 for no round."""
     number = float(value)  # type: ignore[arg-type]
     if not (number >= 0 and number.is_integer()):
-        raise InvalidReply(f"{name} = {value}: expected a round, a whole number from 0")
+        raise InvalidReply(f"{name} = {value}: expected a round number, a non-negative integer")
 
 
 def scalar_metrics(content: RecordDict) -> MetricRecord:
-    """Return the scalars of all metric records of a reply whose names are printable.
+    """Return a reply's scalar metrics; metrics with unprintable names are ignored.
 
     ``InvalidReply`` names an integer that is too large for a float.
     """
@@ -176,17 +180,17 @@ def scalar_metrics(content: RecordDict) -> MetricRecord:
 
 
 def is_buffer(name: str, array: NDArray[Any]) -> bool:
-    """Return whether an array, by its name and dtype, is not trained."""
+    """Return whether an array is not trained, judging by its name and dtype."""
     return array.dtype.kind != "f" or name.endswith(BUFFER_SUFFIXES)
 
 
 def length(arrays: Arrays) -> float:
-    """Return the Euclidean length of all real numbers of the arrays together."""
+    """Return the Euclidean norm over all real numbers in the arrays."""
     return math.sqrt(sum(map(squared_length, arrays.values())))
 
 
 def squared_length(array: NDArray[Any]) -> float:
-    """Return the sum of squares of an array, in double precision over blocks; 0 for integers."""
+    """Return an array's sum of squares, added up in double precision; 0 for integers."""
     if array.dtype.kind != "f":
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):

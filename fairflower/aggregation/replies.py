@@ -1,4 +1,4 @@
-"""Validates and parses a round's replies, and drops those that are not usable."""
+"""Validation and parsing of a round's replies; those that are not usable are dropped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fairflower.aggregation.records import (
 )
 from fairflower.errors import Diverged, RoundFailed, logger
 
-#: Matches error messages caused by NaN or infinity: of fairflower, PyTorch and NumPy.
+#: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
 #: Smallest ratio of lengths at which a sum in single precision loses the shorter vectors.
@@ -47,7 +47,7 @@ DROWNING = 2.0**24
 #: Smallest ratio of lengths at which a vector is listed if training diverges.
 STRIKING = 1000.0
 
-#: Largest number of characters of a reason; a hostile client may send any number.
+#: Largest number of characters in a reason; a hostile client may send a text of any length.
 _LONGEST_REASON = 500
 
 #: Result of the caller's check of a reply.
@@ -56,13 +56,13 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class ReplyFilter:
-    """Separates a round's usable replies from the others."""
+    """Filter that separates a round's usable replies from the others."""
 
     server_round: int
     asked: Sequence[Message]
     enrolled: EnrolledClients  # gets the ids that new clients report
     examples_key: str  # name of the metric with the number of examples
-    min_clients: int | None  # fewest usable replies; None: half of those asked, rounded up
+    min_clients: int | None  # smallest number of usable replies; None: half, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
     striking: Sequence[str] = ()  # very long vectors of earlier rounds, as text
@@ -72,7 +72,7 @@ class ReplyFilter:
         replies: Iterable[Message],
         check: Callable[[int, RecordDict, MetricRecord], Answer],
     ) -> dict[int, Answer]:
-        """Return the result of ``check`` by client; drop replies with errors or `InvalidReply`."""
+        """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # a grid assigns no empty id
         waiting = {m.metadata.dst_node_id for m in self.asked}
@@ -85,7 +85,8 @@ class ReplyFilter:
             client = client_at.get(node, node)
             if (asked and question not in asked) or node not in waiting:
                 logger.warning(
-                    "Round %d ignores a reply of client %d: it is late, or the client's second.",
+                    "Round %d ignores a reply of client %d: it is late, or the client has already "
+                    "replied.",
                     self.server_round,
                     client,
                 )
@@ -127,7 +128,7 @@ class ReplyFilter:
     def check_enough(self, usable: int) -> None:
         """Raise ``RoundFailed`` with all reasons if too few replies are usable.
 
-        ``Diverged`` if NaN and infinite values are the only reasons.
+        The error is ``Diverged`` if NaN and infinite values are the only reasons.
         """
         half = math.ceil(len(self.asked) / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
@@ -137,16 +138,16 @@ class ReplyFilter:
             error = Diverged if diverged else RoundFailed
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
-                f"reply, fewer than the {needed} that min-clients asks for.{self._reasons()}"
-                + (f"\nBefore (clip-update-median bounds it):{before}" if before else "")
+                f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
+                + (f"\nLong vectors (clip-update-median bounds them):{before}" if before else "")
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
-        """Raise ``RoundFailed`` if the weights of so many clients cannot sum to 1 under the cap."""
+        """Raise ``RoundFailed`` if the capped weights of ``usable`` clients cannot sum to 1."""
         if max_weight * usable < 1 - 1e-9:
             raise RoundFailed(
-                f"Round {self.server_round}: {usable} usable replies cannot share the model "
-                f"with weights of at most {max_weight} (max_client_weight).{self._reasons()}"
+                f"Round {self.server_round}: the weights of {usable} usable replies cannot sum to "
+                f"1 if each is at most {max_weight} (max_client_weight).{self._reasons()}"
             )
 
     def _reasons(self) -> str:
@@ -187,11 +188,11 @@ class ReplyParser:
     Parameters
     ----------
     strategy : StrategyHooks
-        The strategy, which says what replies must contain.
+        The strategy, which determines what replies must contain.
     received : dict of name -> ndarray
         The global model that the clients received.
     sizes : mapping of int -> int
-        Training examples by client id, of clients whose number is known.
+        Number of training examples by client id, where known.
     """
 
     def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
@@ -249,13 +250,13 @@ class ReplyParser:
             for client, shape in shapes.items():
                 if shape != usual:
                     reply_filter.drop(
-                        client, f"its {name!r} has the shape {shape}, most others' {usual}"
+                        client, f"its {name!r} has shape {shape}; most clients sent {usual}"
                     )
                     del members[client]
             reply_filter.check_enough(len(members))
 
     def _drop_overlong(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
-        """Drop clients whose additional arrays would drown all others in a sum."""
+        """Drop clients whose additional arrays are so long that a sum would lose all others."""
         for name in sorted(next(iter(members.values())).measured):
             lengths = {client: length(m.measured[name]) for client, m in members.items()}
             for client, own_length in sorted(lengths.items()):
@@ -271,13 +272,13 @@ class ReplyParser:
             reply_filter.check_enough(len(members))
 
     def _check_length(self, client: int, what: str, value: float, usual: float, of: str) -> None:
-        """Raise ``NotFinite`` for a vector ``DROWNING`` times the usual length (at least 1)."""
+        """Raise ``NotFinite`` if a vector is over ``DROWNING`` times the usual length (or 1)."""
         ratio = value / max(usual, 1.0)
-        text = f"{what} is {value:.3g} long, {of} {usual:.3g}"
+        text = f"{what} has length {value:.3g}, {of} {usual:.3g}"
         if ratio > DROWNING:
             raise NotFinite(
                 f"its {text}: a sum in single precision would lose all other vectors. Lower "
-                "train.lr, or leave the client out"
+                "train.lr, or exclude the client"
             )
         if ratio > STRIKING:
             self.striking.append(f"client {client}'s {text}")
@@ -309,7 +310,7 @@ class ReplyParser:
         )
 
     def check_numbers(self, client: int, metrics: MetricRecord, names: Iterable[str]) -> None:
-        """Raise ``InvalidReply`` if a client's numbers ``names`` are missing or not possible."""
+        """Raise ``InvalidReply`` if a client's metrics ``names`` are missing or impossible."""
         self._check_size(client, metrics)
         for name in names:
             self._check_number(name, metrics)
@@ -325,7 +326,7 @@ class ReplyParser:
         if known is not None and metrics[key] != known:
             raise InvalidReply(
                 f"{key} = {metrics[key]}, but it had {known} training examples when the run "
-                "began. Restore its data, or start a new run"
+                "started. Restore its data, or start a new run"
             )
 
     def _model_in(self, content: RecordDict) -> ArrayRecord:
@@ -339,14 +340,14 @@ class ReplyParser:
         others = [record for name, record in records.items() if name not in beside]
         if len(others) == 1:
             return others[0]
-        raise InvalidReply(f"it carries no ArrayRecord {key!r}, only {sorted(records)}")
+        raise InvalidReply(f"it has no ArrayRecord {key!r}, only {sorted(records)}")
 
     def _check_there(self, name: str, kind: str, records: Container[str]) -> None:
         if name not in records:
             remedy = (
-                "must measure what the message's config names under 'measure'"
+                "must measure what the message's config lists under 'measure'"
                 if name in self.strategy.measurements
-                else "has to report it"
+                else "must report it"
             )
             raise InvalidReply(
                 f"it sent no {kind} {name!r}, which {type(self.strategy).__name__} needs. "
@@ -370,8 +371,8 @@ class ReplyParser:
         """Return a client's arrays for an exchange."""
         if exchange.name not in content.array_records:
             raise InvalidReply(
-                f"it sent no ArrayRecord {exchange.name!r}, which {type(exchange).__name__} "
-                "collects. Train with a method that returns it"
+                f"it sent no ArrayRecord {exchange.name!r}, which the exchange "
+                f"{type(exchange).__name__} needs. Choose a client.name that returns it"
             )
         with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
@@ -391,7 +392,7 @@ def aggregate_metrics(
     function: Callable[[list[RecordDict], str], MetricRecord],
     contents: list[RecordDict],
 ) -> MetricRecord:
-    """Return the clients' metrics, without ids, averaged by examples or by the user's function."""
+    """Return the clients' metrics without ids, averaged by examples or by the user's function."""
     if function is not flower.strategy_utils.aggregate_metricrecords:
         return function(contents, examples_key)
     sizes = metrics[examples_key]
@@ -419,7 +420,7 @@ def shorten_error(reason: str) -> str:
 def _client_id(metrics: MetricRecord, default: int) -> int:
     value = metrics.get("client-id", default)
     if not (isinstance(value, (int, float)) and float(value).is_integer() and 0 <= value < 2**64):
-        raise InvalidReply(f"client-id = {value!r}: expected a whole number from 0")
+        raise InvalidReply(f"client-id = {value!r}: expected a non-negative integer")
     return int(value)
 
 

@@ -84,7 +84,10 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
         elif isinstance(value, (bool, int, float)):
             flat[path + "!"] = np.asarray(value)
         else:
-            raise TypeError(f"{path}: cannot keep {value!r} from round to round.")
+            raise TypeError(
+                f"{path}: cannot keep {value!r} from round to round. Use numbers, None, arrays, or "
+                "dicts of these."
+            )
     return flat
 
 

@@ -1,4 +1,4 @@
-"""FairStrategy: Flower's FedAvg with validated replies and a merge of a cohort."""
+"""FairStrategy: Flower's FedAvg, but replies are validated and merged as a cohort."""
 
 from __future__ import annotations
 
@@ -65,33 +65,34 @@ class Options(TypedDict, total=False):
     #: Names of arrays that are not trained. By default integer arrays and names ending in
     #: ``running_mean``, ``running_var``, ``num_batches_tracked``.
     buffers: Collection[str] | None
-    #: Fewest usable replies of a round; with fewer ``RoundFailed`` is raised. By default half of
-    #: the sampled clients, rounded up.
+    #: Smallest number of usable replies in a round; with fewer, ``RoundFailed`` is raised. By
+    #: default half of the selected clients, rounded up.
     min_clients: int | None
     #: Shared state that the clients' training method needs in addition to the model.
     exchanges: Sequence[Exchange]
-    #: Called with every merged cohort; their results are added to ``diagnostics``. The ``STATE``
-    #: of an observer goes into checkpoints.
+    #: Functions that are called with every merged cohort; their results are added to
+    #: ``diagnostics``. Checkpoints include the ``STATE`` of an observer.
     observers: Sequence[Observer]
     #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
     #: their weights. 1, the default, means no cap.
     max_client_weight: float
     #: Cap on an update's norm, absolute and as a multiple of the round's median norm; larger
-    #: updates are scaled down. The median also bounds clients' arrays for exchanges.
-    #: None, the default, means no limit.
+    #: updates are scaled down. The second cap also applies to clients' arrays for exchanges.
+    #: None, the default, means no cap.
     clip_update_norm: float | None
     clip_update_median: float | None
-    #: Policy that chooses the clients of a round. By default `Uniform`.
+    #: Policy that selects the clients of a round. By default `Uniform`.
     participation: Participation
-    #: Round, ids of all clients -> ids of those that can train. By default all can.
+    #: Function of the round and all client ids that returns the ids of available clients. By
+    #: default all clients are available.
     availability: Callable[[int, Collection[int]], list[int]] | None
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
-    """Base of fairflower's strategies.
+    """Base class of fairflower's strategies.
 
     A subclass defines the clients' weights (``weigh``) or the merged model (``merge``);
-    `StrategyHooks` lists all hooks. This class sends messages, validates and orders replies.
+    `StrategyHooks` lists all hooks. This class sends messages, and validates and orders replies.
 
     Parameters
     ----------
@@ -101,11 +102,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     Attributes
     ----------
     client_ids : tuple of int
-        The clients of the last cohort, in the order of ``diagnostics``.
+        Ids of the clients in the last cohort, in the order of ``diagnostics``.
     client_metrics : dict of str -> ndarray of shape (K,)
-        The scalar metrics that all clients of the cohort sent.
+        The scalar metrics that all clients of the last cohort sent.
     dropped : dict of int -> str
-        Reason by client id, of clients that were sampled in the last round but not merged.
+        Reasons, by client id, why clients that were selected in the last round were not merged.
     merged_rounds : dict of int -> int
         Last round in which each client was merged, by client id.
     """
@@ -127,7 +128,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.availability = options.pop("availability", None)
         if not 0 < self.max_client_weight <= 1:
             raise ValueError(
-                f"max_client_weight = {self.max_client_weight}: expected more than 0, at most 1."
+                f"max_client_weight = {self.max_client_weight}: expected a number above 0 and at "
+                "most 1."
             )
         for name in ("clip_update_norm", "clip_update_median"):
             if (value := getattr(self, name)) is not None and not value > 0:
@@ -170,16 +172,16 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def enroll(
         self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
     ) -> None:
-        """Sample clients by id from now on, reproducibly; Flower's node ids differ between runs.
+        """Select clients by id from now on, because Flower's node ids differ between runs.
 
         Parameters
         ----------
         nodes : mapping of int -> int
             Node id of every client of the federation, by client id.
         seed : int
-            Seed of the samples, and of the exchanges' random draws.
+            Seed of the selections and of the exchanges' random draws.
         sizes : mapping of int -> int, optional
-            Training examples by client id. A reply with another number is dropped.
+            Number of training examples by client id. A reply with another number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
         self.enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
@@ -192,8 +194,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> Iterable[Message]:
         """Return train messages for this round's clients (see Flower's ``FedAvg``).
 
-        ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that are no
-        parameters, or the strategy does not support the config (`read_config`).
+        ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that are not
+        parameters, or if the strategy does not support the config (`read_config`).
         """
         check_dp_compatible(self, arrays)
         self.read_config(config)
@@ -229,8 +231,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> list[Message]:
         """Return messages that ask the participation policy's candidates for their losses.
 
-        They are evaluate messages on the clients' training examples (``split = "train"``), whose
-        answers go to `note_candidates`. Empty if the policy asks nobody.
+        They are evaluate messages for the clients' training examples (``split = "train"``);
+        `note_candidates` reads the replies. The list is empty if the policy has no candidates.
         """
         self._candidate_losses = {}
         candidates = checked_candidates(self.participation, self._draw(server_round))
@@ -243,7 +245,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return self._asked_to_test
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Store the losses that candidates sent, for the choice of the round's clients.
+        """Store the losses that candidates sent, for the selection of the round's clients.
 
         ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
         """
@@ -319,7 +321,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the mean of the clients' test metrics by ``weighted_by_key``.
+        """Return the mean of the clients' test metrics, weighted by ``weighted_by_key``.
 
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
         ``dropped``; None if no reply is left. Only metrics that all clients sent are averaged.
@@ -350,8 +352,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``most_tested`` has the most test examples of known clients. With ``num_groups`` groups of
-        people the metrics have ``group-counts``. ``RoundFailed`` for fewer than ``min_clients``.
+        ``most_tested`` has the largest possible number of test examples by client id, where known.
+        With ``num_groups`` groups of people, the metrics include ``group-counts``. ``RoundFailed``
+        if fewer than ``min_clients`` replies are usable.
         """
         check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)
@@ -368,15 +371,15 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def _last_merged(self, client: int) -> dict[str, float | str]:
         """Return the client's last merged round; the client discards its state of later rounds.
 
-        Without enrolled clients the round of an unknown client is not sent: a restarted server
-        may have merged it before.
+        Without enrolled clients, nothing is sent to an unknown client, because the server may have
+        merged it before a restart.
         """
         default = None if self.enrolled.nodes is None else 0
         last = self.merged_rounds.get(client, default)
         return {} if last is None else {"merged-round": last}
 
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
-        """Return the filter of the replies to these messages, whose ``dropped`` is the round's."""
+        """Return a filter for the replies to these messages; ``dropped`` becomes the filter's."""
         reply_filter = ReplyFilter(
             server_round,
             asked,
@@ -397,7 +400,7 @@ def _check_merged(cohort: Cohort, merged: Arrays) -> None:
         k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
         raise Diverged(
             f"Round {cohort.server_round}: the merged model holds NaN or infinite values in "
-            f"{lost!r}. The longest update is client {cohort.client_ids[k]}'s, of length "
-            f"{np.sqrt(squares[k]):.3g}. Leave the client out, or bound updates by "
-            "clip-update-norm or clip-update-median, and resume."
+            f"{lost!r}. The longest update, of length {np.sqrt(squares[k]):.3g}, is that of client "
+            f"{cohort.client_ids[k]}. Exclude this client, or bound updates by clip-update-norm or "
+            "clip-update-median, and resume."
         )

@@ -25,8 +25,8 @@ class FedBN(LocalArraysTrainer):
     Parameters
     ----------
     keep
-        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
-        `LocalArraysTrainer`.
+        Where the client's arrays are kept between rounds: ``"client"`` (default) or ``"server"``;
+        see `LocalArraysTrainer`.
 
     See Also
     --------

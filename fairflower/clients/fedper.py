@@ -25,7 +25,7 @@ class FedPer(LocalArraysTrainer):
     Parameters
     ----------
     keep
-        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
+        Where the client's head is kept between rounds: ``"client"`` (default) or ``"server"``; see
         `LocalArraysTrainer`.
 
     See Also

@@ -22,7 +22,7 @@ class FedRep(FedPer):
     head_epochs
         Number of epochs that train the head. Default 10 (paper, with 1 or 5 epochs for the body).
     keep
-        Place of the client's head between rounds: ``"client"`` (default) or ``"server"``; see
+        Where the client's head is kept between rounds: ``"client"`` (default) or ``"server"``; see
         `LocalArraysTrainer`.
 
     See Also

@@ -25,7 +25,7 @@ class LGFedAvg(LocalArraysTrainer):
     Parameters
     ----------
     keep
-        Place of the client's values between rounds: ``"client"`` (default) or ``"server"``; see
+        Where the client's body is kept between rounds: ``"client"`` (default) or ``"server"``; see
         `LocalArraysTrainer`.
 
     See Also

@@ -1,4 +1,4 @@
-"""Base of methods in which arrays of the network stay with each client."""
+"""Base class of trainers in which each client has its own values of some arrays."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LOCAL = "local"
 class LocalArraysTrainer(Trainer):
     """Local training in which each client has its own values of some arrays.
 
-    A subclass says by ``local_arrays`` which arrays these are. The global model and the strategy
-    do without them. A client's values last from round to round and begin with the network's initial
-    values, which are the same for all clients of a run.
+    A subclass returns the names of these arrays from ``local_arrays``. They are not part of the
+    global model, and the strategy does not use them. A client keeps its values from round to round
+    and starts with the network's initial values, which are the same for all clients of a run.
 
-    With ``keep = "client"`` these arrays are local: they are in no message, and the client stores
-    them. With ``keep = "server"`` they are personal: the client sends them with its model, the
-    server stores each client's newest and sends them back to this client alone
-    (`fairflower.exchanges.PersonalArrays`). Both give the same bits. With the second, a client that
-    loses its disk loses nothing, but the server sees the arrays.
+    With ``keep = "client"`` the client stores these arrays and never sends them. With
+    ``keep = "server"`` the client sends them with its model, and the server stores them and sends
+    them back to this client alone (`fairflower.exchanges.PersonalArrays`). Results are identical,
+    bit by bit. If the server keeps the arrays, a client that loses its disk loses nothing, but the
+    server sees the arrays.
 
     ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
-    their initial values, as at the server, and ``personal_accuracy`` of the client's own model: the
-    shared arrays with its own local arrays.
+    their initial values, as at the server. ``personal_accuracy`` is that of the client's own model:
+    the shared arrays together with its own arrays.
     """
 
     #: Name, in warnings and reports, of the part of the network that stays with the clients.
@@ -44,12 +44,12 @@ class LocalArraysTrainer(Trainer):
         keep_local(self.model, self.local_arrays(self.model))
 
     def recall(self) -> None:
-        """Give the model the client's values, or the initial values before its first round."""
+        """Set the local arrays to the client's values, or to the initial values at first."""
         kept_by_server = self.keep == "server"
         self._set(self.shared.get(PersonalArrays.name) if kept_by_server else self.state.get(LOCAL))
 
     def train(self, server_round: int) -> dict[str, float]:
-        """Train like every trainer, with the client's arrays; store or return these afterwards."""
+        """Train with the client's own arrays; afterwards store or return them."""
         self.recall()
         metrics = super().train(server_round)
         own = {
@@ -88,7 +88,7 @@ class LocalArraysTrainer(Trainer):
 
     @classmethod
     def remark(cls, model: Any, by: str) -> str:
-        """Warn if the network has no local arrays, or if the run tests no personal model."""
+        """Return a warning if there are no local arrays or no tests of personal models; else ""."""
         if not local_tensors(model):
             return (
                 f"{cls.__name__}: the network has no normalization layers whose arrays could stay "

@@ -30,7 +30,7 @@ class MOON(FeatureTrainer):
         Weight of the contrastive loss. Default 5 (FedEquilibria, Table 5; the paper tries 0.1, 1, 5
         and 10).
     tau
-        Temperature. Default 0.5 (the paper and FedEquilibria).
+        Temperature. Default 0.5 (as in the paper and in FedEquilibria).
 
     See Also
     --------

@@ -27,7 +27,7 @@ class PropFair(Trainer):
         Lower bound of M - l in the gradient. Default 0.2 (the authors' code).
     variant
         With ``"released"``, the objective for l above ``M - epsilon`` is ``l / M``, as in the
-        authors' code without its option ``huber``: the objective and its slope drop there.
+        authors' code without its option ``huber``. The objective and its slope drop at that point.
 
     See Also
     --------

@@ -12,21 +12,21 @@ from fairflower.aggregation.records import check_arrays
 
 
 class PersonalArrays(Exchange):
-    """Each client's newest personal arrays, which are sent back to this client alone.
+    """Each client's own arrays, which the server stores and sends back to this client alone.
 
-    Clients return their personal arrays with the model. The server merges nothing: it stores the
-    arrays of every client that was in a cohort, by client id, and adds them to the client's next
-    train or test message. A client that was never in a cohort gets none, and begins with the
-    network's initial values.
+    Clients return these arrays with the model. The server does not merge them. It stores the newest
+    arrays of each client that was in a cohort, and adds them to the client's next train or test
+    message. A client that was never in a cohort gets none, and starts with the network's initial
+    values.
 
     Notes
     -----
-    The server needs to know which client is at a node (``FairStrategy.enroll``, or a reply since
-    the server started).
+    The server has to know which client is at a node, from ``FairStrategy.enroll`` or from a reply
+    since the server started.
     """
 
     name = "personal"
-    remedy = "Set client.keep = 'client', with which these arrays do not leave the client"
+    remedy = "Set client.keep = 'client', so that these arrays do not leave the client"
     STATE = ("arrays",)
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class Prototypes(Exchange):
             wrong = NotFinite if is_real(mean) else InvalidReply
             raise wrong("'mean' holds values that are not finite 32-bit numbers")
         if count.dtype.kind != "i" or (count < 0).any():
-            raise InvalidReply("'count' holds values that are not non-negative integers")
+            raise InvalidReply("'count' must hold non-negative integers")
         if (count > MOST_IMAGES).any():
             raise InvalidReply(
                 f"'count' has {count.max()} images for a class; expected at most 2**40"

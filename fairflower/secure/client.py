@@ -1,7 +1,7 @@
 """The client's part: Flower's mod for SecAgg+, applied to training in fairflower's ClientApp.
 
-Flower's mod answers the four messages of a round. In the third it calls the app, which trains, and
-masks what the app returns; it expects the records of Flower's classic API.
+Flower's mod answers the four messages of a round. For the third message it calls the app, which
+trains, and masks the app's reply; it expects the records of Flower's classic API.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fairflower.config.secure import KEY
 from fairflower.secure.vectors import Told, encode
 from fairflower.seeds import derive_seed
 
-#: Message type of the first exchange. A site with an older version has no function for it, and
-#: answers with an error: it never trains, so no array leaves it.
+#: Message type of the first exchange. A site with an older version has no function for this type
+#: and answers with an error. It does not train, and no array leaves it.
 MEASURE = "train.measure"
 
 App = Callable[[Message, Context], Message]
 
 
 def secure_mod(message: Message, context: Context, call_next: App) -> Message:
-    """Mask what training returns, if the message is of Flower's SecAgg+ protocol.
+    """Mask the reply to a train message that belongs to Flower's SecAgg+ protocol.
 
-    Other train messages pass, unless the run or the node config asks for secure aggregation: then
-    ``ValueError``, so that no model leaves unmasked.
+    Other train messages go directly to the app. If the run or the node config requires secure
+    aggregation, ``ValueError`` is raised instead, so that no unmasked model leaves the client.
     """
     records = message.content.config_records
     config = records.get("config", ConfigRecord())
@@ -45,7 +45,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
 
     def masked(request: Message, _: Context) -> Message:
         reply = _as_classic(request, call_next(request, context))
-        # For Flower's random rounding, so that a run's bits can be reproduced.
+        # Seed Flower's random rounding, so that runs are reproducible.
         parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
         seed = derive_seed(*parts, "rounding")  # type: ignore[arg-type]
         np.random.seed(seed % 2**32)
@@ -60,8 +60,8 @@ def _as_classic(request: Message, reply: Message) -> Message:
     content = reply.content
     if beside := [name for name in content.array_records if name != "arrays"]:
         raise ValueError(
-            f"the client's method returns {beside[0]!r} beside the model, which secure "
-            "aggregation does not mask. Nothing was sent"
+            f"the client's method returns {beside[0]!r} in addition to the model, and secure "
+            "aggregation does not mask it. Nothing was sent"
         )
     told = Told.from_config(request.content.config_records["config"])
     received = arrays_of(request.content.array_records["arrays"])
@@ -78,7 +78,7 @@ def _as_classic(request: Message, reply: Message) -> Message:
 
 @contextmanager
 def _numpy_random_state() -> Iterator[None]:
-    """Restore NumPy's global random state, which Flower's rounding draws from."""
+    """Restore NumPy's global random state, which Flower's rounding uses."""
     state = np.random.get_state()
     try:
         yield

@@ -1,8 +1,9 @@
-"""Runs Flower's SecAgg+ workflow for one round of messages, on any grid.
+"""Flower's SecAgg+ workflow for one round of messages, on any grid.
 
-The workflow is of Flower's classic API: it asks a strategy which clients train, sends four messages
-to each, and hands the strategy the weighted mean. Here the strategy is a stand-in, and the grid
-adds the model and the config to the messages of the third stage, in which clients train.
+The workflow belongs to Flower's classic API: it asks a strategy which clients train, sends four
+messages to each of them, and passes the weighted mean to the strategy. Here the strategy is a
+stand-in, and the grid adds the model and the config to the messages of the third stage, in which
+clients train.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from fairflower.secure.vectors import CLIPPING, Vector, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
 
-#: Fewest clients of a sum: of two, each would know the other's model.
+#: Smallest number of clients in a sum: with two, each would know the other's model.
 SMALLEST_SUM = 3
 
-#: Most clients of a round: with more, Flower's whole numbers would pass 2**32.
+#: Largest number of clients in a round: with more, Flower's integers would exceed 2**32.
 LARGEST_SUM = 1023
 
-#: Clients that share a client's keys, itself included; with fewer clients all of them.
+#: Largest number of clients among which a client's keys are shared, including itself.
 MOST_SHARES = 33
 
 
 class Halted(RoundFailed):
-    """A round without a sum; the text says why."""
+    """A round in which no sum could be computed; the message says why."""
 
 
 class LostClients(Exception):
@@ -50,7 +51,7 @@ class LostClients(Exception):
 
 
 def shares_of(clients: int) -> tuple[int, int]:
-    """Return the number of shares of a client's keys, and the number needed to restore the keys.
+    """Return the number of shares of a client's keys, and the number that restores the keys.
 
     >>> [shares_of(K) for K in (3, 4, 5, 10, 20, 100)]
     [(3, 3), (4, 3), (5, 3), (10, 6), (20, 11), (33, 17)]
@@ -70,19 +71,19 @@ def masked_mean(
     Parameters
     ----------
     send : callable
-        Sends messages, and returns the replies that came in time.
+        Sends messages and returns the replies that arrive before the timeout.
     server_round : int
         The round.
     contents : mapping of int -> RecordDict
-        Content of the train message of each node.
+        Content of the train message for each node.
     usable : callable
-        Gets the train messages and their replies; returns the replies that may enter the sum. May
-        raise `Halted`.
+        Gets the train messages and their replies; returns the replies that may be added to the
+        sum. May raise `Halted`.
 
     Raises
     ------
     Halted
-        If too few clients are left for the masks to be removed.
+        If too few clients are left to remove the masks.
     LostClients
         If clients fail before training.
     """
@@ -100,14 +101,14 @@ def masked_mean(
     workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
     if receiver.mean is None:
         raise Halted(
-            f"{grid.answered} of {count} clients {grid.task}, too few for the masks to be removed: "
-            f"that takes {threshold} of the {shares} that share a client's keys"
+            f"{grid.answered} of {count} clients {grid.task}. These are too few to remove the "
+            f"masks, which takes {threshold} of the {shares} clients that share a client's keys"
         )
     return receiver.mean
 
 
 class _Receiver:
-    """Stands in for a classic strategy: names the clients, and takes the mean."""
+    """Stand-in for a classic strategy, which names the clients and receives the mean."""
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self._nodes = list(nodes)
@@ -124,7 +125,7 @@ class _Receiver:
 
 
 class _StageGrid:
-    """The grid that the workflow sees: one exchange per stage."""
+    """Grid that the workflow uses, with one exchange of messages per stage."""
 
     def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
         self._send, self._contents, self._usable = send, contents, usable
@@ -156,17 +157,19 @@ class _StageGrid:
 def masked_sizes(content: RecordDict) -> list[int]:
     """Return the lengths of a reply's masked arrays; ``ValueError`` if they are not integers.
 
-    The first is the masked weight, of length 1.
+    The first array is the masked weight, with length 1.
     """
     masked: Any = content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
     arrays = [view(Array("", (), "numpy.ndarray", data)) for data in masked]
     if any(array.dtype != np.int64 for array in arrays):
-        raise ValueError(f"its masked arrays are {', '.join(str(a.dtype) for a in arrays)}")
+        raise ValueError(
+            f"expected int64 arrays, got {', '.join(str(array.dtype) for array in arrays)}"
+        )
     return [array.size for array in arrays]
 
 
 def _missing(messages: Sequence[Message], replies: Sequence[Message]) -> dict[int, str]:
-    """Return the nodes without a good reply, with the reasons."""
+    """Return the nodes without a usable reply, each with the reason."""
     nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     missing = {m.metadata.dst_node_id: "no reply before the timeout" for m in messages}
     for reply in replies:
@@ -174,7 +177,7 @@ def _missing(messages: Sequence[Message], replies: Sequence[Message]) -> dict[in
         if reply.has_error():
             missing[node] = shorten_error(reply.error.reason or "failed without a reason")
         elif RECORD_KEY_CONFIGS not in reply.content.config_records:
-            missing[node] = "its ClientApp lacks the mod of secure aggregation, secure_mod"
+            missing[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:
             missing.pop(node, None)
     return missing

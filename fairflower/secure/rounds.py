@@ -40,32 +40,32 @@ from fairflower.secure.vectors import (
 )
 from fairflower.seeds import derive_seed
 
-#: Weight of a client from which the server warns: the sum is then mostly its model.
+#: The server warns if a client's weight is above this value: the sum is then mostly its model.
 MOSTLY = 0.5
 
 
 @dataclass
 class _Round:
-    """A round, and what the server knows about its clients."""
+    """A round's messages and replies, by client."""
 
     server_round: int
     asked: dict[int, Message]  # the strategy's train messages, by client
     received: Arrays
     parser: ReplyParser
-    numbers: dict[int, MetricRecord] = field(default_factory=dict)  # of the first exchange
-    trained: dict[int, MetricRecord] = field(default_factory=dict)  # of the second
+    numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
+    trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
     dropped: dict[int, str] = field(default_factory=dict)
 
 
 class SecureAggregation:
-    """Trains rounds of a strategy whose ``sums_suffice`` under secure aggregation.
+    """Training rounds under secure aggregation.
 
     Parameters
     ----------
     strategy : FairStrategy
-        The strategy.
+        A strategy with ``sums_suffice = True``.
     send : callable
-        Sends messages, and returns the replies that came in time.
+        Sends messages and returns the replies that arrive before the timeout.
     """
 
     def __init__(self, strategy: FairStrategy, send: Send) -> None:
@@ -74,15 +74,15 @@ class SecureAggregation:
     def train(
         self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
     ) -> ArrayRecord:
-        """Return the next global model for the strategy's train messages.
+        """Send the strategy's train messages and return the next global model.
 
         Raises
         ------
         Halted
-            If the masks could not be removed, or the sum is wrong. Nothing has changed then: the
-            strategy has the state of before.
+            If the masks cannot be removed, or if the sum is wrong. The strategy's state is then
+            that before the round.
         RoundFailed
-            If fewer than ``min_clients`` clients answer.
+            If fewer than ``min_clients`` replies are usable.
         """
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)
@@ -111,14 +111,14 @@ class SecureAggregation:
         return self._conclude(now, self._cohort(now, clients, total), weights, cohort.client_ids)
 
     def _measure(self, now: _Round) -> SumCohort:
-        """Run the first exchange: return the clients' numbers."""
+        """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
         names = [n for n in strategy.measurements if n not in strategy.learns]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
-                raise InvalidReply("it sent arrays where numbers were asked")
+                raise InvalidReply("it sent arrays, but the server requested only numbers")
             now.parser.check_numbers(client, metrics, names)
             return metrics
 
@@ -132,7 +132,7 @@ class SecureAggregation:
     def _cohort(
         self, now: _Round, clients: Sequence[int], total: WeightedSum | None = None
     ) -> SumCohort:
-        """Return these clients' numbers as a cohort, with the sum of their updates."""
+        """Return a cohort of these clients, with their numbers and the sum of their updates."""
         both = [{**now.numbers[k], **now.trained.get(k, {})} for k in clients]
         metrics = stack_common_metrics([MetricRecord(numbers) for numbers in both])
         return SumCohort(
@@ -157,7 +157,7 @@ class SecureAggregation:
     ) -> tuple[WeightedSum, list[int]]:
         """Run the second exchange: return the sum of the weighted updates, and its clients.
 
-        The clients that fail before training are left out, and the others begin again.
+        If clients fail before training, they are dropped, and the exchange starts again.
         """
         shares = dict(zip(cohort.client_ids, weights.tolist(), strict=True))
         each = (
@@ -181,7 +181,7 @@ class SecureAggregation:
     def _told(
         self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
     ) -> dict[int, Told]:
-        """Return the values for each client: weights as whole numbers, the largest being Q."""
+        """Return the values for each client. Weights become integers, of which the largest is Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
         buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
         draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
@@ -224,7 +224,7 @@ class SecureAggregation:
             return decode(mean, now.received, [told[client] for client in clients]), clients
         except WrongSum as error:
             names = ", ".join(map(str, sorted(now.trained)))
-            raise Halted(f"{error}, among the clients {names}") from error
+            raise Halted(f"{error} (one of {names})") from error
 
     def _check(
         self,
@@ -234,7 +234,7 @@ class SecureAggregation:
         content: RecordDict,
         metrics: MetricRecord,
     ) -> MetricRecord:
-        """Return a client's training metrics; ``InvalidReply`` if it must not enter the sum."""
+        """Return a client's training metrics; ``InvalidReply`` if the sum must exclude it."""
         mine = told[client]
         numbers = content.metric_records.get("metrics", MetricRecord())
         if any(len(record) for record in content.array_records.values()):
@@ -243,10 +243,10 @@ class SecureAggregation:
         for name, value in numbers.items():
             check_finite(name, value)
         if (used := metrics.get("num_examples")) != mine.weight:
-            raise InvalidReply(f"it says that it used the weight {used}; {mine.weight} was told")
+            raise InvalidReply(f"it used the weight {used} instead of {mine.weight}")
         planned, steps = now.numbers[client].get("steps"), numbers.get("steps", None)
         if planned is not None and steps != planned:
-            raise InvalidReply(f"it took {steps} steps, after it had announced {planned}")
+            raise InvalidReply(f"it took {steps} steps, but had announced {planned}")
         try:
             sizes = masked_sizes(content)
         except Exception as error:
@@ -267,7 +267,7 @@ class SecureAggregation:
         strategy = self.strategy
         assert cohort.total is not None
         kept = [measured.index(client) for client in cohort.client_ids]
-        for name, value in strategy.diagnostics.items():  # of a client that was lost since
+        for name, value in strategy.diagnostics.items():  # remove clients that failed since
             if np.shape(value)[:1] == (len(measured),):
                 strategy.diagnostics[name] = np.asarray(value)[kept]
         strategy.client_ids = cohort.client_ids
@@ -288,19 +288,19 @@ class SecureAggregation:
 
 
 def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """Return the weights; ``ConfigError`` if they are not K non-negative numbers with sum 1."""
+    """Return the weights; ``ConfigError`` unless they are non-negative with sum 1, shape (K,)."""
     if weights.shape != (clients,) or not on_simplex(weights):
         raise ConfigError(f"Weights {weights} are not {clients} non-negative numbers with sum 1.")
     return weights
 
 
 def _check_hidden(shares: Mapping[int, float]) -> None:
-    """Raise `Halted` if the sum would have too few clients."""
+    """Raise `Halted` if the sum would include too few clients."""
     weighted = sum(share > 0 for share in shares.values())
     if weighted < SMALLEST_SUM:
         raise Halted(
-            f"{weighted} of {len(shares)} clients have a weight above 0, and a sum has to hide "
-            f"each client among at least {SMALLEST_SUM} (bound.max-client-weight spreads weights)"
+            f"{weighted} of {len(shares)} clients have a weight above 0, but a sum needs at least "
+            f"{SMALLEST_SUM} to hide each client (lower bound.max-client-weight to spread weights)"
         )
 
 
@@ -317,7 +317,7 @@ def _warn_if_shown(server_round: int, cohort: SumCohort) -> None:
 
 
 def described(clients: int) -> dict[str, Any]:
-    """Return how rounds of so many clients are masked, for ``run.json``."""
+    """Return the parameters of the protocol for this number of clients, for ``run.json``."""
     shares, threshold = shares_of(clients)
     return {
         "clients": clients,

@@ -1,8 +1,8 @@
 """A client's update as a vector within SecAgg+'s range, and the sum of these vectors.
 
 Flower's protocol multiplies a vector by the client's weight, clips it to ``CLIPPING``, rounds it to
-a whole number below ``quantization_range`` and adds masks modulo 2**32. Here updates are scaled so
-that nothing is ever clipped, or refused.
+integers below ``quantization_range`` and adds masks modulo 2**32. Here updates are scaled so that
+no value is clipped; an update that is too large for this is an error.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fairflower.errors import ConfigError
 
 Vector = NDArray[np.float64]
 
-#: Flower's default: values after weighting are from -CLIPPING to CLIPPING.
+#: Bound of weighted values, from -CLIPPING to CLIPPING; Flower's default.
 CLIPPING = 8.0
 
 #: Scale of integer arrays, such as BatchNorm's counters of batches.
 INTEGERS = 2.0**16
 
-#: Check values of a client, by which another weight than told shows in the sum.
+#: Number of check values per client; they reveal in the sum if a client used a wrong weight.
 CHECKS = 3
 
-#: Units in which a squared length may be sent: the smallest in which nobody's is out of range
-#: is used, so that the sum is precise for any length.
+#: Units in which squared lengths are sent. The server reads the smallest unit in which no client is
+#: out of range, so that the sum is precise for any length.
 UNITS = 16.0 ** np.arange(-10, 16)
 
 #: Names in the config of a train message.
@@ -40,7 +40,7 @@ _FACTOR, _BUFFERS = "secure.square-factor", "secure.buffers"
 
 
 def quantization_range(clients: int) -> int:
-    """Return the largest power of two for which sums of so many numbers stay below 2**32.
+    """Return the largest power of two, up to 2**30, for which a sum over clients is below 2**32.
 
     >>> [quantization_range(K) == 2**bits for K, bits in ((3, 30), (10, 28), (1023, 22))]
     [True, True, True]
@@ -50,17 +50,17 @@ def quantization_range(clients: int) -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """What the server tells one client for the masked exchange."""
+    """Values that the server sends to one client for the masked exchange."""
 
-    #: The client's weight: a whole number up to ``range``, which stands for the largest weight.
+    #: The client's weight as an integer from 0 to ``range``, the largest client's weight.
     weight: int
     #: The quantization range.
     range: int
-    #: Random numbers that the client adds to its vector.
+    #: Random numbers that the client appends to its vector.
     checks: tuple[float, ...]
-    #: Factor of the squared length of the update, if the strategy needs the sum of these.
+    #: Factor of the update's squared length, if the strategy needs the sum of these lengths.
     factor: float | None = None
-    #: Arrays that do not count in this length.
+    #: Names of arrays that are not part of this length.
     buffers: tuple[str, ...] = ()
 
     @property
@@ -81,8 +81,8 @@ class Told:
         weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
         if not (isinstance(weight, int) and isinstance(most, int) and 0 <= weight <= most):
             raise ValueError(
-                f"the server told the weight {weight!r} of at most {most!r}: secure aggregation "
-                "needs whole numbers. Nothing was sent"
+                f"the server sent the weight {weight!r} of at most {most!r}: secure aggregation "
+                "needs integers. Nothing was sent"
             )
         checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
         return cls(weight, most, tuple(checks), config.get(_FACTOR), tuple(buffers))  # type: ignore[arg-type]
@@ -96,21 +96,21 @@ def scale_of(received: NDArray[Any]) -> float:
 
 
 def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
-    """Return the vector that a client gives to the protocol, which multiplies it by its weight.
+    """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
     ``ValueError`` names an array whose update is out of range and would be clipped.
     """
     if received.keys() != sent.keys():
-        raise ValueError("the trained arrays are not the received ones. Nothing was sent")
+        raise ValueError("the trained arrays differ from the received arrays. Nothing was sent")
     parts = []
     squares = 0.0
     for name, before in received.items():
         update = sent[name].astype(np.float64) - before
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
-        if not largest <= CLIPPING * scale:  # NaN is not, either
+        if not largest <= CLIPPING * scale:  # also true for NaN
             raise ValueError(
-                f"the update of {name!r} has a value of {largest:.3g}, and secure aggregation "
-                f"takes up to {CLIPPING * scale:.3g} ({CLIPPING:g} times the model's largest "
+                f"the update of {name!r} has a value of {largest:.3g}, but secure aggregation "
+                f"allows at most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest "
                 "value, at least 1). Nothing was sent. Lower train.lr"
             )
         if told.factor is not None and name not in told.buffers:
@@ -128,9 +128,9 @@ def size_of(received: Arrays, squares: bool) -> int:
 
 
 def _in_units(value: float, ratio: float) -> Vector:
-    """Return a number in each of the `UNITS`, and a mark where it is out of range.
+    """Return a number in each of the `UNITS`, and a mark of 1 for each unit that is too small.
 
-    Divided by the weight, so that the sum has the weighted numbers, but whole marks.
+    Marks are divided by the weight, so that the weighted sum counts each of them as 1.
     """
     if ratio == 0:
         return np.zeros(2 * len(UNITS))
@@ -146,7 +146,7 @@ def _in_units(value: float, ratio: float) -> Vector:
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """What the server learns from a round's masked vectors."""
+    """Values that the server learns from a round's masked vectors."""
 
     #: Weights of the clients in the sum, shape (K,), with sum 1.
     weights: Vector
@@ -160,22 +160,23 @@ class WeightedSum:
 
 
 class WrongSum(ValueError):
-    """The sum was not made with the weights that clients were told."""
+    """A sum in which a client used another weight than the server sent."""
 
 
 def error_of(told: Sequence[Told]) -> float:
-    """Return the largest error of the mean of the vectors, per entry.
+    """Return the largest possible error of an entry of the vectors' weighted mean.
 
-    A client's entry is rounded by less than a step, 2 CLIPPING / range. The weights themselves are
-    rounded by half of 1 / range, in the sum and in what it is divided by.
+    A client's entry is rounded by less than one step, 2 CLIPPING / range. Weights are rounded by
+    at most half of 1 / range, both in the sum and in the total weight that divides it.
     """
     return 3 * len(told) * CLIPPING / sum(t.weight for t in told)
 
 
 def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
-    """Return the sum of the clients that were ``told``, from the weighted mean of their vectors.
+    """Return the weighted sum over clients from the weighted mean of their vectors.
 
-    `WrongSum` if a client used another weight than told.
+    ``told`` has the values that the server sent to these clients. `WrongSum` if a client used
+    another weight.
     """
     ratios = np.array([t.ratio for t in told])
     weights, error = ratios / ratios.sum(), error_of(told)
@@ -188,13 +189,13 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
     expected = weights @ np.array([t.checks for t in told])
     if not np.abs(checks - expected).max() <= error:
         raise WrongSum(
-            "the sum of the masked weights is not that of the told weights: somebody sent another "
-            "weight than told"
+            "the sum of the masked weights differs from that of the weights that the server sent, "
+            "because a client used another weight"
         )
     if told[0].factor is None:
         return WeightedSum(weights, means, error)
     totals, marks = mean[start + CHECKS :].reshape(2, -1) * ratios.sum()
-    unit = int(np.argmax(marks < 0.5))  # the smallest in which nobody is out of range
+    unit = int(np.argmax(marks < 0.5))  # the smallest in which no client is out of range
     factors = np.array([t.factor for t in told], np.float64)
     squares = float(max(totals[unit], 0.0) * UNITS[unit] / ratios.sum())
     return WeightedSum(weights, means, error, factors, squares)
@@ -202,9 +203,9 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
 
 @dataclass(frozen=True)
 class SumCohort(Cohort):
-    """A cohort whose weighted sum of updates the server knows, but not the individual updates.
+    """A cohort of which the server knows the weighted sum of updates, but no individual update.
 
-    Before the masked exchange ``total`` is None, and the cohort has numbers only.
+    Before the masked exchange, ``total`` is None, and the cohort contains only numbers.
     """
 
     total: WeightedSum | None = None
@@ -213,23 +214,23 @@ class SumCohort(Cohort):
         return len(self.client_ids)
 
     def blocks(self, *args: Any, **options: Any) -> Any:
-        """Raise ``ConfigError``: there are no individual updates."""
+        """Raise ``ConfigError``, because individual updates are not known."""
         raise ConfigError(
-            "the strategy uses individual updates, and secure aggregation gives it only their "
+            "the strategy uses individual updates, but secure aggregation provides only their "
             "weighted sum. Set secure-aggregation = false, or choose another strategy."
         )
 
     gram = blocks
 
     def squared_norms(self, names: Sequence[str] | None = None) -> Vector:
-        """Return equal squared lengths, (K,), that give the known sum_k w_k f_k ||Delta_k||^2."""
+        """Return K equal squared lengths with the known sum_k w_k f_k ||Delta_k||^2."""
         total = self.total
         if total is None or total.factors is None:
             return self.blocks()  # type: ignore[no-any-return]
         return np.full(len(self), total.squares / float(total.weights @ total.factors))
 
     def average(self, weights: Vector, kept: Any = None) -> Arrays:
-        """Return theta + sum_k w_k Delta_k for the told weights; shorter if one exceeds the cap."""
+        """Return theta + sum_k w_k Delta_k for the weights that clients used, within the cap."""
         if kept is not None:
             self.blocks()
         return self._moved(self._told(weights), self.floats)
@@ -239,7 +240,7 @@ class SumCohort(Cohort):
         coefficients: Vector | Mapping[str, Vector],
         weights: Vector | None = None,
     ) -> Arrays:
-        """Return theta + c sum_k w_k Delta_k for coefficients c times the told weights."""
+        """Return theta + c sum_k w_k Delta_k for coefficients that are c times these weights."""
         if isinstance(coefficients, Mapping):
             self.blocks()
         c = float(np.sum(coefficients))  # type: ignore[arg-type]
@@ -247,13 +248,13 @@ class SumCohort(Cohort):
         return self._moved(c, self.floats if weights is None else self.parameters)
 
     def _told(self, weights: Vector) -> float:
-        """Return the length that keeps every weight below the cap; refuse other weights."""
+        """Return the factor that keeps every weight below the cap; reject unknown weights."""
         if self.total is None or not np.allclose(weights, self.total.weights, atol=1e-6):
             self.blocks()
         return min(1.0, self.max_weight / float(weights.max()))
 
     def _moved(self, length: float, names: Sequence[str]) -> Arrays:
-        """Return the received model after a step; arrays not in ``names`` take the mean itself."""
+        """Return the received model plus the mean update, times ``length`` for arrays ``names``."""
         assert self.total is not None
         moved: Arrays = {}
         for name, received in self.received.items():
@@ -262,7 +263,7 @@ class SumCohort(Cohort):
                 values = received + step
                 if name.endswith("running_var"):
                     values = np.maximum(values, 0)
-            else:  # rounded down, as without masks
+            else:  # rounded down, as without secure aggregation
                 values = np.floor(received + step + 1e-6 + self.total.error * INTEGERS)
             moved[name] = np.asarray(values, received.dtype)
         return moved

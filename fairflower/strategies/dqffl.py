@@ -53,7 +53,7 @@ class DqFFL(QFFL):
     -----
     Neither the paper's text nor the authors' code was available. ``"paper"`` follows a second-hand
     account of the text, and ``"released"`` a port of the code, where the ratio is inverted.
-    The paper's q is not known. The step is inferred: it is q-FFL's step with q_k in place of q.
+    The paper's q is unknown. The step is inferred: it is q-FFL's step with q_k in place of q.
 
     Examples
     --------

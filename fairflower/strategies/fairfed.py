@@ -134,7 +134,7 @@ class FairFed(FairStrategy):
         return np.where(np.isnan(gap), by_accuracy, gap)
 
     def read_config(self, config: Mapping[str, Any]) -> None:
-        """Read arguments from the config of the train messages."""
+        """Check that the config names the groups of people that the metric compares."""
         super().read_config(config)
         if self.of_groups and config.get("data.groups") == "":
             raise ValueError(

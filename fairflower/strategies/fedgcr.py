@@ -62,8 +62,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
     q : float >= 0
         Power of the loss. Larger values give more weight to large losses. Default 1 (paper).
     delta : float in [0, 1]
-        Limit of beta. 0 uses only the clients' losses, 1 finally only their clusters' losses.
-        Default 0.5 (Algorithm 1).
+        Limit of beta. With 0, only the clients' losses count; with 1, only their clusters' losses
+        count in later rounds. Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
         How slowly beta approaches delta: with 0 beta is delta from round 2, with 1 it stays 0.
         None, the default, means 0.9 for ``"released"`` and 0.5 otherwise.
@@ -86,9 +86,10 @@ class FedGCR(ClusteringMixin, FairStrategy):
 
     Notes
     -----
-    The paper's text is not the default for three reasons. If L_k is a sum, a client's weight grows
-    with n_k^(q+2), so that small clients get very little. If the trained model computes h_k, the
-    length of training affects h_k more than the data do. And T' is usually unknown.
+    The paper's text is not the default for three reasons. First, if L_k is a sum, a client's weight
+    grows with n_k^(q+2), so that small clients get very little weight. Second, if the trained model
+    computes h_k, the length of training affects h_k more than the data do. Third, T' is usually
+    unknown.
 
     In one run per variant, each with ``fedgc`` of the same variant, the accuracies of the average
     and the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,

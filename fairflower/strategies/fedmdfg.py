@@ -24,7 +24,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMDFG(FairStrategy):
-    """Take a step that lowers every client's loss and, if they differ, makes the losses more equal.
+    """Lower every client's loss, and make the losses more equal if they differ too much.
 
     Let F_k be the received model's loss on client k's data, and g_k = -Delta_k, scaled to the mean
     length of the updates of its round::

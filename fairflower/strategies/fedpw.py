@@ -63,8 +63,8 @@ class FedPW(FairStrategy):
         disables both. Default 0.3 (released code).
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
-        pruned like parameters, but not scaled; an array is not scaled if any client dropped none
-        of its coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and
+        pruned like parameters, but not scaled; an array is not scaled if a client dropped no
+        coordinate of it. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and
         takes m over the clients that dropped coordinates.
 
     See Also

@@ -32,7 +32,7 @@ class PA3Fed(FairStrategy):
     Parameters
     ----------
     delta : float >= 0
-        Mean relative change of the loss from which a period is critical. Default 0.001
+        Mean relative change of the loss at which a period counts as critical. Default 0.001
         (FedEquilibria, Table 5, Digits; Office-Caltech and PACS 0.01).
     beta : float in [0, 1]
         Share of the adaptive weights; 0 gives FedAvg. Default 0.3 (the same table).

@@ -59,7 +59,7 @@ class QFFL(FairStrategy):
     --------
     TERM : Weights by the exponential of the loss.
     AFL : The worst mixture of the losses.
-    PropFair : Proportional fairness.
+    PropFair : Weights by the inverse of the distance from a worst-case loss.
 
     Notes
     -----

@@ -1,1 +1,1 @@
-"""Local training of all clients: the round, measurements, and state between rounds."""
+"""Local training of all clients: rounds, measurements, and a client's state between rounds."""

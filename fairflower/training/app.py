@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def train_round(
     trainer: Trainer, context: Context, config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Arrays]]:
-    """Train and measure a round, with the client's state from its last round.
+    """Train a round and take its measurements, with the client's state from its last round.
 
     Returns metrics and arrays. The metrics are ``client-id``, ``train_loss``, the measured numbers
-    and, of a client with state, ``state-round``: the round in which the state was written, 0 if
-    none. The arrays are sent back with the model: measured arrays, and the trainer's ``returns``.
+    and, for a client with state, ``state-round``: the round in which the loaded state was written,
+    or 0. The arrays to send with the model are measured arrays and the trainer's ``returns``.
     """
     state_round = load_state(trainer, context, config, before=server_round(config))
     trainer.recall()
@@ -69,10 +69,10 @@ def private_round(
     privacy: PrivacyConfig,
     received: Arrays,
 ) -> tuple[dict[str, float], Arrays, dict[str, Arrays]]:
-    """Train and measure a round as `train_round`; return what may leave the client.
+    """Run `train_round`; return the metrics, the model and the arrays that may leave the client.
 
     The update is clipped, and the numbers are clipped and noised. If training diverges, the client
-    returns the received model, so that its failure says nothing about its examples.
+    returns the received model, so that the failure reveals nothing about its examples.
     """
     metrics: dict[str, float] = {}
     try:
@@ -100,10 +100,10 @@ def evaluate_round(
 def test_metrics(
     trainer: Trainer,
 ) -> tuple[dict[str, float], dict[str, str], list[int]]:
-    """Return the user's metrics of the received model, and the reasons of those that failed.
+    """Return the user's metrics of the received model, reasons for failed metrics, and counts.
 
-    Last come the counts of people by group (`fairflower.numerics.group_fairness`), if the data
-    have groups. Arrays that stay with the client are set to their initial values, as for
+    The counts of people by group (`fairflower.numerics.group_fairness`) are empty if the data have
+    no groups. Arrays that stay with the client are set to their initial values, as for
     ``accuracy``.
     """
     groups = trainer.data.groups.get("test")
@@ -131,7 +131,7 @@ def test_metrics(
 def make_client_app(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], *, mods: Sequence[Mod] = ()
 ) -> ClientApp:
-    """Make a ClientApp that answers Flower's train and evaluate messages by trainers.
+    """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 
     Parameters
     ----------
@@ -149,11 +149,12 @@ def make_client_app(
         (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and ``accuracy``) and,
         after training, with ``arrays``. Measurements that the config requests under ``measure`` are
         added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
-        `fairflower.training.measurements`. Other ArrayRecords of the message are the trainer's
-        ``shared``; its ``returns`` are sent back in the same way. Its state is stored in
-        ``Context.state`` and on disk (`fairflower.training.client_state`); a client with state
-        also reports ``state-round``, the round in which the state was written. A message of type
-        ``train.measure`` gets the numbers that ``measure`` names, of the received model.
+        `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
+        ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state
+        is stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client
+        with state also reports ``state-round``, the round in which the state was written. The reply
+        to a message of type ``train.measure`` has the numbers that ``measure`` requests, for the
+        received model.
     """
     app = ClientApp()
 
@@ -209,7 +210,7 @@ def _naming_failures(
         try:
             return app(message, context)
         except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
-            raise  # these say what is wrong
+            raise  # the text of these errors is enough
         except BaseException as error:
             raise RuntimeError(failure_text(error)) from error
 
@@ -219,13 +220,13 @@ def _naming_failures(
 def _prepare(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], message: Message, context: Context
 ) -> tuple[Trainer, ConfigRecord]:
-    """Make the node's trainer, and give it the message's arrays."""
+    """Return the node's trainer, with the message's arrays, and the message's config."""
     content = message.content
     arrays = {name: arrays_of(record) for name, record in content.array_records.items()}
     if "arrays" not in arrays:
         raise ValueError(
             f"The {message.metadata.message_type} message has no ArrayRecord 'arrays', only "
-            f"{', '.join(content) or 'nothing'}. Leave the strategy's arrayrecord_key as it is."
+            f"{', '.join(content) or 'nothing'}. Do not change the strategy's arrayrecord_key."
         )
     config = content.config_records.get("config", ConfigRecord())
     trainer = trainer_fn(context, config)

@@ -1,9 +1,8 @@
 """A client's examples on the training device, in normalized batches.
 
-Images stay uint8 until their batch is used, and are cropped, flipped and normalized a batch at a
-time: exactly torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and
-``Normalize``, without a Python call per image. Features are normalized once; token ids are used as
-they are.
+Images stay uint8 until their batch is used. Then they are cropped, flipped and normalized exactly
+as by torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and ``Normalize``, but
+without a Python call per image. Features are normalized once. Token ids are not changed.
 """
 
 from __future__ import annotations
@@ -26,24 +25,25 @@ from fairflower.models import Classifier, cache_first_stage
 #: example.
 FirstStages = dict[int, tuple[Classifier, Tensor]]
 
-#: Examples per pass of a frozen first stage.
+#: Number of examples per pass of a frozen first stage.
 _FIRST_STAGE_BATCH = 128
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """Examples of a client, and their normalization and augmentation."""
+    """A client's examples, with their normalization and augmentation."""
 
     train: Split
     test: Split
-    #: Mean and ``std`` per channel, of images in [0, 1], or per feature; empty for token ids.
+    #: Mean and standard deviation per channel (of images in [0, 1]) or per feature; empty for
+    #: token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     augment: Augment = field(default_factory=Augment)
     #: Examples held out of training, for the choice of hyper-parameters.
     validation: Split | None = None
-    #: Each example's group of people, int64 [N] by split; empty without ``data.groups``.
+    #: Group of people of each example, int64 [N], by split; empty without ``data.groups``.
     groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     num_groups: int = 0
     #: Outputs of frozen first stages for these examples, cached for later rounds.
@@ -57,7 +57,7 @@ class ClientData:
 
     @property
     def log_class_frequencies(self) -> NDArray[np.float64]:
-        """Log of the classes' shares of the training examples [classes]; -inf for no example."""
+        """Logarithm of each class's share of the training examples, [classes]; -inf for 0."""
         counts = np.bincount(self.train.y, minlength=self.num_classes)
         with np.errstate(divide="ignore"):
             logs: NDArray[np.float64] = np.log(counts / counts.sum())
@@ -68,7 +68,7 @@ class ClientData:
         if self.validation is None:
             raise ValueError(
                 "There are no examples for validation: data.validation-fraction and "
-                "data.validation-examples are 0."
+                "data.validation-examples are 0. Set one of them."
             )
         return replace(self, test=self.validation, groups=self._tested("validation"))
 
@@ -81,12 +81,13 @@ class ClientData:
 
 
 class Examples(ABC):
-    """A split on a device, in batches; `examples_of` makes the class for its kind.
+    """A split on a device, in batches; `examples_of` chooses the subclass for its kind.
 
-    The ``split`` has examples and labels, int64 [N]. If ``model`` has a frozen first stage
-    (`Classifier.two_stages`), its output is computed once for every example, and batches carry it;
-    images are then not augmented, as the output would change with every use. The outputs are cached
-    in ``first_stages``, for all objects with the same split, or if None in this object.
+    ``split`` contains examples and labels, int64 [N]. If ``model`` has a frozen first stage
+    (`Classifier.two_stages`), its output is computed once for every example and attached to
+    batches; images are then not augmented, because augmentation would change the output. Outputs
+    are cached in ``first_stages``, which objects with the same split can share, or else in this
+    object.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Examples(ABC):
     def epoch_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches with every example once, in random order; images are augmented.
+        """Yield batches of all examples in random order; images are augmented.
 
         Batches are x, float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
         int64 [B, length], and y, int64 [B]. A last batch of a single example is joined to the batch
@@ -124,19 +125,19 @@ class Examples(ABC):
             yield self._with_first_stage(x, index), self._y[index]
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches with every example once, in order, not augmented."""
+        """Yield batches of all examples in order, without augmentation."""
         for start in range(0, len(self), batch_size):
             rows = slice(start, start + batch_size)
             yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
 
     @abstractmethod
     def _originals(self, rows: slice | Tensor) -> Tensor:
-        """Return these rows, normalized and not augmented."""
+        """Return the examples of these rows, normalized and not augmented."""
 
     def _drawn(
         self, order: Tensor, sizes: list[int], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of these sizes in this order, each with its rows."""
+        """Yield batches of these sizes in this order, each with the indices of its rows."""
         for index in torch.split(order.to(self.device), sizes):
             yield self._originals(index), index
 
@@ -149,7 +150,7 @@ class Examples(ABC):
         if model is not self.model or outputs.device != x.device:
             size = _FIRST_STAGE_BATCH
             parts = [slice(i, i + size) for i in range(0, len(self), size)]
-            # Inference tensors could not be trained on later.
+            # Inference tensors could not be used for training later.
             with torch.inference_mode(False), torch.no_grad():
                 outputs = torch.cat(
                     [self.model.first_stage(self._originals(part)) for part in parts]
@@ -166,15 +167,15 @@ class Images(Examples):
     split, device, model, first_stages
         See `Examples`.
     mean, std
-        Per channel, of images in [0, 1].
+        Mean and standard deviation per channel, of images in [0, 1].
     augment
-        Applied only by ``epoch_batches``. Crops are cut from the image padded with black, as
-        torchvision pads a PIL image before normalization.
+        Augmentation, applied only by ``epoch_batches``. Crops are cut from the image padded with
+        black, as torchvision pads a PIL image before normalization.
 
     Raises
     ------
     ValueError
-        If an array has another type or shape.
+        If an array has a wrong type or shape.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class Images(Examples):
         return self._normalize(self._crops[rows, :, center, center])
 
     def _normalize(self, x: Tensor) -> Tensor:
-        """Scale to [0, 1], then by mean and std, with the arithmetic of torchvision."""
+        """Scale images to [0, 1] and normalize them, with the arithmetic of torchvision."""
         x = x.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
         # Convolutions on a CPU are up to twice as fast in this layout.
         return x.contiguous(memory_format=torch.channels_last)
@@ -228,8 +229,8 @@ class Images(Examples):
 class Vectors(Examples):
     """Features, float32 [N, D], normalized by ``mean`` and ``std`` [D]; or token ids, int64 [N, L].
 
-    Neither is augmented. For the other parameters see `Examples`. ``ValueError`` if an array has
-    another type or shape.
+    Neither is augmented. For the other parameters see `Examples`. ``ValueError`` if an array has a
+    wrong type or shape.
     """
 
     def __init__(
@@ -258,14 +259,14 @@ def examples_of(
     augment: Augment | None = None,
     **options: Any,
 ) -> Examples:
-    """Make `Images` or `Vectors` of a split, by its shape; see there for the parameters."""
+    """Return `Images` or `Vectors` for a split, by its shape; see there for the parameters."""
     if split.x.ndim == 4:
         return Images(split, mean, std, augment, **options)
     return Vectors(split, mean, std, **options)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """Return the sizes of the training batches of n examples.
+    """Return the sizes of the training batches for n examples.
 
     >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
     ([4, 4, 2], [4, 5], [1], [1, 1, 1])

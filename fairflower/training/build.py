@@ -16,7 +16,7 @@ from fairflower.training.trainer import Trainer
 def build_model(
     config: ModelConfig, client: ClientConfig, federation: Federation, seed: int
 ) -> models.Classifier:
-    """Make the network for a federation, adapted to the method of local training.
+    """Build the network for a federation, adapted to the client's training method.
 
     See `fairflower.models.build` for ``seed`` and errors.
     """
@@ -43,10 +43,10 @@ def build_trainer(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> Trainer:
-    """Make the trainer of a config; ``ConfigError`` if its name or an argument is unknown.
+    """Build the trainer of a config; ``ConfigError`` if its name or an argument is unknown.
 
-    Arguments that only the method's exchanges have are not passed to it. See `Trainer` for the
-    other parameters.
+    Arguments that belong only to the method's exchanges are not passed to the trainer. See
+    `Trainer` for the other parameters.
     """
     client.check()
     trainer: type[Trainer] = client.factory

@@ -1,13 +1,15 @@
 """State of a client between rounds: in Flower's ``Context.state`` and on the client's disk.
 
-``Context.state`` is lost with a SuperNode, and in a simulation with the run. The state is therefore
-also written to ``$FAIRFLOWER_HOME/state/<run id>/<client id>/round-000007.safetensors``, and read
-from there if the context has none: after a restart of the SuperNode, or if the run is resumed from
-a checkpoint. Clients without state write nothing.
+``Context.state`` is lost if a SuperNode stops and, in a simulation, when the run ends. Therefore
+the state is also written to
+``$FAIRFLOWER_HOME/state/<run id>/<client id>/round-000007.safetensors``. It is read from there if
+the context has no state: after a restart of the SuperNode, or if the run is resumed from a
+checkpoint. Clients without state write nothing.
 
-A resumed run may repeat rounds, in which each client needs its earlier state: the files of all
-rounds that a checkpoint may need are kept. The last files of a run are deleted by the server if it
-can see them, as in a simulation, or after `DAYS` by a client that works for another run.
+A resumed run may repeat rounds, for which each client needs its earlier state. Therefore the files
+of all rounds that a checkpoint may need are kept. The server deletes a run's last files if it has
+access to them, as in a simulation. Otherwise a client of another run deletes them after `DAYS`
+days.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from fairflower.training.trainer import Trainer, server_round
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
 
-#: Days after its last change until the state of another run is deleted from a client's disk.
+#: Number of days after its last change when the state of another run is deleted from the disk.
 DAYS = 30
 
 
@@ -40,10 +42,10 @@ def load_state(
 ) -> int:
     """Load the trainer's state of an earlier round of this run; return that round, or 0.
 
-    State is stored with the message's ``run-id`` and its round, as a node may serve several runs.
-    State of another run is not used, nor state of round ``before`` or later (of a round that is
-    repeated), nor state of a round after ``merged-round``, the last round in which the server
-    merged this client: an update that came too late or was left out does not count.
+    State is stored with the message's ``run-id`` and round, because a node may serve several runs.
+    State of other runs is ignored. State of round ``before`` or later is ignored, because these
+    rounds are repeated. State of rounds after ``merged-round``, the last round in which the server
+    merged this client, is ignored, because late or dropped updates do not count.
     """
     trainer.state = {}
     folder = _folder(trainer, config)
@@ -89,7 +91,7 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
     files = _files(folder)
     for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged_round(config)):
-        with suppress(PermissionError):  # Windows, while another process reads it: the next time
+        with suppress(PermissionError):  # Windows, if another process reads it: retried next round
             files[kept].unlink(missing_ok=True)
     _delete_old_states(folder.parent)
 
@@ -97,12 +99,12 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
 def rounds_to_keep(
     rounds: Iterable[int], now: int, every: int, keep: int, merged: float = math.inf
 ) -> set[int]:
-    """Select the ``rounds`` whose state a run may need after round ``now``.
+    """Return those of the ``rounds`` whose state a run may need after round ``now``.
 
     The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now`` (none if
     ``every`` is 0). If the run resumes from a checkpoint, a client uses its newest state that is
-    not newer than the checkpoint. If round ``now`` is not merged, it continues with its state of
-    round ``merged`` or before.
+    not newer than the checkpoint. If its update of round ``now`` is not merged, the client
+    continues with its newest state up to round ``merged``.
 
     >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2))
     [5, 6, 7]
@@ -130,7 +132,7 @@ def _run_id(config: Mapping[str, Any]) -> str:
 
 
 def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the client's state; None if the run id has another form."""
+    """Return the folder of the client's state; None if the run id is not valid."""
     run_id = _run_id(config)
     if not re.fullmatch(
         "[0-9a-f]{32}", run_id
@@ -140,7 +142,7 @@ def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
 
 
 def _files(folder: Path | None) -> dict[int, Path]:
-    """Return the state files in a folder by their rounds."""
+    """Return the state files in a folder, by round."""
     paths = folder.glob("round-*.safetensors") if folder else ()
     return {int(path.stem.removeprefix("round-")): path for path in paths}
 

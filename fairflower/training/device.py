@@ -11,17 +11,17 @@ from fairflower.errors import ConfigError
 
 
 def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
-    """Return the device of ``train.device``, or of a command's ``option``.
+    """Return the device that ``train.device`` or a command-line option names.
 
     Parameters
     ----------
     name
-        ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` is
-        ``cuda`` if there is a GPU, which must be granted to this process if it is a Ray worker;
-        else ``cpu``. It is never ``mps``, where PyTorch has neither float64
-        (`float64_on`) nor repeatable kernels.
+        ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` means ``cuda`` if
+        there is a GPU (for a Ray worker: if Ray assigned a GPU to it), and otherwise ``cpu``. It
+        never means ``mps``, for which PyTorch has neither float64 (`float64_on`) nor deterministic
+        kernels.
     option
-        Name of the command-line option, for errors; by default ``train.device``.
+        Name of the command-line option, for errors. By default errors name ``train.device``.
 
     Raises
     ------
@@ -56,15 +56,15 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
 
 
 def float64_on(device: torch.device) -> torch.dtype:
-    """Return the type of sums on a device: float64, or float32 on ``mps``, which lacks float64."""
+    """Return the dtype for sums on a device: float64, or float32 on ``mps``, which lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def limit_threads(n: int = 1) -> int:
     """Set torch's number of threads to the number of CPUs of this process, and return it.
 
-    In a Ray worker this is the number of CPUs that Ray assigned to it, elsewhere ``n``. More
-    threads than free cores make a training step slower.
+    In a Ray worker, this is the number of CPUs that Ray assigned to the worker; elsewhere it is
+    ``n``. More threads than free cores slow down training.
     """
     granted = _granted_by_ray("CPU")
     threads = max(1, n if granted is None else int(granted))

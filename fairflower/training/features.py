@@ -18,7 +18,7 @@ from fairflower.training.trainer import Trainer
 
 
 class FeatureTrainer(Trainer):
-    """Local training whose loss uses the network's features z [B, d] and its logits.
+    """Base class of trainers whose loss uses the network's features z [B, d] and its logits.
 
     ``TypeError`` if the model is not a `fairflower.models.Classifier`.
     """
@@ -47,10 +47,10 @@ class FeatureTrainer(Trainer):
 
 
 class PrototypeTrainer(FeatureTrainer):
-    """Local training with class prototypes (the exchange ``prototypes``).
+    """Base class of trainers with class prototypes (the exchange ``prototypes``).
 
-    After training the client returns, per class, the mean of the trained network's features in eval
-    mode over its training images, not augmented, and the number of images.
+    After training, the client returns for each class the number of its training images and their
+    mean features by the trained network, in eval mode and without augmentation.
     """
 
     #: Prototypes of the server, [C, d]; None before any client has returned prototypes.
@@ -59,7 +59,7 @@ class PrototypeTrainer(FeatureTrainer):
     known: Tensor
 
     def begin(self, server_round: int) -> None:
-        """Read the prototypes."""
+        """Read the server's prototypes from ``shared``."""
         arrays = self.to_device(self.shared.get("prototypes", {}))
         self.prototypes = None
         if arrays and arrays["count"].any():
@@ -83,28 +83,29 @@ def mean_representation(
     """Return FedGCR's h~ (Eq. 4), [d]: the mean representation of a client, balanced over classes.
 
     ``h = 1/C sum_c 1/n_c sum_{x of class c} represent(x)`` over the client's C classes, so that h
-    does not depend on the class frequencies. It is ``received_representation`` before training and
-    ``representation`` after it. ``represent`` computes representations [B, d] of inputs; by default
-    `Classifier.represent`. The model is in eval mode during the call, and is not changed. For
-    ``model``, ``data`` and errors see `fairflower.training.gradients.mean_gradient`.
+    does not depend on the class frequencies. The measurement ``received_representation`` is h
+    before training, and ``representation`` is h after training. ``represent`` computes
+    representations [B, d] of inputs; by default `Classifier.represent`. The model is in eval mode
+    during the call, and is not changed. For ``model``, ``data`` and errors see
+    `fairflower.training.gradients.mean_gradient`.
     """
     represent = represent or require_classifier(model, "A representation").represent
     with eval_mode(model):
         pairs = [(represent(x), y) for x, y in batches_of(model, data)]
     if not pairs:
-        raise ValueError("There are no samples to represent. Give at least 1.")
+        raise ValueError("There are no samples to represent. Pass at least one.")
     total, count = _class_sums(pairs, 1 + max(int(y.max()) for _, y in pairs))
     held = count > 0
     return {"h": (total[held] / count[held, None]).mean(0).float()}
 
 
 def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor]:
-    """Sum features [B, d] by class to [C, d], and count labels [B] to [C]; float64."""
+    """Return the sum of the features per class [C, d] and the examples per class [C]; float64."""
     total = count = torch.zeros((), dtype=torch.float64)
     for z, y in pairs:
         wide = float64_on(z.device)
         members = F.one_hot(y, classes).to(wide)
-        # A product, as index_add on a GPU adds in random order.
+        # A matrix product, because index_add on a GPU adds in random order.
         total = total + members.T @ z.to(wide)
         count = count + members.sum(0)
     return total, count
@@ -115,7 +116,7 @@ def require_classifier(model: nn.Module, who: str) -> Classifier:
     if not isinstance(model, Classifier):
         raise TypeError(
             f"{who} needs the network's features, which {type(model).__name__} does not define. "
-            "Make it a fairflower.models.Classifier: set head, define features(x)."
+            "Make it a fairflower.models.Classifier that sets head and defines features(x)."
         )
     return model
 

@@ -1,11 +1,11 @@
 """Diagonal of the empirical Fisher information: the mean of squared per-sample gradients.
 
 Per-sample gradients can be computed in three ways. `torch.func` works for most differentiable
-models, but is slow for convolutions on a CPU. For models of common layers, an ordinary backward
-pass over a batch gives every layer's input and the gradient of its output, whose product is the
-gradient of the layer's weight. Two samples are used to test whether the second way is right for a
-model. Models that `torch.func` refuses, such as most networks of transformers, need a backward pass
-for each sample.
+models, but is slow for convolutions on a CPU. For models with common layers, an ordinary backward
+pass over a batch provides the input of every layer and the gradient of its output; their product is
+the gradient of the layer's weight. Two samples are used to test whether this second way is exact
+for a model. Models that `torch.func` does not support, such as most networks of the library
+transformers, need a backward pass for each sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairflower.models import trainable
 from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
 from fairflower.training.modes import eval_mode
 
-#: Elements of a layer's per-sample gradients at a time: 1 MB, which fits into a CPU's cache.
+#: Elements of a layer's per-sample gradients in memory: 1 MB, which fits into a CPU's cache.
 _BLOCK = 2**18
 
 
@@ -45,8 +45,8 @@ def fisher_diagonal(
     model, data
         See `mean_gradient`.
     memory_mb
-        Memory in MiB for gradients and activations of the samples that are processed at a time, at
-        least one sample. The result, and for a moment five arrays of the model's size, need further
+        Memory in MiB for gradients and activations of the samples that are processed together (at
+        least one). The result and, temporarily, five arrays of the model's size need additional
         memory.
 
     Returns
@@ -85,7 +85,7 @@ def fisher_diagonal(
 def chunk_size(
     model: nn.Module, x: Tensor, y: Tensor, memory_mb: float, *, gradients: bool = True
 ) -> int:
-    """Return the number of samples that fit into memory at a time, at least 1.
+    """Return the number of samples that fit into memory together, at least 1.
 
     A forward pass over ``x`` and ``y`` counts the activations; with ``gradients``, a gradient of
     every trainable parameter is added. The sum is doubled, because the backward pass also holds
@@ -111,7 +111,7 @@ def chunk_size(
 
 @contextmanager
 def _attention_for_vmap() -> Iterator[None]:
-    """Use the attention that vmap can batch; with others it loops over samples."""
+    """Use the attention kernel that vmap can batch; with other kernels vmap loops over samples."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -125,7 +125,7 @@ def _attention_for_vmap() -> Iterator[None]:
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares for any model, by torch.func."""
+    """Add the squares for most models, with torch.func."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
@@ -139,7 +139,7 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
 def _add_by_vmap_or_sample(
     total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor
 ) -> None:
-    """Add the squares by torch.func or, if it refuses the model, sample by sample."""
+    """Add the squares with torch.func or, if it does not support the model, sample by sample."""
     try:
         _add_by_vmap(total, model, x, y)  # which adds nothing before it fails
     except RuntimeError as error:
@@ -158,7 +158,7 @@ def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: 
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares of convolutions, linear layers and norms; other parameters get nothing."""
+    """Add the squares for convolutions, linear layers and norms; skip other parameters."""
 
     def watch(prefix: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if inputs and _is_understood(module, inputs[0]) and output.requires_grad:
@@ -179,9 +179,9 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
     ]
     try:
         if x.is_floating_point():
-            # A gradient by the images alone saves the ordinary gradients of the weights.
+            # The gradient of the images alone saves the ordinary gradients of the weights.
             images = x.detach().requires_grad_()
-            # A clone, as models may change their input in place, which a leaf does not allow.
+            # A clone, because models may change their input in place, which a leaf does not allow.
             loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
             torch.autograd.grad(loss, images, allow_unused=True)
         else:
@@ -193,9 +193,9 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
 
 
 def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
-    """Return whether `_add_by_layer` is right for this model, by a test on two samples.
+    """Return whether `_add_by_layer` is exact for this model, by a test on two samples.
 
-    It is wrong if a parameter belongs to another kind of layer or to several layers, or is used
+    It is not exact if a parameter belongs to another kind of layer or to several layers, or is used
     without a call of its layer, or if the first dimension of a layer's input is not the samples.
     """
     if any(
@@ -212,7 +212,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items()}
-    # Rounding errors of values that should be zero may differ by their whole size.
+    # Where gradients should be zero, both may have different rounding errors.
     noise = 1e-12 * max(largest.values(), default=0.0)
     return all(
         torch.allclose(by_layer[name], truth[name], rtol=0, atol=1e-4 * largest[name] + noise)
@@ -221,8 +221,8 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 # --- a layer ---------------------------------------------------------------------------
-# x is the layer's input, d the gradient of the summed loss by its output; the first dimension
-# of both is the n samples.
+# x is the layer's input, d the gradient of the summed loss with respect to its output; the first
+# dimension of both are the n samples.
 
 
 def _is_understood(module: nn.Module, x: Tensor) -> bool:
@@ -235,7 +235,7 @@ def _is_understood(module: nn.Module, x: Tensor) -> bool:
 
 
 def _by_channel(module: nn.Module, d: Tensor) -> Tensor:
-    """Return d as [n, channels, places]; channels are last for linear layers, else second."""
+    """Return d as [n, channels, positions]; d has channels last for linear layers, else second."""
     if isinstance(module, nn.Linear):
         return d.reshape(len(d), -1, d.shape[-1]).transpose(1, 2)
     return d.reshape(*d.shape[:2], -1)
@@ -269,10 +269,10 @@ def _weight_squares(module: nn.Module, x: Tensor, d: Tensor) -> Tensor:
 
 
 def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
-    """Return the patch of the input for each place of the output: [n, groups, places, seen].
+    """Return the patch of the input for each position of the output, [n, groups, positions, seen].
 
-    As ``torch.nn.functional.unfold``, but with the channels last in a patch, which is the memory
-    order of channels-last images and ten times as fast.
+    Like ``torch.nn.functional.unfold``, but with the channels last in a patch. This is the memory
+    order of channels-last images, and ten times faster.
     """
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), 1, -1, module.in_features)

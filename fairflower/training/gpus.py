@@ -1,4 +1,4 @@
-"""GPUs of this machine as PyTorch sees them: names, memory, and why PyTorch uses none."""
+"""GPUs of this machine as PyTorch sees them: names, memory, and why a GPU is not used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from fairflower.errors import ConfigError
 
-#: PyTorch's errors for a GPU without enough free memory, with the sizes that they name.
+#: Matches PyTorch's errors for a GPU without enough free memory, with the sizes that they name.
 _OUT_OF_MEMORY = re.compile(
     r"(CUDA|HIP|MPS)( error:| backend)? out of memory"
     r"(\. Tried to allocate [\d.]+ \w+)?"
@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
-#: Places at which Linux shows a GPU of NVIDIA, and the version of its driver.
+#: Paths where Linux shows an NVIDIA GPU and the version of its driver.
 _DEVICE, _DRIVER = Path("/dev/nvidia0"), Path("/proc/driver/nvidia/version")
 
 
@@ -29,7 +29,7 @@ def gpu_names() -> list[str]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a GPU, which other processes may use, too."""
+    """Return the number of free bytes on a GPU; other processes may use them, too."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
 
@@ -40,7 +40,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def out_of_memory(text: str) -> str:
-    """Return the part of an error's text that says that a GPU is out of memory; "" if none does.
+    """Return the part of an error's text that says that a GPU is out of memory; "" otherwise.
 
     >>> out_of_memory("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. See above.")
     'CUDA out of memory. Tried to allocate 2.00 GiB'
@@ -52,12 +52,12 @@ def out_of_memory(text: str) -> str:
 
 
 def unused_gpu() -> str:
-    """Return why PyTorch cannot use this machine's GPU and what to do; "" if there is none.
+    """Return why PyTorch does not use this machine's GPU and what to do; "" if there is no GPU.
 
     Raises
     ------
     ConfigError
-        If there is a GPU, but PyTorch does not accept its driver.
+        If there is a GPU, but PyTorch does not support its driver.
     """
     if torch.cuda.is_available() or not _DEVICE.exists():
         return ""
@@ -71,8 +71,8 @@ def unused_gpu() -> str:
     found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text()) if _DRIVER.exists() else None
     raise ConfigError(
         f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU: "
-        f"{_reason()} The NVIDIA driver is {found[0] if found else 'unknown'}. Update it, install "
-        "a PyTorch for it (https://pytorch.org), or set train.device = 'cpu'."
+        f"{_reason()} The NVIDIA driver is {found[0] if found else 'unknown'}. Update the driver, "
+        "install a PyTorch for it (https://pytorch.org), or set train.device = 'cpu'."
     )
 
 

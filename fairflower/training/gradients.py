@@ -22,7 +22,7 @@ Batches = Examples | Iterable[Sequence[Tensor] | Mapping[str, Any]]
 INPUTS = ("img", "image", "x", "pixel_values", "features")
 LABELS = ("label", "labels", "y", "fine_label")
 
-#: Examples per forward pass over `Examples`: as in training, for the same memory.
+#: Number of examples per forward pass over `Examples`: as in training, for the same memory.
 _BATCH_SIZE = 64
 
 
@@ -30,16 +30,16 @@ _BATCH_SIZE = 64
 def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     """Return the gradient of the mean cross entropy over a data set.
 
-    The model is in eval mode during the call, and is not changed, ``.grad`` included. Parameters on
-    which the output does not depend get the gradient 0.
+    The model is in eval mode during the call; its parameters and their ``.grad`` are not changed.
+    Parameters that do not affect the output have gradient 0.
 
     Parameters
     ----------
     model
-        Returns logits [B, classes].
+        Network that returns logits [B, classes].
     data
-        A client's examples, not augmented; or batches (x [B, ...], y int64 [B]), for example a
-        DataLoader or a generator, also as dicts ``{"img": x, "label": y}``.
+        A client's examples, which are not augmented; or batches (x [B, ...], y int64 [B]), for
+        example a DataLoader or a generator, also as dicts ``{"img": x, "label": y}``.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     ValueError
         If there are no samples.
     TypeError
-        If a batch has another form.
+        If a batch is neither a pair of tensors nor such a dict.
 
     Examples
     --------
@@ -74,8 +74,9 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
 def mean_loss(model: nn.Module, data: Batches) -> float:
     """Return the mean cross entropy over a data set.
 
-    It is ``received_loss`` before training and ``trained_loss`` after it. The model is in eval mode
-    during the call, and is not changed. Parameters and errors as of `mean_gradient`.
+    The measurement ``received_loss`` is this loss before training, and ``trained_loss`` is this
+    loss after training. The model is in eval mode during the call, and is not changed. For
+    parameters and errors see `mean_gradient`.
     """
     with eval_mode(model):
         return _loss(model, data, model)
@@ -83,12 +84,13 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
 
 @torch.enable_grad()
 def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
-    """Return the rise of the mean cross entropy within distance rho of the model, to first order.
+    """Return the increase of the mean cross entropy at distance rho along the gradient.
 
-    S = L(theta + rho g / ||g||) - L(theta) with the gradient g of the mean L over the data set, and
-    the norm over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al., IJCAI
-    2024). The model is in eval mode during the call (batch norm uses its running statistics and
-    does not update them), and is not changed.
+    S = L(theta + rho g / ||g||) - L(theta), where L is the mean over the data set, g its gradient,
+    and the norm is over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al.,
+    IJCAI 2024). To first order, this is the largest increase within distance rho. The model is in
+    eval mode during the call (batch norm uses its running statistics and does not update them), and
+    is not changed.
 
     Parameters
     ----------
@@ -100,8 +102,7 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     Returns
     -------
     float
-        At least 0: if the loss is lower after the step, the maximum over the neighborhood is taken
-        to be at the model.
+        S, or 0 if S is negative.
 
     Raises
     ------
@@ -116,8 +117,7 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
 def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[float, float]:
     """Return the mean cross entropy at the model, and its maximum within distance rho.
 
-    The maximum is that of `sharpness`, which is the difference of both; also for parameters and
-    errors.
+    `sharpness` is the difference of the two, and documents the maximum, parameters and errors.
     """
     if isinstance(data, Iterator):
         data = list(data)  # for two passes
@@ -141,7 +141,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
         total += F.cross_entropy(logits_of(x), y, reduction="sum")
         n += len(y)
     if n == 0:
-        raise ValueError("There are no samples for a loss. Give at least one.")
+        raise ValueError("There are no samples for a loss. Pass at least one.")
     return total.item() / n
 
 
@@ -169,7 +169,7 @@ def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of a batch; ``TypeError`` if it has another form."""
+    """Return inputs and labels of a batch; ``TypeError`` for other kinds of batches."""
     pair = batch
     if isinstance(batch, Mapping):
         pair = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
@@ -177,13 +177,13 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         return pair[0], pair[1]
     content = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
     raise TypeError(
-        f"A batch is {content}: expected tensors (x, y), or a dict of x ({', '.join(INPUTS)}) "
+        f"A batch is {content}: expected tensors (x, y), or a dict with x ({', '.join(INPUTS)}) "
         f"and y ({', '.join(LABELS)})."
     )
 
 
 def _zero(model: nn.Module) -> Tensor:
-    """Return a 0 on the model's device; a sum on the CPU would wait for the GPU in every batch."""
+    """Return 0 on the model's device; a sum on the CPU would wait for the GPU in every batch."""
     device = next(model.parameters()).device
     return torch.zeros((), dtype=float64_on(device), device=device)
 
@@ -196,7 +196,7 @@ def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def gradients_of(
     loss: Tensor, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """Return the gradient by each parameter; 0 where the loss does not depend on it."""
+    """Return the loss's gradient for each parameter; 0 if the loss does not depend on it."""
     gradients = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=retain_graph, materialize_grads=True
     )
@@ -206,5 +206,5 @@ def gradients_of(
 def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Divide sums over n samples by n; ``ValueError`` if n is 0."""
     if n == 0:
-        raise ValueError("There are no samples for a gradient. Give at least one.")
+        raise ValueError("There are no samples for a gradient. Pass at least one.")
     return {name: value / n for name, value in total.items()}

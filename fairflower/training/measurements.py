@@ -1,13 +1,12 @@
-"""Measurements on a client for a strategy, with any method of training.
+"""Measurements that a client computes for a strategy, with any training method.
 
-A strategy that needs more than the trained model sends names of `MEASUREMENTS` in the config:
-``config["measure"] = "fisher,received_loss"``, a single text. Every trainer
-measures them on its training examples, not augmented, in eval mode. Measurements do not change the
-bits of the trained model.
+A strategy that needs more than the trained model sends names of `MEASUREMENTS` in the config, as
+one text: ``config["measure"] = "fisher,received_loss"``. Every trainer computes them in eval mode
+on its training examples, without augmentation. Measurements do not change the trained model.
 
-Arrays are sent as an ArrayRecord with the measurement's name: float32, an array per trainable
-parameter under its name, without parameters that stay with the client. A representation is a single
-array ``h``, whose length the model decides.
+Measured arrays are sent as an ArrayRecord with the measurement's name. It has a float32 array for
+each trainable parameter, under the parameter's name, except for parameters that stay with the
+client. A representation is a single array ``h``; the model determines its length.
 """
 
 from __future__ import annotations
@@ -38,27 +37,27 @@ from fairflower.training.trainer import NDArray, Trainer, server_round
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement on a client."""
+    """A measurement that a client computes for a strategy."""
 
     #: Measured model: received (before training) or trained.
     model: Literal["received", "trained"]
-    #: Function of the trainer, whose model is in eval mode and must not be changed. A float is
-    #: added to the reply's metrics, named tensors become an ArrayRecord. Torch's global generator
-    #: is seeded.
+    #: Function of the trainer. The trainer's model is in eval mode and must not be changed. A float
+    #: is added to the reply's metrics; named tensors become an ArrayRecord. Torch's global
+    #: generator is seeded.
     compute: Callable[[Trainer], float | Mapping[str, Tensor]]
     #: Description for tables.
     description: str
     #: Whether the next round needs the model that the client trains in this round.
     keeps: bool = False
-    #: Whether the value stays in the client's state after its first computation.
+    #: Whether the value is computed once and then kept in the client's state.
     cached: bool = False
 
 
 #: Key of `Trainer.state` for the model that the client trained in its last round.
 KEPT = "last-trained"
 
-#: Key of `Trainer.state` for the `standalone_loss`; its largest number of epochs, and the epochs
-#: without a decrease by `FALL` after which it stops.
+#: Key of `Trainer.state` for `standalone_loss`, which trains for at most `EPOCHS` epochs and stops
+#: after `PATIENCE` epochs in which the loss has not decreased by `FALL`.
 ALONE = "trained-alone"
 EPOCHS, PATIENCE, FALL = 50, 5, 0.01
 
@@ -83,9 +82,9 @@ def _predicted(trainer: Trainer) -> NDArray:
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
     """Return a function that measures the received model without the client's part in it.
 
-    The model is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that the
-    client trained in its last round, and c its ``coefficient`` in the received model, which the
-    server sends. If either is missing, the received model is measured.
+    The measured model is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that
+    the client trained in its last round, and c its ``coefficient`` in the received model, which the
+    server sends. If theta_k or c is missing, the received model is measured.
     """
 
     def measure_the_rest(trainer: Trainer) -> float:
@@ -115,10 +114,10 @@ def _rest(name: str, received: NDArray, trained: NDArray, c: float) -> NDArray:
 
 
 def standalone_loss(trainer: Trainer) -> float:
-    """Return the lowest mean cross entropy of plain training without a server, computed once.
+    """Return the lowest mean cross entropy that the client reaches by training alone.
 
-    The client trains the first received model with the run's steps until `PATIENCE` epochs have not
-    lowered the loss by `FALL`, for `EPOCHS` epochs at most.
+    In its first round, the client trains the received model until the loss has not decreased by
+    `FALL` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same value.
     """
     kept = trainer.state.get(ALONE)
     if kept is None:
@@ -168,7 +167,7 @@ def _train_alone(trainer: Trainer) -> float:
 
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
-    """Return FedGCR's h~; see `mean_representation`."""
+    """Return FedGCR's mean representation h~; see `mean_representation`."""
     batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
     return mean_representation(trainer.model, batches)
 
@@ -179,7 +178,7 @@ def group_counts(trainer: Trainer) -> dict[str, Tensor]:
     if not data.groups:
         raise ConfigError(
             "received_group_counts: the training examples are not in groups of people. Set "
-            "data.groups, or choose a measurement that needs none."
+            "data.groups, or choose a measurement that needs no groups."
         )
     predicted = _predicted(trainer)
     counts = counts_by_group(data.train.y, predicted, data.groups["train"], data.num_groups)
@@ -187,7 +186,7 @@ def group_counts(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def class_counts(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the training examples per class."""
+    """Return the number of training examples per class."""
     counts = np.bincount(trainer.data.train.y, minlength=trainer.data.num_classes)
     return {"h": torch.tensor(counts, dtype=torch.float32, device=trainer.device)}
 
@@ -203,13 +202,13 @@ MEASUREMENTS: dict[str, Measurement] = {
     "local_loss": Measurement(
         "received",
         standalone_loss,
-        "lowest loss of training without a server, computed once",
+        "lowest loss that the client reaches by training alone, computed once",
         cached=True,
     ),
     "sharpness": Measurement(
         "received",
         lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
-        "rise of the mean cross entropy at distance rho along the gradient",
+        "increase of the mean cross entropy at distance rho along the gradient",
     ),
     "perturbed_loss": Measurement(
         "received",
@@ -225,7 +224,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "minus_balanced_accuracy": Measurement(
         "received",
         without_own_part(balanced_accuracy),
-        "as minus_accuracy, mean over the client's classes",
+        "like minus_accuracy, but the mean over the client's classes",
         keeps=True,
     ),
     "gradient": Measurement(
@@ -233,32 +232,34 @@ MEASUREMENTS: dict[str, Measurement] = {
         lambda t: mean_gradient(t.model, t.train_examples),
         "gradient of the mean cross entropy",
     ),
-    "steps": Measurement("trained", lambda t: float(t.steps), "optimizer steps of the round"),
+    "steps": Measurement(
+        "trained", lambda t: float(t.steps), "number of optimizer steps in the round"
+    ),
     "trained_loss": Measurement(
         "trained", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
     ),
     "fisher": Measurement(
         "trained",
         lambda t: fisher_diagonal(t.model, t.train_examples, memory_mb=t.measure_memory_mb),
-        "diagonal of the empirical Fisher: mean of squared per-sample gradients",
+        "diagonal of the empirical Fisher information: mean of squared per-sample gradients",
     ),
     "representation": Measurement(
         "trained",
         representation,
-        "a single array ``h``: mean over classes of the mean over their examples",
+        "a single array ``h``: mean over classes of the mean representation of their examples",
     ),
     "received_representation": Measurement(
-        "received", representation, "as representation, of the received model"
+        "received", representation, "like representation, but by the received model"
     ),
     "received_group_counts": Measurement(
         "received",
         group_counts,
-        "a single array ``h``: for each group of people (``data.groups``) training examples, "
-        "predicted positives, positive labels, both, negative labels, and predicted positives "
-        "among these",
+        "a single array ``h``: for each group of people (``data.groups``) the numbers of training "
+        "examples, positive predictions, positive labels, both, negative labels, and positive "
+        "predictions with a negative label",
     ),
     "class_counts": Measurement(
-        "received", class_counts, "a single array ``h``: training examples per class"
+        "received", class_counts, "a single array ``h``: number of training examples per class"
     ),
 }
 
@@ -266,11 +267,12 @@ MEASUREMENTS: dict[str, Measurement] = {
 def train_and_measure(
     trainer: Trainer, config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
-    """Train the received model, with the config's measurements before and after.
+    """Train the received model, and take the requested measurements before and after.
 
-    Returns the metrics of training with the measured numbers, and the measured arrays by
-    measurement and name. A ``rho`` in the config, from the server, is the radius of both. Raises
-    ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho is not a valid radius.
+    Returns the metrics (those of training and the measured numbers), and the measured arrays by
+    measurement and name. If the server's config has ``rho``, it is the radius of training steps and
+    measurements. Raises ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho
+    is not a valid radius.
     """
     names = requested(config)
     if WEIGHT_KEY in config:  # under secure aggregation `measure_received` has measured the others
@@ -285,14 +287,18 @@ def train_and_measure(
 
 
 def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the config's measurements of the received model, all numbers, without training.
+    """Return the requested measurements of the received model, without training.
 
-    ``steps`` are those that training will take. ``ConfigError`` for an array.
+    ``steps`` is the number of steps that training will take. ``ConfigError`` if a measurement is
+    not a number.
     """
     _read_round(trainer, config)
     numbers, arrays = _measure(trainer, config, requested(config), "received")
     if arrays:
-        raise ConfigError(f"Under secure aggregation no client sends {next(iter(arrays))!r}.")
+        raise ConfigError(
+            f"Secure aggregation does not support the measurement {next(iter(arrays))!r}, which is "
+            "an array. Choose another strategy."
+        )
     if "steps" in requested(config):
         sizes = batch_sizes(len(trainer.train_examples), trainer.settings.batch_size)
         numbers["steps"] = float(trainer.settings.local_epochs * len(sizes))
@@ -308,7 +314,7 @@ def _read_round(trainer: Trainer, config: Mapping[str, Any]) -> None:
 def _measure(
     trainer: Trainer, config: Mapping[str, Any], names: Sequence[str], model: str
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
-    """Return the numbers and the arrays of the measurements ``names`` of one of the models."""
+    """Return the numbers and arrays of those measurements ``names`` that measure ``model``."""
     numbers: dict[str, float] = {}
     arrays: dict[str, dict[str, NDArray]] = {}
     for name in names:
@@ -333,7 +339,7 @@ def _set_radius(trainer: Trainer, rho: float) -> None:
 
 
 def requested(config: Mapping[str, Any]) -> list[str]:
-    """Return the distinct names under ``measure``.
+    """Return the distinct names of measurements under ``measure`` in a config.
 
     >>> requested({"measure": "fisher, received_loss"}), requested({})
     (['fisher', 'received_loss'], [])

@@ -42,7 +42,7 @@ def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> I
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Exclude parameters from training; those that were excluded before stay so afterwards."""
+    """Exclude parameters from training for a while; if they were excluded before, they stay so."""
     chosen = [p for p in parameters if p.requires_grad]
     try:
         for p in chosen:
@@ -61,7 +61,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Treat denormal numbers, which slow a processor down a hundred times, as 0 in this thread."""
+    """Treat denormal numbers as 0 in this thread; they slow a processor down a hundred times."""
     before = not torch.tensor(1e-39).mul(1)
     torch.set_flush_denormal(True)
     try:
@@ -72,7 +72,7 @@ def flushed_denormals() -> Iterator[None]:
 
 @contextmanager
 def reproducible(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators (dropout) and use repeatable kernels; undo both afterwards."""
+    """Seed torch's global generators and use deterministic kernels; undo both afterwards."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     try:

@@ -1,4 +1,4 @@
-"""Optimizers of local training, and sharpness-aware gradients for them."""
+"""Optimizers and sharpness-aware gradients for local training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflower.training.modes import no_stats_update
 def build_optimizer(
     parameters: Sequence[nn.Parameter], settings: TrainConfig
 ) -> torch.optim.Optimizer:
-    """Make torch's optimizer for ``train.optimizer``: ``sgd``, ``adam`` or ``adamw``."""
+    """Return torch's optimizer for ``train.optimizer``: ``sgd``, ``adam`` or ``adamw``."""
     lr, decay = settings.lr, settings.weight_decay
     if settings.optimizer == "sgd":
         momentum = settings.momentum
@@ -28,21 +28,21 @@ def apply_sam_gradient(
 ) -> None:
     """Replace the gradient at w by the gradient of SAM (alpha = 0) or GSAM.
 
-    With the parameters' current gradient g, and the norm over all of them::
+    Let g be the current gradient. Norms are over all parameters::
 
         g_p = gradient of the loss at w + rho g / ||g||           (Foret et al., ICLR 2021)
         grad <- g_p - alpha (g - <g, g_p> / ||g_p||^2 g_p)        (Zhuang et al., ICLR 2022)
 
     GSAM subtracts the part of g that is orthogonal to g_p, so that a step lowers the loss in the
-    neighborhood and its gap to the loss at w. Batch norm's statistics and step counter do not
-    change in the second pass. Dropout draws a new mask in it, as in the authors' code.
+    neighborhood and its gap to the loss at w. The second pass does not change batch norm's
+    statistics and step counter. It uses a new dropout mask, as in the authors' code.
 
-    Published optimizers (pytorch_optimizer has both) are not used: they wrap the optimizer, let
-    batch norm count twice, restore w by subtraction, which rounds, and take GSAM's radius from a
-    schedule.
+    Published optimizers (pytorch_optimizer has both) are not used, because they wrap the optimizer,
+    update batch norm statistics twice, restore w by subtraction with rounding errors, and take
+    GSAM's radius from a schedule.
 
-    Parameters without a gradient are not changed, and w keeps its bits. FedISM (IJCAI 2024) uses a
-    constant rho = 0.05 and alpha = 0.1.
+    Parameters without a gradient are not perturbed, and w is restored exactly. FedISM (IJCAI 2024)
+    uses a constant rho = 0.05 and alpha = 0.1.
     """
     moved = [p for p in model.parameters() if p.grad is not None]
     w = [p.detach().clone() for p in moved]

@@ -1,4 +1,4 @@
-"""A client's part of differential privacy: it clips its update, and clips and noises its numbers.
+"""The client's part of differential privacy: a clipped update, and clipped numbers with noise.
 
 The derivation is in docs/differential-privacy.md.
 """
@@ -16,7 +16,7 @@ from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.training.measurements import requested
 from fairflower.training.trainer import Arrays, server_round
 
-#: Metrics that a client sends as they are: they do not depend on its examples.
+#: Metrics that a client sends without noise, because they do not depend on its examples.
 _OPEN = ("client-id", "state-round")
 
 
@@ -27,9 +27,10 @@ def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
 
 
 def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
-    """Return the model with an update of at most ``clip``; the received model if it is not finite.
+    """Return the model with its update clipped to length ``clip``.
 
-    Arrays of whole numbers are returned as received.
+    If the update is not finite, the received model is returned. Integer arrays are returned as
+    received.
     """
     names = [name for name, array in received.items() if array.dtype.kind == "f"]
     updates = {name: sent[name].astype(np.float64) - received[name] for name in names}
@@ -46,10 +47,10 @@ def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
 def noised_numbers(
     numbers: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
 ) -> dict[str, float]:
-    """Return the numbers that the server asked for, clipped to their ranges, with noise.
+    """Return the numbers that the server requests, clipped to their ranges, with noise.
 
-    A number that is missing or not finite counts as the largest of its range. The noised number is
-    clipped again, so that the server can read it like any other.
+    A number that is missing or not finite counts as the upper end of its range. Noised numbers are
+    clipped again, so that they are valid at the server.
     """
     noised = {}
     for name in requested(config):
@@ -66,7 +67,7 @@ def noised_numbers(
 def protected(
     metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
 ) -> dict[str, float]:
-    """Return the metrics that may leave the client: its id, and the noised numbers."""
+    """Return the metrics that may leave the client: its id, its state's round, noised numbers."""
     kept = {name: metrics[name] for name in _OPEN if name in metrics}
     return {
         **kept,

@@ -1,4 +1,4 @@
-"""Trainer: the base class of all methods of local training."""
+"""Trainer: the base class of all local training methods."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Arrays = dict[str, NDArray]
 
 
 class TrainerSpec(Configurable):
-    """Declarations of a method of local training, as class attributes."""
+    """Declarations of a local training method, as class attributes and class methods."""
 
     #: Paper of the method, for ``fairflower list``.
     paper: ClassVar[str] = ""
     #: Subclasses of `Exchange` whose arrays are sent with the model.
     exchanges: ClassVar[tuple[type[Any], ...]] = ()
-    #: The ``train.optimizer`` that the method needs; empty: any.
+    #: The ``train.optimizer`` that the method needs; empty allows any.
     optimizer: ClassVar[str] = ""
-    #: The models that the method can train; empty: any.
+    #: The models that the method can train; empty allows any.
     models: ClassVar[tuple[str, ...]] = ()
-    #: Kinds of examples that it can train on, "images", "features" or "tokens"; empty: any.
+    #: Kinds of examples for training, "images", "features" or "tokens"; empty allows any.
     kinds: ClassVar[tuple[str, ...]] = ()
-    #: Sharpness-aware steps of the method, "sam" or "gsam"; None: ``train.sharpness`` decides.
+    #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
 
     @classmethod
@@ -61,7 +61,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
-        """Change a network before its first use by clients and server; by default no change."""
+        """Adapt a network before clients and server use it; by default it is not changed."""
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> Sequence[str]:
@@ -88,33 +88,34 @@ class TrainerSpec(Configurable):
         """Raise ``ConfigError`` if the method cannot train on this kind of examples."""
         if cls.kinds and kind not in cls.kinds:
             raise ConfigError(
-                f"{cls.__name__} trains on {' or '.join(cls.kinds)}, and the data are {kind}. "
+                f"{cls.__name__} trains on {' or '.join(cls.kinds)}, but the data are {kind}. "
                 "Choose another client.name, or another data.name."
             )
 
     @classmethod
     def check_steps(cls, settings: TrainConfig) -> None:
-        """Raise ``ConfigError`` if the method excludes the optimizer or sharpness-aware steps."""
+        """Raise ``ConfigError`` if the method does not support the optimizer or its steps."""
         if cls.optimizer not in ("", settings.optimizer):
             raise ConfigError(
                 f"train.optimizer = {settings.optimizer!r}: {cls.__name__} is defined for "
-                f"{cls.optimizer!r} only. Set it, or choose another client.name."
+                f"{cls.optimizer!r} only. Set train.optimizer = {cls.optimizer!r}, or choose "
+                "another client.name."
             )
         if cls.sharpness is not None and settings.sharpness != "none":
             raise ConfigError(
-                f"train.sharpness = {settings.sharpness!r}: {cls.__name__} has other "
-                "sharpness-aware steps. Remove it, or choose another client.name."
+                f"train.sharpness = {settings.sharpness!r}: {cls.__name__} has its own "
+                "sharpness-aware steps. Set train.sharpness = 'none', or choose another "
+                "client.name."
             )
 
 
 class Trainer(TrainerSpec, Configurable):
-    """Local training of a client: the base class, and plain training.
+    """Local training of a client: base class of all methods, which by itself trains plainly.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
     the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
-    the round. It depends neither on the worker nor on earlier calls of the object.
-    `make_client_app` runs rounds for Flower's messages, `fairflower.classic.client.NumPyTrainer`
-    for classic apps.
+    the round. It does not depend on the worker, nor on earlier calls. `make_client_app` runs rounds
+    for Flower's messages, and `fairflower.classic.client.NumPyTrainer` for classic apps.
 
     A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
     ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
@@ -122,15 +123,15 @@ class Trainer(TrainerSpec, Configurable):
     Parameters
     ----------
     model
-        Is moved to ``device``. Its state dict names the arrays that server and clients exchange,
-        parameters and buffers, as float32 or int64; a `Classifier` may exclude some
+        The network, which is moved to ``device``. Server and clients exchange the arrays of its
+        state dict (parameters and buffers), as float32 or int64; a `Classifier` may exclude some
         (``Classifier.travelling``).
     data
         The client's examples. ``ConfigError`` if the method cannot train on their kind.
     settings
-        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision
-        the arrays of the model, of the optimizer and of ``send`` are float32, and so are all
-        computations outside of a step.
+        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
+        the arrays of the model, of the optimizer and of ``send`` are float32, as are all
+        computations outside of training steps.
     client_id
         The partition id; sent with every reply as ``client-id``.
     seed
@@ -141,18 +142,19 @@ class Trainer(TrainerSpec, Configurable):
     Attributes
     ----------
     state
-        State of the client between rounds, which stays on its machine: named arrays by name of the
-        state, empty in its first round. Read it in ``begin``, write it in ``end``.
+        The client's state between rounds, which stays on its machine: a dict of named arrays for
+        each part of the state. It is empty in the client's first round. Read it in ``begin``, and
+        write it in ``end``.
     shared
-        Arrays that the server sent with the model: named arrays by name of the exchange.
+        Arrays that the server sent with the model: a dict of named arrays for each exchange.
     returns
-        Arrays for the exchanges, sent back with the model; written in ``end``.
+        Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
     steps
         Number of optimizer steps of this round so far.
     round_config
         Config of this round's message.
     num_rounds
-        Number of rounds of the run, for methods with a schedule; 0: unknown.
+        Number of rounds of the run, for methods with a schedule; 0 means unknown.
 
     Examples
     --------
@@ -166,7 +168,7 @@ class Trainer(TrainerSpec, Configurable):
     fairflower.testing.check_trainer : Checks a subclass.
     """
 
-    #: Examples per forward pass without training; affects only speed and memory.
+    #: Number of examples per forward pass without training; affects only speed and memory.
     eval_batch_size = 500
 
     #: Memory for measurements, in MiB; see `fairflower.training.measurements`.
@@ -205,7 +207,7 @@ class Trainer(TrainerSpec, Configurable):
     # --- hooks that a method overrides -------------------------------------------------
 
     def recall(self) -> None:
-        """Complete the received model by ``state``, before any measurement, training or test."""
+        """Set arrays that stay with the client, before any measurement, training or test."""
 
     def begin(self, server_round: int) -> None:
         """Prepare a round of training; the model is the received model."""
@@ -218,7 +220,7 @@ class Trainer(TrainerSpec, Configurable):
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of logits [B, classes], adjusted if configured; float32."""
+        """Return the mean cross entropy of logits [B, classes], after logit adjustment if set."""
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
@@ -236,7 +238,7 @@ class Trainer(TrainerSpec, Configurable):
         return {"eval_loss": loss, "accuracy": accuracy}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Make the round's optimizer, whose state ends with the round."""
+        """Return the optimizer for a round; its state is discarded after the round."""
         return build_optimizer(self.trainable, self.settings)
 
     def step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
@@ -265,31 +267,31 @@ class Trainer(TrainerSpec, Configurable):
         return list(trainable(self.model).values())
 
     def copy_trainable(self) -> list[Tensor]:
-        """Copy the values of ``trainable``."""
+        """Return a copy of the values of ``trainable``."""
         return [p.detach().clone() for p in self.trainable]
 
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
-        """Return a value per parameter of ``trainable`` as arrays on the CPU, by name."""
+        """Return one value per trainable parameter as arrays on the CPU, by parameter name."""
         named = zip(trainable(self.model), values, strict=True)
         return {name: value.cpu().numpy() for name, value in named}
 
     def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
-        """Invert ``to_named``; zeros for missing names."""
+        """Return one tensor per trainable parameter from arrays by name; zeros if missing."""
         return [
             torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
             for name, p in trainable(self.model).items()
         ]
 
     def to_device(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Copy named arrays to the device."""
+        """Return copies of named arrays on the device."""
         return {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
 
     def drift(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield the differences of ``trainable`` from values of ``copy_trainable``."""
+        """Yield the differences between the trainable parameters and earlier ``values``."""
         return (p - value for p, value in zip(self.trainable, values, strict=True))
 
     def add_to_gradients(self, terms: Iterable[Tensor], scale: float = 1.0) -> None:
-        """Add ``scale * terms`` to the existing gradients of ``trainable``."""
+        """Add ``scale`` times the terms, one per trainable parameter, to existing gradients."""
         with torch.no_grad():
             for p, term in zip(self.trainable, terms, strict=True):
                 if p.grad is not None:
@@ -297,11 +299,11 @@ class Trainer(TrainerSpec, Configurable):
 
     @cached_property
     def log_prior(self) -> Tensor:
-        """Log of the local class frequencies [classes]; minus infinity for an absent class.
+        """Logarithm of the local class frequencies [classes]; minus infinity for an absent class.
 
-        Added to the logits in training, it keeps the client's class imbalance out of the model
-        (Menon et al., ICLR 2021, with tau = 1). No label is of an absent class, so its logit has no
-        gradient and causes no NaN.
+        Adding it to the logits in training keeps the client's class imbalance out of the model
+        (Menon et al., ICLR 2021, with tau = 1). The logit of an absent class has no gradient and
+        causes no NaN, because no label is of this class.
         """
         prior = self.data.log_class_frequencies
         return torch.tensor(prior, dtype=torch.float32, device=self.device)
@@ -343,7 +345,7 @@ class Trainer(TrainerSpec, Configurable):
                 with use_running_stats(self.model) if len(y) == 1 else nullcontext():
                     total += self.step(optimizer, x, y) * len(y)
                 self.steps += 1
-            # Once per epoch, as the check waits for the GPU.
+            # Once per epoch, because the check waits for the GPU.
             if not math.isfinite(total.item()):
                 raise FloatingPointError(
                     f"{self}: the training loss became {total.item()} in epoch {epoch} of "
@@ -352,15 +354,15 @@ class Trainer(TrainerSpec, Configurable):
         return total.item() / (epochs * len(self.train_examples))
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copy the model's arrays on the device, by name."""
+        """Return a copy of the model's arrays on the device, by name."""
         return {name: tensor.detach().clone() for name, tensor in travelling(self.model).items()}
 
     def send(self) -> Arrays:
-        """Copy the model's arrays, by name."""
+        """Return a copy of the model's arrays, by name."""
         return copy_arrays(self.model)
 
     def measure(self, examples: Examples) -> tuple[float, float]:
-        """Return mean cross entropy and accuracy (0 to 1) on examples, not augmented."""
+        """Return mean cross entropy and accuracy (0 to 1) on examples, without augmentation."""
         loss = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         self.model.eval()
@@ -388,7 +390,9 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Give it some, or leave it out.")
+            raise ValueError(
+                f"{self} has no {purpose} {data.kind}. Add some, or exclude the client."
+            )
         return examples_of(
             split,
             data.mean,
@@ -414,7 +418,7 @@ def server_round(config: Mapping[str, Any]) -> int:
     if "server-round" not in config:
         raise ValueError(
             "The config sent for training has no 'server-round', from which the client's seeds "
-            "are derived. Flower's message strategies send it; give a classic strategy "
+            "are derived. Flower's message strategies send it; for a classic strategy, pass "
             "on_fit_config_fn=lambda r: {'server-round': r}."
         )
     return int(config["server-round"])

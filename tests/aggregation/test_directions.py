@@ -76,5 +76,5 @@ def test_layers_have_inner_products_and_coefficients_of_their_own():
     model = both.move(coefficients, np.array([0.5, 0.5]))
     np.testing.assert_allclose(model["a"], (1, 3))
     np.testing.assert_allclose(model["b"], 0.5)
-    with pytest.raises(ValueError, match="need weights for the buffers"):
+    with pytest.raises(ValueError, match="require weights for the buffers"):
         both.move(coefficients)

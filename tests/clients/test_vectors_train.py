@@ -21,8 +21,8 @@ RUN = {"features": "randhie", "tokens": "vectors:Texts"}
 
 #: Those that say no, and why.
 REFUSE = {
-    "harmofl": "HarmoFL trains on images, and the data are",
-    "fedmix": "FedMix trains on images, and the data are",
+    "harmofl": "HarmoFL trains on images, but the data are",
+    "fedmix": "FedMix trains on images, but the data are",
     "fedgc": "FedGC trains prompt-vit-tiny or|needs a PromptViT with a GC-Net",
 }
 

@@ -247,6 +247,6 @@ def test_a_dead_worker_counts_as_missing_and_is_named(tmp_path: Path):
     assert "RoundFailed: Round 2: " in output
     strict = json.loads((tmp_path / "strict" / "run.json").read_text())
     assert strict["status"] == "failed"
-    assert "fewer than the 4 that min-clients asks for" in strict["error"]
+    assert "fewer than the 4 that min-clients requires" in strict["error"]
     named = re.findall(r"^  clients? ([\d, ]+):", strict["error"], re.MULTILINE)
     assert "1" in ", ".join(named).split(", "), strict["error"]

@@ -188,7 +188,10 @@ def test_a_client_that_trains_by_another_method_is_told():
             reply(messages[1], MODEL, values | {"client-id": 1}),
         ]
     )
-    assert "sent no ArrayRecord 'prototypes', which Prototypes collects" in strategy.dropped[1]
+    assert (
+        "sent no ArrayRecord 'prototypes', which the exchange Prototypes needs"
+        in strategy.dropped[1]
+    )
 
 
 # --- anchors -------------------------------------------------------------------------------

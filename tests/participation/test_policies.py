@@ -115,8 +115,8 @@ def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (TooFew(), "TooFew chose 1 clients in round 1, expected 2"),
-        (Stranger(), "Stranger chose client 99 in round 1"),
+        (TooFew(), "TooFew selected 1 clients in round 1, expected 2"),
+        (Stranger(), "Stranger selected client 99 in round 1"),
     ],
 )
 def test_wrong_choices_name_the_policy(policy: Participation, said: str) -> None:
@@ -158,7 +158,11 @@ class AsksAStranger(Uniform):
         (Fails, StrategyError, r"Fails failed with ValueError: no idea \(test_pol.*in candidates"),
         (FailsToChoose, StrategyError, r"FailsToChoose failed with Quits: tired .*in choose"),
         (FailsToNote, StrategyError, r"FailsToNote failed with KeyError: 1 .*in merged"),
-        (AsksAStranger, ConfigError, r"AsksAStranger chose client 99 in round 1, which does not"),
+        (
+            AsksAStranger,
+            ConfigError,
+            r"AsksAStranger selected client 99 in round 1, but this client",
+        ),
     ],
 )
 def test_a_policy_that_fails_is_named(

@@ -155,7 +155,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path):
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
 
     monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(ConfigError, match=r"too old .* The NVIDIA driver is 470.82.01. Update it"):
+    with pytest.raises(ConfigError, match=r"too old .* The NVIDIA driver is 470.82.01. Update the"):
         placed()
     asked_for = RunConfig.from_flat({"train.device": "cpu"})
     assert place_clients([asked_for], 20).line == ""

@@ -121,7 +121,7 @@ def test_another_weight_shows_even_if_weights_are_equal() -> None:
     for wrong in (0.5, 0.999):
         used = [*by[:3], Told(round(by[3].weight * wrong), by[3].range, by[3].checks)]
         mean = summed(vectors, used)
-        with pytest.raises(WrongSum, match="somebody"):
+        with pytest.raises(WrongSum, match="another weight"):
             decode(mean, MODEL, by)
 
 
@@ -135,5 +135,5 @@ def test_a_told_weight_out_of_range_is_refused(weight: object) -> None:
 def test_an_update_out_of_range_is_refused(value: float) -> None:
     (mine, *_) = told([1, 1, 1])
     sent = {**MODEL, "w": MODEL["w"] + np.float32(value)}
-    with pytest.raises(ValueError, match=r"'w' has a value of .* takes up to 160"):
+    with pytest.raises(ValueError, match=r"'w' has a value of .* allows at most 160"):
         encode(MODEL, sent, mine)

@@ -124,7 +124,7 @@ def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
     sent = {k: {kind: far if kind == name and k == 2 else one for kind in kinds} for k in range(4)}
     rounds.step(moves, measured=sent)
     assert list(rounds.strategy.dropped) == [2]
-    assert "1.04e+39 long" in rounds.strategy.dropped[2]
+    assert "length 1.04e+39" in rounds.strategy.dropped[2]
     assert name in rounds.strategy.dropped[2]
 
 
@@ -135,7 +135,7 @@ def test_diverging_training_names_clients_with_unusually_long_updates():
     rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
     lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
-    with pytest.raises(Diverged, match=r"round 1: client 2's 'control' is 3.46e\+06 long, the oth"):
+    with pytest.raises(Diverged, match=r"client 2's 'control' has length 3.46e\+06, the o"):
         rounds.finish(lost)
 
 
@@ -216,7 +216,7 @@ def test_a_merged_model_that_is_none_ends_the_round_with_the_longest_update(valu
 
     rounds = Rounds(Overflowing(), MODEL, range(3))
     moves = {k: {name: np.full_like(a, k + 1) for name, a in MODEL.items()} for k in range(3)}
-    with pytest.raises(Diverged, match=r"'conv.weight'.*longest update is client 2's.*clip"):
+    with pytest.raises(Diverged, match=r"'conv.weight'.*longest update.*is that of client 2.*clip"):
         rounds.step(moves)
 
 
@@ -225,7 +225,7 @@ def test_updates_that_are_finite_each_do_not_end_in_a_model_that_is_not():
     rounds = Rounds(FedAvg(), far | {"conv.weight": np.full((3, 4), -3e38, np.float32)}, range(4))
     still = {name: np.zeros(array.shape) for name, array in MODEL.items()}
     across = still | {"conv.weight": np.full((3, 4), 6e38)}
-    with pytest.raises(RoundFailed, match=r"NaN or infinite.*longest update is client 0's"):
+    with pytest.raises(RoundFailed, match=r"NaN or infinite.*longest update.*is that of client 0"):
         rounds.step({0: across, 1: still, 2: still, 3: still}, {0: 2**53, 1: 1, 2: 1, 3: 1})
     assert rounds.strategy.dropped == {}
 
@@ -267,7 +267,7 @@ def test_negative_fisher_information_is_refused():
         ({"accuracy": -0.1}, "accuracy = -0.1: expected"),
         ({"accuracy": np.inf}, "accuracy = inf: expected"),
         ({"personal_accuracy": 7.0}, "personal_accuracy = 7.0: expected"),
-        ({"num-examples": 2**50}, "but its domain has 5"),
+        ({"num-examples": 2**50}, "but its domain has only 5"),
         ({"eval_loss": np.nan}, "eval_loss = nan"),
         ({"eval_loss": 10**400}, "eval_loss: an integer too large for a float"),
         ({"num-examples": 10**5000}, "num-examples: an integer too large for a float"),
@@ -341,7 +341,7 @@ def test_one_client_does_not_decide_what_shape_an_exchange_has(exchange, good, o
     moves = {k: {name: np.ones_like(a) for name, a in model.items()} for k in range(3)}
     rounds.step(moves, measured={k: {exchange.name: odd if k == 0 else good} for k in range(3)})
     assert list(rounds.strategy.dropped) == [0]
-    assert f"its {exchange.name!r} has the shape" in rounds.strategy.dropped[0]
+    assert f"its {exchange.name!r} has shape" in rounds.strategy.dropped[0]
     assert set(exchange.broadcast(2)) == set(good)
     # From then on the shape is known.
     rounds.step(moves, measured={k: {exchange.name: good if k == 0 else odd} for k in range(3)})

@@ -203,7 +203,7 @@ def test_clients_count_their_training_examples():
     ("counts", "message"),
     [
         (np.ones(7), "7 counts of people"),
-        ([30, 2, 0, 0, 30, 2, 4, 1, 0, 0, 4, 1], "counts of 34 people; expected 40"),
+        ([30, 2, 0, 0, 30, 2, 4, 1, 0, 0, 4, 1], "it counted 34 people; expected 40"),
         ([30, 2, 10, 4, 20, 0, 10, 1, 0, 0, 10, 1], "the sums disagree"),
     ],
 )

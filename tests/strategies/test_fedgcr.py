@@ -304,9 +304,9 @@ SPOILED = {
     ),
     "another length": (
         lambda m, v: v.update(received_representation={"h": np.ones(5, np.float32)}),
-        r"'received_representation' has the shape \(5,\), most others' \(6,\)",
+        r"'received_representation' has shape \(5,\); most clients sent \(6,\)",
     ),
-    "no loss": (lambda m, v: m.pop("train_loss"), "no metric 'train_loss'.*has to report it"),
+    "no loss": (lambda m, v: m.pop("train_loss"), "no metric 'train_loss'.*must report it"),
     "NaN loss": (lambda m, v: m.update(train_loss=float("nan")), "train_loss = nan"),
     "negative loss": (lambda m, v: m.update(train_loss=-0.5), "train_loss = -0.5: expected"),
 }

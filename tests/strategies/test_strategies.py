@@ -186,7 +186,7 @@ def test_weights_off_the_simplex_are_refused():
         def weigh(self, cohort):
             return np.full(len(cohort), np.nan)
 
-    with pytest.raises(ConfigError, match="expected numbers of at least 0 with sum 1"):
+    with pytest.raises(ConfigError, match="expected non-negative numbers with sum 1"):
         Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), zero_update()))
 
 
