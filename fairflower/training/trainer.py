@@ -291,7 +291,7 @@ class Trainer(TrainerSpec, Configurable):
         return (p - value for p, value in zip(self.trainable, values, strict=True))
 
     def add_to_gradients(self, terms: Iterable[Tensor], scale: float = 1.0) -> None:
-        """Add ``scale`` times the terms, one per trainable parameter, to existing gradients."""
+        """Add ``scale`` times the terms, one for each trainable parameter, to its gradient."""
         with torch.no_grad():
             for p, term in zip(self.trainable, terms, strict=True):
                 if p.grad is not None:
@@ -390,9 +390,7 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(
-                f"{self} has no {purpose} {data.kind}. Add some, or exclude the client."
-            )
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add data, or exclude it.")
         return examples_of(
             split,
             data.mean,
