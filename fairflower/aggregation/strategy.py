@@ -128,8 +128,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.availability = options.pop("availability", None)
         if not 0 < self.max_client_weight <= 1:
             raise ValueError(
-                f"max_client_weight = {self.max_client_weight}: expected a number above 0 and at "
-                "most 1."
+                f"max_client_weight = {self.max_client_weight}: expected a number in (0, 1]."
             )
         for name in ("clip_update_norm", "clip_update_median"):
             if (value := getattr(self, name)) is not None and not value > 0:
@@ -352,9 +351,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``most_tested`` has the largest possible number of test examples by client id, where known.
-        With ``num_groups`` groups of people, the metrics include ``group-counts``. ``RoundFailed``
-        if fewer than ``min_clients`` replies are usable.
+        ``most_tested`` has the largest number of test examples by client id, where known. With
+        groups of people, metrics include ``group-counts``. ``RoundFailed`` if replies are too few.
         """
         check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)

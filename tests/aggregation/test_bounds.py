@@ -200,8 +200,8 @@ def test_too_few_replies_for_the_cap_end_the_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_client_weight": 0}, "max_client_weight = 0: expected a number above 0"),
-        ({"max_client_weight": 1.1}, "at most 1"),
+        ({"max_client_weight": 0}, r"max_client_weight = 0: expected a number in \(0, 1\]"),
+        ({"max_client_weight": 1.1}, r"in \(0, 1\]"),
         ({"clip_update_norm": 0.0}, r"clip_update_norm = 0\.0: expected a positive number"),
         ({"clip_update_median": -1}, "clip_update_median = -1: expected a positive number"),
     ],
