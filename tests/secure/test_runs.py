@@ -80,7 +80,7 @@ def test_settings_that_need_single_updates_are_refused(
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
-    with pytest.raises(ConfigError, match=r"per round is 2, .* among at least 3"):
+    with pytest.raises(ConfigError, match=r"per round is 2, .* needs at least 3"):
         runs.run(made)
 
 
