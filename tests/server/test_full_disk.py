@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert made.folder is not None
     folder = made.folder.path
     text = str(caught.value)
-    assert "No space left on device. Free some space" in text
+    assert "No space left on device. Free some disk space" in text
     assert f"fairflower run --resume {folder}" in text
     assert "Traceback" not in "".join(capfd.readouterr())
     assert json.loads((folder / "run.json").read_text())["status"] in ("failed", "running")
@@ -87,9 +87,15 @@ def test_a_folder_that_cannot_be_written_is_named_once_before_loading(
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space .* Free some space"),
-        (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only .* another place"),
-        (FileExistsError(errno.EEXIST, "File exists", "k"), "k: File exists. Files are never"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x"),
+            "/x: No space .* Free some disk space",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only .* another folder"),
+        (
+            FileExistsError(errno.EEXIST, "File exists", "k"),
+            "k: File exists. Existing files are not",
+        ),
         (OSError(errno.EIO, "Input/output error"), r"^Input/output error\.$"),
         (OSError("odd"), "^odd$"),
         (ValueError("odd"), "^odd$"),

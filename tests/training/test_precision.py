@@ -124,9 +124,9 @@ def test_a_machine_without_units_for_bf16_is_named(monkeypatch, tmp_path):
     cpu = torch.device("cpu")
     cpuinfo.write_text("flags\t: avx2 amx_bf16\n")
     assert machine.about_precision("float32", cpu) == ""
-    assert "no known units" not in machine.about_precision("bf16", cpu)
+    assert "no known hardware support" not in machine.about_precision("bf16", cpu)
     cpuinfo.write_text("flags\t: avx2\n")
     made = runs.config(tmp_path, **{"train.precision": "bf16", "num-server-rounds": 0})
     log = (runs.run(made) / "log.txt").read_text()
-    assert log.count("no known units for bfloat16") == 1
+    assert log.count("no known hardware support for bfloat16") == 1
     assert "weights and messages are float32" in log
