@@ -133,7 +133,7 @@ def judgement(one: Contrast) -> tuple[str, str]:
     judged = [(f.name, f.better * sign(d)) for f, d in pairs if f.judged]
     better, worse = (", ".join(n for n, found in judged if found == s) for s in (1, -1))
     if better and worse:
-        return f"mixed ({better} better; {worse} worse)", "beside"
+        return f"mixed ({better} better; {worse} worse)", "compared with"
     if better or worse:
         return f"{one.measure.words[not better]} ({better or worse})", "than"
     return "not distinguishable", "from"

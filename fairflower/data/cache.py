@@ -88,7 +88,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
 
 
 def with_absolute_dir(config: DataConfig) -> DataConfig:
-    """Return the config with an absolute ``dir``, from ``data.dir`` or $FAIRFLOWER_DATA.
+    """Return the config with an absolute ``dir``, taken from ``data.dir`` or $FAIRFLOWER_DATA.
 
     With this config, processes in another working directory or environment prepare the same data.
     """

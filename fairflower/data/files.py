@@ -103,8 +103,7 @@ class NpzFile:
     def _check_size(self, key: str, header: Header, size: int) -> None:
         needed = math.prod(header.shape) * header.dtype.itemsize
         if not header.dtype.hasobject and needed != size:
-            stored = f"{header}, {needed} bytes, of which the file has {size}"
-            raise self._wrong(key, stored, "all of them")
+            raise self._wrong(key, f"{size} bytes of data for {header}", f"{needed} bytes")
         if needed > (free := free_memory()):
             raise DataError(
                 f"{self.path}: {key}: found {header}, {gigabytes(needed)}; expected no "

@@ -97,7 +97,7 @@ class UCIDigits(DataSet):
 
 
 def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
-    """Return (domain, split) -> images, uint8 [N, 16, 16, 3], and labels, int64 [N]."""
+    """Return images, uint8 [N, 16, 16, 3], and labels, int64 [N], for each (domain, split)."""
     from sklearn.datasets import load_digits
 
     source = load_digits()

@@ -1,5 +1,5 @@
-"""Leaderboards: methods are tuned alike, then compared over federations by a written design.
+"""Leaderboards: all methods are tuned with the same effort, then compared as a design prescribes.
 
-`design` reads the design, `points` has the settings that are tried, `ledger` keeps every finished
-run as a row of a CSV file, `stages` says which runs are left, and `runs` makes them.
+`design` reads the design, `points` generates the settings to try, `ledger` stores each finished
+run as a row of a CSV file, `stages` lists the remaining runs, and `runs` executes them.
 """

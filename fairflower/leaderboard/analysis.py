@@ -1,4 +1,4 @@
-"""Differences of a leaderboard's methods by metric, each family judged together."""
+"""Differences between a leaderboard's methods, judged in families."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from fairflower.statistics.differences import (
 #: Method -> federation -> accuracies in percent, by domain.
 Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
 
-#: Largest test set that `examples_tested` infers.
+#: Size of the largest test set that `examples_tested` can infer.
 _MOST_EXAMPLES = 4000
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the accuracies by domain, in points, with its equivalence margin."""
+    """A metric of the domains' accuracies, in points, with its equivalence margin."""
 
     title: str
     value: Callable[[Sequence[float]], float]
     margin: float
     better: int = 1  # -1 if less is
-    #: The domains that the metric averages, given the accuracies; for its sampling error.
+    #: Function of the accuracies that returns the domains that the metric averages, for its
+    #: sampling error.
     of: Callable[[Sequence[float]], Sequence[int]] | None = None
 
 
@@ -50,7 +51,7 @@ def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
 
 
 def primary(design: Design) -> Metric:
-    """Return the primary metric, on which conclusions rest."""
+    """Return the primary metric, from which conclusions are drawn."""
     return Metric(
         "worst half",
         worst_half,
@@ -60,7 +61,7 @@ def primary(design: Design) -> Metric:
 
 
 def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
-    """Return the other metrics: worst domain, average, STD (ddof 0), and each domain."""
+    """Return the other metrics: worst domain, average, STD (ddof 0), and each domain's accuracy."""
     margins = design.margins
     outcomes = [
         Metric(MIN.phrase, MIN, margins.worst, of=lambda a: worst_places(a, 1)),
@@ -80,10 +81,10 @@ def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
 
 
 class Findings:
-    """Differences in the confirmation and the sweeps of a design.
+    """Differences between methods in the confirmation and the sweeps of a design.
 
-    A benchmark or a sweep counts when all its runs are made: a difference that is looked at after
-    each run is found too often.
+    A benchmark or a sweep is judged only when all its runs are finished, because testing a
+    difference after each run would give too many false positives.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -91,7 +92,7 @@ class Findings:
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
-        """The rows of the confirmation, by benchmark."""
+        """The rows of the confirmation for each benchmark."""
         by_benchmark: dict[str, list[Row]] = defaultdict(list)
         for row in self.stages.ledger.rows.values():
             if row.stage == CONFIRMATION:
@@ -100,16 +101,16 @@ class Findings:
 
     @property
     def benchmarks(self) -> list[Benchmark]:
-        """The confirmed benchmarks in which a method can be compared with the reference."""
+        """The finished benchmarks on which a method can be compared with the reference."""
         return [b for b in self.stages.benchmarks if not self.left(b) and self.judged(b)]
 
     def left(self, benchmark: Benchmark) -> int:
-        """Return how many runs of a benchmark's confirmation are still to be made."""
+        """Return the number of remaining runs in a benchmark's confirmation."""
         planned = len(benchmark.confirmed) * len(benchmark.federations)
         return planned - len(self.rows[benchmark.name])
 
     def domains(self, benchmark: Benchmark) -> list[str]:
-        """Return the names of a benchmark's domains, in the order of the accuracies."""
+        """Return the names of a benchmark's domains in the order of the accuracies."""
         return self.rows[benchmark.name][0].domain_names
 
     def figures(self, benchmark: Benchmark) -> Accuracies:
@@ -117,11 +118,11 @@ class Findings:
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
-        """Return the confirmation runs that means leave out: diverged or not fully tested."""
+        """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
     def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
-        """Return every method's difference to the reference in the primary metric, as a family."""
+        """Return the family of all methods' differences to the reference in the primary metric."""
         if not self.rows[benchmark.name]:
             return {}
         measure = primary(self.design)
@@ -129,18 +130,18 @@ class Findings:
         return {method: difference for (_, method), difference in judged.items()}
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
-        """Return the differences in all other metrics, by metric and method, as a family."""
+        """Return the family of differences in all other metrics, by metric and method."""
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.figures(benchmark), measures, benchmark.overlap)
 
     def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
-        """Return a method's difference to another in the primary metric, as a single test."""
+        """Return the difference of a method to another in the primary metric, as a single test."""
         figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
         judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
         return next(iter(judged.values()), None)
 
     def over_benchmarks(self) -> dict[str, Difference]:
-        """Return the differences over benchmarks by a mixed model; empty with fewer than two."""
+        """Return differences over benchmarks from a mixed model; empty for a single benchmark."""
         import pandas as pd  # late: it takes a while to import
 
         measure = primary(self.design)
@@ -159,9 +160,9 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """Return the differences to the reference by place and method, all places as a family.
+        """Return the differences to the reference by place and method; all places are one family.
 
-        Empty if runs of the sweep are still to be made.
+        The result is empty if the sweep has remaining runs.
         """
         rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
@@ -187,7 +188,7 @@ class Findings:
     def _alone(
         self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
-        """Return differences by metric and method, with variances moderated over the methods."""
+        """Return differences by metric and method, with variances moderated over methods."""
         alone = {}
         examples = examples_tested(figures)
         for measure in measures:
@@ -221,7 +222,7 @@ def _pairs(figures: Accuracies, measure: Metric, other: str) -> dict[str, list[f
 
 
 def _redrawn(difference: Difference, overlap: float) -> Difference:
-    """Return the difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
+    """Return the mean difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
     if not overlap:
         return difference
     error = difference.error * math.sqrt(1 + difference.n * overlap)
@@ -234,9 +235,10 @@ def _redrawn(difference: Difference, overlap: float) -> Difference:
 
 
 def examples_tested(figures: Accuracies) -> list[int]:
-    """Return each domain's number n of test examples, inferred from the accuracies; 0 if unknown.
+    """Return the number n of test examples of each domain, inferred from accuracies; 0 if unknown.
 
-    An accuracy is a mean of `WINDOW` tests, to six digits, so it is a multiple of 1 / (5 n).
+    An accuracy is a mean of `WINDOW` tests, stored with six digits, so it is a multiple of 1 / (5
+    n).
     """
     rows = [
         accuracies for by_federation in figures.values() for accuracies in by_federation.values()
@@ -255,7 +257,7 @@ def examples_tested(figures: Accuracies) -> list[int]:
 def _floor(
     figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
-    """Return a metric's change by a test example, and its deviation due to their draw."""
+    """Return a metric's change by one test example, and its std due to the draw of examples."""
     if measure.of is None or not examples or not all(examples):
         return 0.0, 0.0
     worth, variances = [], []

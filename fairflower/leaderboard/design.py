@@ -1,4 +1,4 @@
-"""The design of a leaderboard: a TOML file, written before the runs."""
+"""The design of a leaderboard: a TOML file that is written before the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig, read_toml
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import grid_configs, parse_seeds
 
-#: Keys of the file's tables.
+#: Keys of the tables in the file.
 _PROTOCOL = (
     *("results", "reference", "screened", "confirmed", "points", "again", "scrambling"),
     *("tuned-on", "federations", "margin", "margin-average", "margin-std"),
@@ -20,7 +20,7 @@ _BENCHMARK = ("federations", "overlap", "confirmed")
 _SWEEP = ("of", "methods", "federations")
 _TABLES = ("protocol", "settings", "benchmarks", "sweeps")
 
-#: Keys that the federation and the stage decide: partition, model and batches, tests.
+#: Keys that the federation and the stage decide: partition, first model, batches and tests.
 _OWN = ("seed", "data.seed", "evaluate.test")
 
 
@@ -35,21 +35,21 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A data set with its settings, and the methods and federations of its confirmation."""
+    """A data set with its settings, and the methods and federations that confirm its results."""
 
     name: str
     settings: Mapping[str, Any]  # run config keys
     confirmed: tuple[str, ...]  # methods
     federations: tuple[int, ...]
-    #: Test examples per training example of a federation, if federations redraw the same examples
-    #: (Nadeau and Bengio 2003); 0 if they hardly overlap, or if claims are about these examples
-    #: only.
+    #: Ratio of test examples to training examples in a federation, if federations are redrawn from
+    #: the same examples (Nadeau and Bengio 2003). 0 if federations hardly overlap, or if claims are
+    #: about these examples only.
     overlap: float = 0.0
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings of a benchmark that are varied; methods have the values chosen on it."""
+    """Variations of a benchmark's settings. Methods keep the values chosen on the benchmark."""
 
     name: str
     benchmark: Benchmark
@@ -59,7 +59,7 @@ class Sweep:
 
     @property
     def named(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of each place, by what is varied: ``train.local-epochs=8``."""
+        """The settings of each place, by its name, such as ``train.local-epochs=8``."""
         return {"{}={}".format(*list(place.items())[-1]): place for place in self.places}
 
 
@@ -67,9 +67,9 @@ class Sweep:
 class Design:
     """The methods, benchmarks and federations of a leaderboard, and how methods are tuned.
 
-    A method has the name of its row: ``fedheal``, or ``gsam+fedism``, local training first.
-    Federation i has ``seed`` and ``data.seed`` i: partition, clients' data, first model and batches
-    together.
+    A method's name is a strategy, such as ``fedheal``, or a client and a strategy, such as
+    ``gsam+fedism``. In federation i, ``seed`` and ``data.seed`` are i, so the partition, the
+    clients' data, the first model and the batches all depend on i.
     """
 
     path: Path
@@ -88,14 +88,14 @@ class Design:
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
         """Read a TOML file with tables ``protocol``, ``settings``, ``benchmarks`` and ``sweeps``.
 
-        ``settings`` are run config keys of all benchmarks; those of ``benchmarks.<name>`` override
-        them, and ``given`` keys override both.
+        ``settings`` are run config keys of all benchmarks. Keys in ``benchmarks.<name>`` override
+        them, and keys in ``given`` override both.
 
         Raises
         ------
         ConfigError
-            If the file is not a design, has an unknown key or method, or confirms on a federation
-            that methods are tuned on.
+            If the file is not a design, has an unknown key or method, or uses a federation both for
+            tuning and for confirmation.
         """
         flat = read_toml(path)
         _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
@@ -103,8 +103,8 @@ class Design:
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
         if missing := [key for key in _PROTOCOL[:9] if key not in protocol]:
             raise ConfigError(
-                f"{path}: [protocol] lacks {', '.join(missing)}; experiments/leaderboard.toml has "
-                "all of them."
+                f"{path}: [protocol] lacks {', '.join(missing)}. Add them; "
+                "experiments/leaderboard.toml is an example."
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
         benchmarks = []
@@ -148,19 +148,19 @@ class Design:
     def config(
         self, benchmark: Benchmark, method: str, federation: int, **settings: Any
     ) -> RunConfig:
-        """Return a run's config without the tried arguments; ``settings`` are run config keys."""
+        """Return the config of a run without tuned arguments; ``settings`` are run config keys."""
         client, rule = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
         (config,) = grid_configs({**flat, **settings}, [rule], None, [client])
         return config
 
     def benchmark(self, name: str) -> Benchmark:
-        """Return the benchmark of this name."""
+        """Return the benchmark with this name."""
         return next(benchmark for benchmark in self.benchmarks if benchmark.name == name)
 
     def _check(self) -> None:
         if not self.benchmarks:
-            raise ConfigError(f"{self.path}: it takes a table [benchmarks.<name>] for each.")
+            raise ConfigError(f"{self.path}: each benchmark needs a table [benchmarks.<name>].")
         for key, value, least in (("points", self.points, 1), ("again", self.again, 1)):
             if type(value) is not int or value < least:
                 raise ConfigError(
@@ -171,21 +171,21 @@ class Design:
         for name, federations in [*tested, *((s.name, s.federations) for s in self.sweeps)]:
             if both := sorted(set(federations) & set(self.tuned_on)):
                 raise ConfigError(
-                    f"{self.path}: {name}: federation {both[0]} is in tuned-on, but tests need "
-                    "federations that methods were not tuned on. Remove it from one of the "
-                    "lists."
+                    f"{self.path}: {name}: federation {both[0]} is also in tuned-on, but methods "
+                    "must be tested on other federations than they are tuned on. Remove it from "
+                    "one of the lists."
                 )
         for benchmark in self.benchmarks:
             if self.reference not in benchmark.confirmed:
                 raise ConfigError(
-                    f"{self.path}: {benchmark.name} confirms nothing against the reference "
-                    f"{self.reference!r}. Add it to confirmed."
+                    f"{self.path}: {benchmark.name}: confirmed lacks the reference "
+                    f"{self.reference!r}. Add it."
                 )
             for key in _OWN:
                 if key in benchmark.settings:
                     raise ConfigError(
-                        f"{self.path}: {benchmark.name} sets {key}, which the federation's number "
-                        "and the stage decide. Remove it."
+                        f"{self.path}: {benchmark.name} sets {key}, which depends on the "
+                        "federation and the stage. Remove it."
                     )
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
                 self.config(benchmark, method, 0)
@@ -196,7 +196,7 @@ class Design:
 
 
 def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
-    """Return the client and the strategy that a method's name describes.
+    """Return the client and the strategy that a method's name stands for.
 
     >>> [choice.name for choice in parse_method("gsam+fedism:q=1.0")]
     ['gsam', 'fedism']
@@ -232,9 +232,9 @@ def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
 
 
 def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Benchmark]) -> Sweep:
-    """Return a sweep. ``vary`` maps run config keys to values; a run changes a single key.
+    """Return a sweep. ``vary`` maps run config keys to values, and each run changes a single key.
 
-    ``settings`` apply to all runs of the sweep, and override the benchmark's settings.
+    ``settings`` apply to all runs of the sweep and override the benchmark's settings.
     """
     vary, settings = _table(table, "vary"), _table(table, "settings")
     rest = {k: v for k, v in table.items() if k.partition(".")[0] not in ("vary", "settings")}
@@ -242,8 +242,8 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
     named = {benchmark.name: benchmark for benchmark in benchmarks}
     if rest.get("of") not in named or not vary:
         raise ConfigError(
-            f"{path}: [sweeps.{name}] needs a benchmark, of = one of {', '.join(named)}, and "
-            f"[sweeps.{name}.vary] with run config keys and their values."
+            f"{path}: [sweeps.{name}] needs a key 'of' with a benchmark ({', '.join(named)}) and a"
+            f" table [sweeps.{name}.vary] with run config keys and their values."
         )
     places = [{**settings, key: value} for key, values in vary.items() for value in values]
     methods = _methods(path, rest.get("methods", ""))
@@ -252,12 +252,12 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys below each table, by the table's name."""
+    """Return the keys in each table, by the name of the table."""
     return {name: _table(flat, name) for name in dict.fromkeys(k.partition(".")[0] for k in flat)}
 
 
 def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keys below a table of a flat mapping."""
+    """Return the keys in a table of a flat mapping."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""The leaderboard's document: sentences, tables and the figure, beside its results."""
+"""The document of a leaderboard, with sentences, tables and a figure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BETTER = "#00a866"
 
 
 def text(findings: Findings) -> str:
-    """Return the sentences and tables of the results, as Markdown."""
+    """Return the sentences and tables of the results as Markdown."""
     lines = [*sentences(findings), left(findings)]
     return markdown_board([line for line in lines if line], tables(findings))
 
 
 def write(findings: Findings) -> Path:
-    """Write ``<results>.md`` and ``figures/<results>-differences.png``; return the document."""
+    """Write ``<results>.md`` and ``figures/<results>-differences.png``, and return the document."""
     results = findings.design.results
     document = results.with_suffix(".md")
     if not document.exists():

@@ -1,4 +1,4 @@
-"""The ledger: a CSV file, kept with the design, with a row for each finished run."""
+"""The ledger: a CSV file next to the design, with a row for each finished run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
 from fairflower.paths import read_text
 
-#: A run is completed, or lost: it diverged, or a domain was not tested throughout.
+#: A run is completed or lost. It is lost if it diverged, or if a domain was not tested in every
+#: round.
 Outcome = Literal["completed", "lost"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A finished run. Accuracies are fractions: means over the last five tested rounds."""
+    """A finished run. Accuracies are fractions, averaged over the last five tested rounds."""
 
     stage: str
     benchmark: str
@@ -42,7 +43,7 @@ class Row:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """Accuracies by domain, on test examples if measured, else on validation; empty if lost."""
+        """Accuracies by domain on test examples if measured, else on validation; empty if lost."""
         return tuple(map(float, (self.test or self.validation).split()))
 
     @property
@@ -52,7 +53,7 @@ class Row:
 
     @classmethod
     def read(cls, cells: Mapping[str, str]) -> Self:
-        """Return the row of a file's cells, by column."""
+        """Return the row for cells of the file, given by column."""
         values: dict[str, Any] = dict(cells)
         values["federation"] = int(values["federation"])
         values["seconds"] = float(values["seconds"])
@@ -63,10 +64,10 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def key_of(config: RunConfig) -> str:
-    """Return a digest of what decides a run's result: seed and settings that are not defaults.
+    """Return a digest of the seed and the settings that affect a run's result.
 
-    Settings of the execution are left out, and so are settings at their default, so that later
-    versions with new settings give the same digest.
+    Settings that only affect execution are left out. Settings with default values are also left
+    out, so that later versions with new settings give the same digest.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
     found = method_key(config.to_flat()) | {("seed", str(config.seed))}
@@ -75,15 +76,15 @@ def key_of(config: RunConfig) -> str:
 
 
 class Ledger:
-    """The file's rows by `key_of`; a row is on disk when `add` returns."""
+    """The rows of the file, by `key_of`. A row is saved to disk when `add` returns."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file if it exists; an incomplete last line is dropped.
+        """Read the file if it exists. An incomplete last line is dropped.
 
         Raises
         ------
         RunFolderError
-            If the file is not a ledger, or a row of it cannot be read.
+            If the file is not a ledger, or if one of its rows cannot be read.
         """
         self.path = path
         self.rows: dict[str, Row] = {}
@@ -111,7 +112,7 @@ class Ledger:
         Raises
         ------
         RunFolderError
-            If clients had other data than in earlier runs of this federation.
+            If the clients' data differ from those in earlier runs of this federation.
         """
         for other in self.rows.values():
             place = (row.stage, row.benchmark, row.federation)
@@ -119,8 +120,8 @@ class Ledger:
             if same and row.stage != "sweep" and other.data != row.data:
                 raise RunFolderError(
                     f"{self.path}: clients of {row.benchmark}, federation {row.federation}, have "
-                    f"other data than in earlier runs ({row.data}, not {other.data}). Bring back "
-                    "the data, or delete that benchmark's rows."
+                    f"other data than in earlier runs ({row.data} instead of {other.data}). "
+                    "Restore the data, or delete the rows of this benchmark."
                 )
         new = not self.path.exists()
         with self.path.open("a", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""The settings to try for a method: the paper's, then points of a Sobol sequence."""
+"""The settings to try for a method: those of its paper, then points of a Sobol sequence."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from fairflower.plans.search_space import TunableArgument, search_space
 
 LR = "train.lr"
 
-#: Bounds of the learning rate, as multiples of the benchmark's.
+#: Bounds of the learning rate, as multiples of the benchmark's learning rate.
 _LOW, _HIGH = 0.25, 2.5
 
-#: More dimensions than any method has arguments to tune.
+#: Number of dimensions, more than any method has arguments to tune.
 _DIMENSIONS = 16
 
 
 def ranges(config: RunConfig) -> dict[str, TunableArgument]:
-    """Return the tuned settings of a method: learning rate, and arguments with a range.
+    """Return the settings to tune for a method: the learning rate and all arguments with a range.
 
-    The learning rate comes first, from a quarter to two and a half times the config's. Rounds and
-    local epochs are the same for all methods, so that all train equally long.
+    The learning rate comes first; its range is from a quarter to two and a half times that of the
+    config. Rounds and local epochs are the same for all methods, so that all methods train equally
+    long.
     """
     lr = config.train.lr
     return {
@@ -34,11 +35,11 @@ def ranges(config: RunConfig) -> dict[str, TunableArgument]:
 def points(
     found: Mapping[str, TunableArgument], count: int, scrambling: int
 ) -> list[dict[str, float]]:
-    """Return the settings to try: the defaults, then ``count - 1`` points.
+    """Return the settings to try: the defaults, then ``count - 1`` points of a Sobol sequence.
 
-    The k-th of `ranges` has the k-th dimension of Sobol's sequence with Owen's scrambling by this
-    seed: all methods try the same learning rates. (Its first 2^m points fill every dimension
-    evenly.)
+    The k-th of the `ranges` uses the k-th dimension of a Sobol sequence with Owen scrambling and
+    this seed. All methods therefore try the same learning rates. (The first 2^m points of the
+    sequence fill every dimension evenly.)
     """
     from scipy.stats import qmc  # late: it takes a second to import
 

@@ -1,4 +1,4 @@
-"""Makes the remaining runs of a design, several in parallel, and adds a row for each."""
+"""Execution of the remaining runs of a design, several in parallel, with a row for each run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fairflower.report import Run, read_run
 
 
 class LeaderboardRuns:
-    """Remaining runs of a design: a `fairflower.plans.parallel.Study`.
+    """The remaining runs of a design, as a `fairflower.plans.parallel.Study`.
 
-    At most ``jobs`` runs are started at a time, so that runs which depend on results come in the
-    design's order. Run folders are in ``folder`` and are removed when their rows are written. A
-    killed run begins again.
+    At most ``jobs`` runs are started at a time, so that runs that depend on results keep the order
+    of the design. Run folders are in ``folder`` and are removed when their rows are written. A
+    killed run starts again from the beginning.
     """
 
     def __init__(self, stages: Stages, folder: Path, jobs: int) -> None:
@@ -38,7 +38,7 @@ class LeaderboardRuns:
         """Return None: a leaderboard does not prune runs."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start, and whether it diverged."""
+        """Record how a run ended. Return the runs to start, and whether the run diverged."""
         self.out -= 1
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):
@@ -48,7 +48,7 @@ class LeaderboardRuns:
         return self._more(), isinstance(error, Diverged)
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Return the run of a process that died, to start again from its beginning."""
+        """Return the run of a process that died, to start it again from its beginning."""
         return [self._placed(self.given[config.run_name])]
 
     def _more(self) -> list[RunConfig]:
@@ -63,7 +63,7 @@ class LeaderboardRuns:
         return configs
 
     def _placed(self, planned: Planned) -> RunConfig:
-        """Return the run's config with its folder, after removing an earlier attempt's files."""
+        """Remove the files of an earlier attempt, and return the run's config with its folder."""
         shutil.rmtree(self.folder / planned.key, ignore_errors=True)
         config = planned.config
         return dataclasses.replace(
@@ -81,7 +81,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
         values = run.accuracy[run.last()].mean(axis=0).tolist()
         accuracies = " ".join(f"{value:.6g}" for value in values)
     elif run:
-        reason = "not every domain was tested throughout"
+        reason = "some domain was not tested in every round"
     on_test = planned.config.evaluate.test
     info = run.info if run else {}
     return Row(
@@ -103,7 +103,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
 
 
 class Progress(NamedTuple):
-    """Progress of a stage of a benchmark."""
+    """Progress of one stage of a benchmark."""
 
     stage: str
     benchmark: str
@@ -113,7 +113,7 @@ class Progress(NamedTuple):
 
 
 def progress(stages: Stages) -> list[Progress]:
-    """Return the runs left in each stage of each benchmark, and the hours they will take."""
+    """Return the remaining runs in each stage of each benchmark, and the hours they will take."""
     rows = stages.ledger.rows.values()
     made = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
     progress = []

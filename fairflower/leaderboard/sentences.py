@@ -1,4 +1,4 @@
-"""The tables and sentences of a leaderboard, as its protocol allows them."""
+"""The tables and sentences of a leaderboard, in the words that its protocol prescribes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fairflower.report.tables.cells import Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_std, join_words
 from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 
-#: Pairs of question 2 of the protocol: a method, and the method without its local training.
+#: Pairs for question 2 of the protocol: a method, and the same method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
 
-#: Gain in points that the sweeps look for.
+#: Gain in points that sweeps are designed to detect.
 _GAIN = 2.0
 
 
 def outcome(difference: Difference) -> str:
-    """Return a difference in the words of the protocol.
+    """Describe a difference in the words of the protocol.
 
     >>> outcome(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better by at least 1.50 points'
@@ -42,7 +42,7 @@ def outcome(difference: Difference) -> str:
 
 
 def sentences(findings: Findings) -> list[str]:
-    """Return the conclusions by benchmark, over all benchmarks, and of the sweeps."""
+    """Return the conclusions for each benchmark, over all benchmarks, and from the sweeps."""
     lines = []
     for benchmark in findings.benchmarks:
         lines += list(_of_benchmark(findings, benchmark))
@@ -125,7 +125,7 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 
 def tables(findings: Findings) -> list[Table]:
-    """Return a table for each benchmark that has pairs, and for each sweep with rows."""
+    """Return a table for each benchmark that has pairs, and for each sweep that has rows."""
     parts = [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
     parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return parts
@@ -201,7 +201,7 @@ def _difference(difference: Difference | None) -> Cell:
 
 
 def left(findings: Findings) -> str:
-    """Say how many runs of the confirmation are still to be made; empty if none."""
+    """State how many runs of the confirmation remain; empty if none do."""
     missing = {benchmark.name: findings.left(benchmark) for benchmark in findings.stages.benchmarks}
     counts = [f"{name} {count}" for name, count in missing.items() if count]
     if not counts:

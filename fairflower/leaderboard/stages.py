@@ -1,8 +1,9 @@
-"""The runs of a leaderboard's design: their stages, their order, and the runs that are left.
+"""The runs of a leaderboard's design: their stages, their order, and the remaining runs.
 
-Screening tries every point of a method on the first tuning federation; finalists are its best
-points, tried on the other tuning federations; both use validation examples. Confirmation trains
-the chosen settings on the design's federations and tests them. Sweeps vary a benchmark's settings.
+The first stage, screening, tries every point of a method on the first tuning federation. The
+finalists are a method's best points, which are tried on the other tuning federations. Both stages
+use validation examples. The confirmation trains and tests the chosen settings on the federations of
+the design. Sweeps vary the settings of a benchmark.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fairflower.leaderboard.points import points, ranges
 from fairflower.numerics.metrics import worst_fraction
 from fairflower.plans.protocol import EXAMPLES
 
-#: The stages, in their order.
+#: The stages in their order.
 STAGES = ("screening", "finalists", "confirmation", "sweep")
 SCREENING, FINALISTS, CONFIRMATION, SWEEP = STAGES
 
-#: Share of the domains, the worst, whose mean is the primary metric.
+#: The primary metric is the mean over this fraction of the domains, the worst ones.
 HALF = 0.5
 
 
@@ -52,7 +53,7 @@ class Planned:
 
 
 class Stages:
-    """The runs of a design, and which of them a ledger has."""
+    """The runs of a design, and which of them are in a ledger."""
 
     def __init__(
         self, design: Design, ledger: Ledger, benchmarks: Sequence[str] | None = None
@@ -63,18 +64,18 @@ class Stages:
         self.points = cache(self._points)
         self._planned = cache(self._plan)
 
-    # --- what is tried and chosen ----------------------------------------------------------
+    # --- points to try, and the chosen point -----------------------------------------------
 
     def _points(self, benchmark: Benchmark, method: str) -> list[dict[str, float]]:
         config = self.design.config(benchmark, method, self.design.tuned_on[0])
         return points(ranges(config), self.design.points, self.design.scrambling)
 
     def row(self, planned: Planned) -> Row | None:
-        """Return the row of a finished run, else None."""
+        """Return the row of a run, or None if the run is not finished."""
         return self.ledger.rows.get(planned.key)
 
     def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
-        """Return all trials of a point, one per tuning federation, in the federations' order."""
+        """Return the trials of a point: one per tuning federation, in the federations' order."""
         return [
             self.screened(benchmark, method, number),
             *(
@@ -88,7 +89,7 @@ class Stages:
         return self._planned(SCREENING, benchmark, method, self.design.tuned_on[0], number)
 
     def finalists(self, benchmark: Benchmark, method: str) -> list[int] | None:
-        """Return the points that are tried again, best first; None during screening."""
+        """Return the finalists, best first; None during screening."""
         scores = {}
         for number in range(self.design.points):
             row = self.row(self.screened(benchmark, method, number))
@@ -99,9 +100,9 @@ class Stages:
         return sorted(scores, key=lambda number: -scores[number])[: self.design.again]
 
     def chosen(self, benchmark: Benchmark, method: str) -> int | None:
-        """Return the point with the highest mean over tuning federations; None if not known.
+        """Return the point with the highest mean over tuning federations; None if not known yet.
 
-        A point with a lost run is not chosen. -1 if no point is left.
+        A point with a lost run is not chosen. If every point has a lost run, return -1.
         """
         finalists = self.finalists(benchmark, method)
         if finalists is None:
@@ -120,19 +121,19 @@ class Stages:
     # --- the runs of a stage ---------------------------------------------------------------
 
     def screening(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
-        """Yield every point of the methods, method after method."""
+        """Yield the runs that try every point of every method."""
         for method in methods:
             for number in range(len(self.points(benchmark, method))):
                 yield self.screened(benchmark, method, number)
 
     def again(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
-        """Yield the best points, if known already, on the other tuning federations."""
+        """Yield the runs of the finalists, if known already, on the other tuning federations."""
         for method in methods:
             for number in self.finalists(benchmark, method) or ():
                 yield from self.trials(benchmark, method, number)[1:]
 
     def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
-        """Yield the chosen settings, by federation, so that pairs are complete early."""
+        """Yield the runs of chosen settings, by federation, so that pairs are complete early."""
         chosen = {method: self.chosen(benchmark, method) for method in benchmark.confirmed}
         for federation in benchmark.federations:
             for method, number in chosen.items():
@@ -140,7 +141,7 @@ class Stages:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
-        """Yield the sweep's runs, each with the name of its place."""
+        """Yield the runs of a sweep, each with the name of its place."""
         for name, place in sweep.named.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
@@ -150,7 +151,7 @@ class Stages:
                         yield name, self._planned(*key, tuple(place.items()))
 
     def planned(self) -> Iterator[Planned]:
-        """Yield all runs that can be planned now, first those that conclusions need."""
+        """Yield all runs that can be planned now. Runs that conclusions need come first."""
         for benchmark in self.benchmarks:
             yield from self.screening(benchmark, benchmark.confirmed)
             yield from self.again(benchmark, benchmark.confirmed)
@@ -165,11 +166,11 @@ class Stages:
             yield planned
 
     def left(self) -> Iterator[Planned]:
-        """Return the planned runs without a row."""
+        """Return the planned runs that have no row yet."""
         return (planned for planned in self.planned() if self.row(planned) is None)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Return the number of runs by stage and benchmark."""
+        """Return the number of runs for each stage and benchmark."""
         design, again = self.design, min(self.design.again, self.design.points)
         counts = {}
         for benchmark in self.benchmarks:

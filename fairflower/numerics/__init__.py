@@ -1,1 +1,1 @@
-"""Pure numerical functions, without messages, files or torch."""
+"""Pure numerical functions that need no messages, files or torch."""

@@ -1,23 +1,24 @@
 """Clustering of clients by their representations, with the same cluster ids in every round.
 
-Few clients (K of about 20) have long representations (d = 768), from a handful of images or
-from thousands; some clusters have a single client, and the number of clusters may be unknown.
-FedGCR's paper and code use a Gaussian mixture, ``"gmm"``: scikit-learn's with its defaults, a
-single start, and a full covariance per component. These covariances cannot be estimated from a
-client or two, so the k-means that starts the mixture decides the result.
-``"kmeans"`` replaces the mixture; it is this library's and from no paper:
+The problem is small: about K = 20 clients have long representations (d = 768), computed from a
+handful of images or from thousands. Some clusters have a single client, and the number of clusters
+may be unknown. FedGCR's paper and code use a Gaussian mixture, ``"gmm"``: that of scikit-learn with
+default settings, a single start, and a full covariance per component. These covariances cannot be
+estimated from one or two clients, so the result depends on the k-means that initializes the
+mixture. ``"kmeans"`` replaces the mixture. It was designed for this library and is not from a
+paper:
 
-- A client with n images has the weight n / (n + 100). Its vector, a mean over the images, has a
-  sampling variance in proportion to 1 / n, and a variance that its type does not explain.
-- T centers span T - 1 directions, so vectors are projected on as many principal axes.
-- k-means then finds the clusters, the best of ten starts. This equals a Gaussian mixture with a
+- A client with n images has the weight n / (n + 100), because its vector, a mean over the images,
+  has a sampling variance in proportion to 1 / n and a variance that its type does not explain.
+- T centers span T - 1 directions, so vectors are projected onto T - 1 principal axes.
+- k-means then finds the clusters, as the best of ten starts. This equals a Gaussian mixture with a
   single small common variance; scikit-learn's mixtures do not support weights.
 
-On the representations of FedGCR's runs on Digit-Five, at domain imbalance factors 1 / 5 / 10,
-clustering accuracy is 98 / 100 / 78 % by ``"kmeans"``, 91 / 95 / 59 % by ``"gmm"``, and
-99 / 93 / 65 % by a mixture of the best of ten starts (``python benchmarks/clusters.py``: seed 0,
-12 rounds, ten seeds of the clustering; AMD EPYC, scikit-learn 1.9.1). The weights make the
-difference at 10, where clients have 1 to 245 images: without them k-means has 52 %.
+On the representations of FedGCR's runs on Digit-Five with domain imbalance factors 1 / 5 / 10, the
+clustering accuracy is 98 / 100 / 78 % with ``"kmeans"``, 91 / 95 / 59 % with ``"gmm"``, and 99 / 93
+/ 65 % with the best of ten starts of a mixture (``python benchmarks/clusters.py``: seed 0, 12
+rounds, ten seeds of the clustering; AMD EPYC, scikit-learn 1.9.1). The weights matter most at
+factor 10, where clients have 1 to 245 images: without weights, k-means reaches 52 %.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ Labels = NDArray[np.int64]
 Clustering = Literal["kmeans", "gmm"]
 Variant = Literal["adapted", "paper", "released"]
 
-#: Clustering of FedGCR's variants, and the model that computes the representations.
+#: Variant of FedGCR -> its clustering, and the model that computes the representations.
 _VARIANTS: dict[str, tuple[Clustering, str]] = {
     "adapted": ("kmeans", "received"),
     "paper": ("gmm", "trained"),
     "released": ("gmm", "received"),
 }
 _STARTS = 10
-#: Number of images at which the sampling variance of a vector equals its other variance: about
-#: ten images per class. Clients with fewer images often lack classes, too.
+#: Number of images at which the sampling variance of a vector equals its other variance: about ten
+#: images per class. Clients with fewer images also often lack classes.
 _BALANCED_SIZE = 100
-#: Largest number of clusters that is tried when the number is not given.
+#: Maximum number of clusters to try if the number is not given.
 _MOST = 10
 
 __getattr__ = renamed(__name__, choose="resolve_variant", describe="cluster_diagnostics")
 
 
 class Clusters(NamedTuple):
-    """Clusters of a cohort, and of the clients of earlier rounds."""
+    """Clusters of the clients in a cohort, and of clients from earlier rounds."""
 
     #: Cluster id of each client of the cohort, shape (K,).
     ids: Labels
-    #: Client -> its cluster in the last round in which it took part.
+    #: Client -> its cluster in the last round in which the client took part.
     members: dict[int, int]
-    #: Cluster -> mean of its clients' vectors, shape (d,), in the last round in which any of them
-    #: took part; without the clusters that no client is in.
+    #: Cluster -> mean of its clients' vectors, shape (d,), in the last round in which any of these
+    #: clients took part. Empty clusters are left out.
     centres: dict[int, Vectors]
-    #: Bayesian information criterion, see `bic`; lower is better.
+    #: Bayesian information criterion (see `bic`); lower is better.
     bic: float
 
 
@@ -79,7 +80,7 @@ def cluster(
     centres: Mapping[int, Vectors] | None = None,
     seed: int = 0,
 ) -> Clusters:
-    """Cluster clients, and keep the cluster ids of earlier rounds.
+    """Cluster clients, reusing the cluster ids of earlier rounds.
 
     Parameters
     ----------
@@ -88,16 +89,16 @@ def cluster(
     clients : sequence of K ints
         Ids of the clients.
     number : int, optional
-        Number of clusters; fewer if fewer vectors differ. By default the number with the lowest
-        `bic`, up to 10 and half the clients.
+        Number of clusters, or fewer if there are fewer distinct vectors. By default, the number
+        with the lowest `bic`, but at most 10 and at most half the number of clients.
     clustering : {"kmeans", "gmm"}
-        The algorithm; see this module.
+        The algorithm; see the documentation of this module.
     sizes : array of shape (K,), optional
-        Number of images that each vector is the mean of; by default equal. Unused by ``"gmm"``.
+        Number of images over which each vector is averaged; equal by default. ``"gmm"`` ignores it.
     members, centres : mapping, optional
-        `Clusters` of the last round.
+        The attributes of the last round's `Clusters`.
     seed : int
-        Seed of the starts.
+        Seed of the random starts.
 
     Examples
     --------
@@ -124,16 +125,16 @@ def resolve_variant(
     clustering: Clustering | Literal["variant"],
     representation: Literal["variant", "received", "trained"] = "variant",
 ) -> tuple[Clustering, str]:
-    """Return the clustering algorithm of a variant, and the measurement that clients send for it.
+    """Return the clustering algorithm of a variant, and the measurement that clients must send.
 
-    Arguments other than ``"variant"`` override the variant's.
+    Arguments other than ``"variant"`` override those of the variant.
 
     Raises
     ------
     ValueError
         If ``num_clusters`` is "auto" and the variant needs a number.
     NotInstalled
-        Without the extra ``solvers``.
+        If the extra ``solvers`` is not installed.
 
     Examples
     --------
@@ -144,8 +145,8 @@ def resolve_variant(
     require("solvers", "Clustering")
     if num_clusters == "auto" and variant != "adapted":
         raise ValueError(
-            f"num_clusters = 'auto': variant = {variant!r} needs a number. Set the number of the "
-            "clients' types (the paper: of domains), or variant = 'adapted'."
+            f"num_clusters = 'auto': variant = {variant!r} needs a number. Set the number of "
+            "client types (in the paper, of domains), or set variant = 'adapted'."
         )
     default, model = _VARIANTS[variant]
     if representation != "variant":
@@ -157,7 +158,7 @@ def resolve_variant(
 def cluster_diagnostics(
     h: Vectors, sizes: Vectors, clusters: Clusters
 ) -> dict[str, Vectors | float]:
-    """Return a round's clusters as diagnostics: ids, their number, and a map of the clients.
+    """Return the diagnostics of a round's clusters: ids, number, and a map of the clients.
 
     Examples
     --------
@@ -180,14 +181,15 @@ def cluster_diagnostics(
 def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     """Return the Bayesian information criterion of T clusters with a common, isotropic variance.
 
-    Divided by d, and with S the sum of squared distances from the clusters' means::
+    Divided by d and up to a constant, it is::
 
         BIC / d = K ln(S / (K - T)) + T ln K
 
-    up to a constant; infinite for T = K. The usual criterion has the maximum-likelihood variance
-    S / (d K), here replaced by the unbiased S / (d (K - T)): the former goes to zero with clusters
-    of a client or two, and selects too many clusters. The same is true of a mixture's criterion in
-    few dimensions.
+    where S is the sum of squared distances from the clusters' means. It is infinite for T = K. The
+    usual criterion uses the maximum-likelihood variance S / (d K), which is here replaced by the
+    unbiased S / (d (K - T)). The former approaches zero if clusters have one or two clients, and
+    therefore selects too many clusters. The criterion of a mixture has the same problem in few
+    dimensions.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     labels : array of shape (K,)
         Cluster of each vector.
     weights : array of shape (K,), optional
-        Weights in S and in the means; scaled to 1 on average.
+        Weights in S and in the means. They are scaled to a mean of 1.
 
     Examples
     --------
@@ -217,10 +219,10 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
 
 
 def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
-    """Return coordinates on the first principal axes, shape (K, axes); 0 on axes beyond the rank.
+    """Return coordinates on the first principal axes, shape (K, axes), with 0 beyond the rank.
 
-    An axis points to where its largest entry is positive, so that a map of the clients does not
-    flip between rounds.
+    The sign of an axis is chosen so that its largest entry is positive. A map of the clients then
+    does not flip between rounds.
 
     Examples
     --------
@@ -262,8 +264,8 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
     """Return the labels of a mixture of T Gaussians with scikit-learn's defaults."""
     from sklearn.mixture import GaussianMixture
 
-    # Rotated to the K - 1 axes on which the vectors differ. The mixture is the same, since all
-    # components are equal on the other axes, with 20 coordinates instead of 768.
+    # Rotate to the K - 1 axes on which the vectors differ, to have 20 coordinates instead of 768.
+    # The mixture is the same, because all components are equal on the other axes.
     x = principal(h, min(len(h) - 1, h.shape[1]))
     reg = 1e-6  # scikit-learn's default; lost to rounding next to a large variance
     while True:
@@ -297,12 +299,13 @@ def _stable_ids(
 ) -> Labels:
     """Map labels to cluster ids so that as many clients as possible keep their cluster.
 
-    Where clients do not decide, the nearest centers do. A cluster that is nearer to another cluster
-    of this round than to the center of any free id gets a new id, while the number allows it.
+    Ties are resolved by the nearest centers. A cluster that is nearer to another cluster of this
+    round than to the center of any free id gets a new id, as long as the number of clusters allows
+    it.
     """
     from scipy.optimize import linear_sum_assignment
 
-    # In the order of the clients' ids, so that the first cluster ids do not depend on k-means.
+    # Follow the order of the clients' ids, so that the first cluster ids do not depend on k-means.
     first = np.unique(labels, return_index=True)[1]
     new = labels[np.sort(first)]
     means = np.array([h[labels == label].mean(axis=0) for label in new])
@@ -312,7 +315,7 @@ def _stable_ids(
     names += itertools.islice(unused, max(0, most - len(names)))
     apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
     reach = min(apart, default=0) / 2
-    # All centers together count less than a single client.
+    # All centers together have less influence than a single client.
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
     for j, name in enumerate(names):

@@ -1,12 +1,12 @@
 """Fairness between groups of people, from six counts for each group.
 
-A binary model predicts Y' for people with the label Y, who belong to G groups, for example men and
-women. A client counts its people, and sums of counts over clients give the **global** metric
-exactly. The same functions of a client's counts give its **local** metric. Both matter: a model
-can be fair on all data and unfair at every client.
+A binary model predicts labels of people who belong to G groups, for example men and women. Each
+client counts its people, and the sums of the counts over clients give the **global** metric
+exactly. The same functions give a client's **local** metric from its counts. Both matter, because a
+model can be fair on all data and unfair at every client.
 
-A metric is NaN, which means undefined, where a rate of a group is 0/0: for example equal
-opportunity without a positive label in a group. (fairlearn sets these rates to 0.)
+A metric is undefined (NaN) if a rate of a group is 0/0. For example, equal opportunity is undefined
+if no person of a group has a positive label. (fairlearn sets such rates to 0.)
 
 Examples
 --------
@@ -32,16 +32,16 @@ from numpy.typing import ArrayLike, NDArray
 Vector = NDArray[np.float64]
 Counts = NDArray[Any]  # [G, 6]
 
-#: The counts of a group: people; predicted 1; label 1; both 1; label 0; predicted 1 with label 0.
+#: Counts of a group: people; prediction 1; label 1; both 1; label 0; prediction 1 with label 0.
 COUNTS = ("people", "selected", "positive", "true_positive", "negative", "false_positive")
 
 
-#: Record in a client's answer to a test with the list ``counts``: six numbers of each group.
+#: Record in a client's reply to a test. Its list ``counts`` has six numbers for each group.
 GROUP_COUNTS = "group-counts"
 
 
 class Rates(NamedTuple):
-    """Rates of G groups, shape (G,) each; NaN where a group has nobody to count."""
+    """Rates of G groups, each of shape (G,). A rate is NaN if its denominator is 0."""
 
     selection: Vector  # P(Y' = 1)
     true_positive: Vector  # P(Y' = 1 | Y = 1)
@@ -49,7 +49,7 @@ class Rates(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A metric on all data and at K clients."""
+    """Value of a metric on all data and at each of K clients."""
 
     overall: float  # from the sums of counts: the global metric
     local: Vector  # of each client, shape (K,); NaN where undefined
@@ -68,7 +68,7 @@ def counts_by_group(
     groups : array of shape (N,)
         Each person's group, in ``0 .. num_groups - 1``.
     num_groups : int
-        G; a group without people has counts of 0.
+        G. The counts of a group without people are 0.
 
     Raises
     ------
@@ -103,11 +103,11 @@ def group_rates(counts: ArrayLike) -> Rates:
 
 
 def demographic_parity(counts: ArrayLike) -> float:
-    """Return the largest difference of the selection rates of two groups, 0 to 1; 0 is fair.
+    """Return the largest difference between the selection rates of two groups, 0 to 1; 0 is fair.
 
     See Also
     --------
-    equal_opportunity : Among people with label 1.
+    equal_opportunity : The same difference among people with label 1.
     """
     return _range(group_rates(counts).selection)
 
@@ -115,13 +115,13 @@ def demographic_parity(counts: ArrayLike) -> float:
 def demographic_parity_ratio(counts: ArrayLike) -> float:
     """Return the smallest selection rate divided by the largest, 0 to 1; 1 is fair.
 
-    1 if nobody is selected.
+    The result is 1 if nobody is selected.
     """
     return _ratio(group_rates(counts).selection)
 
 
 def equal_opportunity(counts: ArrayLike) -> float:
-    """Return the largest difference of the true positive rates of two groups; 0 is fair."""
+    """Return the largest difference between the true positive rates of two groups; 0 is fair."""
     return _range(group_rates(counts).true_positive)
 
 
@@ -131,9 +131,9 @@ def equal_opportunity_ratio(counts: ArrayLike) -> float:
 
 
 def equalized_odds(counts: ArrayLike, mean: bool = False) -> float:
-    """Return the larger of the differences of true and of false positive rates; 0 is fair.
+    """Return the larger of the differences in true and in false positive rates; 0 is fair.
 
-    ``mean=True`` returns the mean of both differences.
+    With ``mean=True``, return the mean of both differences.
     """
     rates = group_rates(counts)
     both = _range(rates.true_positive), _range(rates.false_positive)
@@ -148,7 +148,7 @@ def equalized_odds_ratio(counts: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """A metric of group fairness: a row of what history, screen, tables and verdicts show.
+    """A metric of group fairness, as used by the history, terminal output, tables and verdicts.
 
     Examples
     --------
@@ -156,22 +156,22 @@ class GroupMetric:
     ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
     """
 
-    #: In the history, in callbacks and as ``strategy.metric``: fairlearn's name.
+    #: Name in the history, in callbacks and in ``strategy.metric``; the same as in fairlearn.
     name: str
-    #: In tables.
+    #: Title in tables.
     title: str
-    #: In sentences.
+    #: Name in sentences.
     phrase: str
-    #: 1 if more is better, -1 if less is.
+    #: 1 if higher values are better, -1 if lower values are.
     better: int
     formula: Callable[[ArrayLike], float]
 
     def __call__(self, counts: ArrayLike) -> float:
-        """Return the metric of counts, shape (G, 6); NaN if it is undefined."""
+        """Return the value of the metric for counts of shape (G, 6); NaN if it is undefined."""
         return self.formula(counts)
 
     def worst(self, values: Iterable[float]) -> float:
-        """Return the worst of several values; NaN if all are undefined."""
+        """Return the worst of several values; NaN if all of them are undefined."""
         defined = [value for value in values if not math.isnan(value)]
         if not defined:
             return math.nan
@@ -198,7 +198,7 @@ METRICS = (*DIFFERENCES, *RATIOS)
 
 
 def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[str, str]:
-    """Return the reasons why metrics are undefined: reason -> metrics, in words.
+    """Return the reasons why metrics are undefined, with the names of the metrics.
 
     ``positive`` is the name of the positive label.
 
@@ -226,15 +226,16 @@ def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[s
 
 
 def accuracy(counts: ArrayLike) -> float:
-    """Return the share of all people that are predicted correctly, 0 to 1."""
+    """Return the fraction of all people whose prediction is correct, 0 to 1."""
     n, _, _, true, negative, false = _checked(counts).sum(axis=0)
     return float((true + negative - false) / n)
 
 
 def signed_difference(name: str, counts: ArrayLike) -> float:
-    """Return a difference of `DIFFERENCES` with its sign, for two groups: first minus second.
+    """Return one of the `DIFFERENCES` with its sign, for two groups: first minus second.
 
-    NaN if it is undefined. Equalized odds has no sign, nor has any difference of more groups.
+    It is NaN if it is undefined. Equalized odds and differences of more than two groups have no
+    sign.
 
     >>> counts = [[10, 2, 5, 1, 5, 1], [10, 8, 5, 5, 5, 3]]
     >>> round(signed_difference("demographic_parity_difference", counts), 2)
@@ -251,7 +252,7 @@ def signed_difference(name: str, counts: ArrayLike) -> float:
 
 
 def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> Levels:
-    """Return a difference on all data, at every client, and at the worst client.
+    """Return a difference on all data, at each client, and at the worst client.
 
     Parameters
     ----------
@@ -262,7 +263,7 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
 
     Examples
     --------
-    Each client prefers another group, and together they prefer none:
+    Each of two clients favors another group, but overall neither group is favored:
 
     >>> client = [[10, 8, 5, 5, 5, 3], [10, 2, 5, 1, 5, 1]]
     >>> levels = on_both_levels(demographic_parity, [client, client[::-1]])
@@ -271,32 +272,34 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
     """
     each = np.asarray(counts)
     if each.ndim != 3 or len(each) == 0:
-        raise ValueError(f"counts of shape {each.shape}: expected (K, G, 6) of at least 1 client.")
+        raise ValueError(
+            f"counts of shape {each.shape}: expected (K, G, 6) with at least 1 client."
+        )
     local = np.array([difference(client) for client in each])
     worst = float(np.nanmax(local)) if np.isfinite(local).any() else math.nan
     return Levels(difference(each.sum(axis=0)), local, worst)
 
 
 def check_counts(counts: ArrayLike) -> None:
-    """Raise ``ValueError`` for counts of another shape, or that contradict each other."""
+    """Raise ``ValueError`` if counts have a wrong shape or contradict each other."""
     _checked(counts)
 
 
 def _checked(counts: ArrayLike) -> Vector:
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(COUNTS) or len(table) == 0:
-        raise ValueError(f"counts of shape {table.shape}: expected (G, 6) of at least 1 group.")
+        raise ValueError(f"counts of shape {table.shape}: expected (G, 6) with at least 1 group.")
     if not (np.isfinite(table).all() and (table >= 0).all() and (table % 1 == 0).all()):
         raise ValueError("counts: expected whole numbers of at least 0.")
     n, selected, positive, true, negative, false = table.T
     sums = (positive + negative == n) & (true + false == selected)
     if not (sums & (true <= positive) & (false <= negative)).all():
-        raise ValueError(f"counts: expected the order {', '.join(COUNTS)}; the sums disagree.")
+        raise ValueError(f"counts: the sums disagree. Expected the order {', '.join(COUNTS)}.")
     return table
 
 
 def _range(rates: Vector) -> float:
-    """Return the largest minus the smallest rate; NaN for a single group."""
+    """Return the largest rate minus the smallest; NaN for a single group."""
     return float(rates.max() - rates.min()) if len(rates) > 1 else math.nan
 
 

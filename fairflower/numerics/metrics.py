@@ -1,19 +1,19 @@
-"""Fairness metrics: how evenly is a model's quality distributed?
+"""Fairness metrics, which measure how evenly a model's quality is distributed.
 
-Every function takes a value per domain or per client, ``a_1 .. a_K`` with any ``K >= 1`` (a
-sequence or a 1-d array), and returns a float. Accuracies may be fractions or percentages:
-``mean``, ``std``, ``worst``, ``best``, ``gap`` and ``worst_fraction`` have the unit of the input
-and also accept losses; ``jain``, ``gini`` and ``entropy`` have no unit and need non-negative
-values. All raise ``ValueError`` for values that are empty, not one-dimensional, NaN, infinite,
-or negative where a metric needs non-negative values.
+Every function takes one value per domain or client, ``a_1 .. a_K`` with any ``K >= 1`` (a sequence
+or a 1-d array), and returns a float. Accuracies may be fractions or percentages. ``mean``, ``std``,
+``worst``, ``best``, ``gap`` and ``worst_fraction`` have the unit of the input and also accept
+losses. ``jain``, ``gini`` and ``entropy`` have no unit and need non-negative values. All functions
+raise ``ValueError`` if the values are empty, not one-dimensional, NaN, infinite, or negative where
+a metric needs non-negative values.
 
-Report the level (domains or clients), the unit and the ``ddof``, in which papers differ.
-Evaluate all clients, not only the sampled ones. Report a spread or a relative index (Jain,
-Gini, entropy) together with the mean and the worst value: it is also perfect when all clients
-are served equally badly.
+When you report a metric, state its level (domains or clients), its unit and its ``ddof``, because
+papers differ in these. Evaluate all clients, not only the selected clients. Report a spread or a
+relative index (Jain, Gini, entropy) together with the mean and the worst value, because it is also
+perfect if all clients get an equally bad model.
 
-``balanced_accuracy`` and ``auc_ovo`` rate a model on a test set with imbalanced classes.
-``clustering_accuracy`` and ``adjusted_rand`` rate clusters of clients against their true types.
+``balanced_accuracy`` and ``auc_ovo`` evaluate a model on a test set with imbalanced classes.
+``clustering_accuracy`` and ``adjusted_rand`` compare clusters of clients with their true types.
 
 Examples
 --------
@@ -38,7 +38,7 @@ Vector = NDArray[np.float64]
 
 
 def mean(a: ArrayLike) -> float:
-    """Return the arithmetic mean, as the papers report it over domains.
+    """Return the arithmetic mean, which papers report over domains.
 
     Examples
     --------
@@ -51,9 +51,9 @@ def mean(a: ArrayLike) -> float:
 def std(a: ArrayLike, ddof: int) -> float:
     """Return the standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
 
-    ``ddof`` has no default because papers differ: 1 in FedHEAL's tables (15 % larger at K = 4), 0
-    in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the estimate is noisy: report
-    several seeds. NaN when ``K <= ddof``.
+    ``ddof`` has no default because papers differ: it is 1 in FedHEAL's tables (15 % larger for K =
+    4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the estimate is noisy, so
+    report several seeds. The result is NaN if ``K <= ddof``.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def std(a: ArrayLike, ddof: int) -> float:
 
 
 def worst(a: ArrayLike) -> float:
-    """Return the smallest value: MIN of FedEquilibria and FedGCR, the objective of AFL.
+    """Return the smallest value, which is MIN in FedEquilibria and FedGCR and the objective of AFL.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def best(a: ArrayLike) -> float:
 
 
 def gap(a: ArrayLike) -> float:
-    """Return the largest value minus the smallest; at least 0.
+    """Return the largest value minus the smallest, which is at least 0.
 
     Examples
     --------
@@ -102,10 +102,10 @@ def gap(a: ArrayLike) -> float:
 
 
 def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
-    """Return the mean of the ``floor(fraction K)`` smallest values, and of at least one value.
+    """Return the mean of the ``floor(fraction K)`` smallest values, but of at least one value.
 
-    "Worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten values; here it is
-    then the smallest value.
+    This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
+    values; here it is the smallest value in this case.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction = {fraction}: expected a number in (0, 1].")
     values = np.sort(_values(a))
-    # The small term undoes the rounding of products, as in 0.29 * 100 = 28.999...
+    # The small term corrects rounding errors of products, as in 0.29 * 100 = 28.999...
     count = max(1, math.floor(fraction * values.size + 1e-9))
     return float(values[:count].mean())
 
@@ -125,9 +125,9 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
 def jain(a: ArrayLike) -> float:
     """Return Jain's index, ``(sum a)^2 / (K sum a^2)``, in ``[1/K, 1]``; 1 means all equal.
 
-    Jain, Chiu & Hawe (1984). Equivalent to the coefficient of variation
-    (``J = 1 / (1 + CV^2)``, ddof 0) and to q-FFL's cosine with the vector of ones
-    (``cos = sqrt(J)``). Relative: the scale of ``a`` cancels. 1 when all values are zero.
+    The index (Jain, Chiu & Hawe 1984) is equivalent to the coefficient of variation (``J = 1 / (1 +
+    CV^2)``, ddof 0) and to q-FFL's cosine with the vector of ones (``cos = sqrt(J)``). It is
+    relative: the scale of ``a`` cancels. It is 1 if all values are zero.
 
     See Also
     --------
@@ -146,8 +146,9 @@ def jain(a: ArrayLike) -> float:
 def gini(a: ArrayLike) -> float:
     """Return the Gini coefficient, ``sum_ij |a_i - a_j| / (2 K^2 mean)``, in ``[0, 1 - 1/K]``.
 
-    0 means all equal; 1 - 1/K means that a single value is not zero. Computed on sorted values in
-    O(K log K). Relative, like `jain`; 0 when all values are zero. Used by FedGini and FedGA.
+    0 means that all values are equal; 1 - 1/K means that only one value is not zero. The
+    coefficient is relative, like `jain`, and 0 if all values are zero. It is computed on sorted
+    values in O(K log K). FedGini and FedGA use it.
 
     Examples
     --------
@@ -157,15 +158,16 @@ def gini(a: ArrayLike) -> float:
     values = np.sort(_relative(a))
     k = values.size
     rank = 2.0 * np.arange(1, k + 1) - k - 1
-    # Rounding may leave -1e-17 where all values are equal.
+    # Rounding may give -1e-17 if all values are equal.
     return max(0.0, float(rank @ values / (k * values.sum())))
 
 
 def entropy(a: ArrayLike) -> float:
     """Return the entropy of the shares ``p = a / sum(a)``, in nats, in ``[0, ln K]``.
 
-    ``H = -sum p ln p`` with ``0 ln 0 = 0``; ``ln K`` means all equal (appendix of q-FFL). Compare
-    only vectors of equal length. Relative, like `jain`; ``ln K`` when all values are zero.
+    It is ``H = -sum p ln p`` with ``0 ln 0 = 0`` (appendix of q-FFL). ``ln K`` means that all
+    values are equal, so compare only vectors of equal length. The entropy is relative, like `jain`,
+    and ``ln K`` if all values are zero.
 
     Examples
     --------
@@ -175,16 +177,16 @@ def entropy(a: ArrayLike) -> float:
     values = _relative(a)
     share = values / values.sum()
     share = share[share > 0]
-    # Adding 0.0 turns the -0.0 of a single share into 0.0.
+    # Adding 0.0 converts the -0.0 of a single share to 0.0.
     return float(-(share @ np.log(share))) + 0.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A number that summarizes the values of all domains or clients, such as AVG or MIN.
+    """A summary of the values of all domains or clients, such as AVG or MIN.
 
-    The screen, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard take
-    name, direction and formula from these rows.
+    Terminal output, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard all
+    take the name, the direction and the formula from these objects.
 
     Examples
     --------
@@ -198,20 +200,20 @@ class Summary:
     title: str
     #: Name in sentences.
     phrase: str
-    #: 1 if more is better, -1 if less is, 0 if neither.
+    #: 1 if higher values are better, -1 if lower values are, 0 if neither.
     better: int
     formula: Callable[[ArrayLike], float]
     #: The ddof of a standard deviation; None for other numbers.
     ddof: int | None = None
-    #: Whether the number has no unit, because the unit of the values cancels.
+    #: Whether the summary has no unit, because the unit of the values cancels.
     relative: bool = False
-    #: Whether it compares values, and so is undefined for a single value.
+    #: Whether the summary compares values, so that it is undefined for a single value.
     compares: bool = False
     #: Gradient with respect to the values, shape (K,).
     gradient: Callable[[Vector], Vector] | None = None
 
     def __call__(self, a: ArrayLike) -> float:
-        """Return the number for the values."""
+        """Compute the summary of the values."""
         return self.formula(a)
 
     @property
@@ -227,7 +229,7 @@ class Summary:
 
 
 def _std_gradient(a: Vector) -> Vector:
-    """Return the gradient of `std` with ddof 1; zero for a single value, or equal values."""
+    """Return the gradient of `std` with ddof 1. It is zero for a single value or equal values."""
     spread = std(a, ddof=1) if len(a) > 1 else 0.0
     return (a - a.mean()) / ((len(a) - 1) * spread) if spread > 0 else np.zeros(len(a))
 
@@ -258,7 +260,7 @@ SUMMARIES = (
 
 
 def average_and_worst(better: int) -> tuple[Summary, Summary]:
-    """Return the summaries for average and worst; ``better`` is 1 (higher is better) or -1.
+    """Return summaries of the average and the worst value; ``better`` is 1 (more is better) or -1.
 
     Examples
     --------
@@ -271,9 +273,9 @@ def average_and_worst(better: int) -> tuple[Summary, Summary]:
 
 
 def summary(a: ArrayLike) -> dict[str, float]:
-    """Return all `SUMMARIES` of the values by name, with the convention in the name.
+    """Return all `SUMMARIES` of the values by name. The names contain the ddof.
 
-    ``std_ddof1`` is NaN for a single value; ``worst10`` is `worst_fraction`.
+    ``std_ddof1`` is NaN for a single value. ``worst10`` is `worst_fraction`.
 
     Examples
     --------
@@ -294,13 +296,13 @@ def summary(a: ArrayLike) -> dict[str, float]:
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the mean over classes of the recall, the share of a class that is predicted correctly.
+    """Return the mean over classes of the recall: the fraction of a class predicted correctly.
 
-    Classes without a test example are left out. ACC of FedISM.
+    Classes without a test example are left out. This is ACC in FedISM.
 
     See Also
     --------
-    auc_ovo : The quality of probabilities instead of predicted classes.
+    auc_ovo : Evaluates probabilities instead of predicted classes.
 
     Examples
     --------
@@ -318,14 +320,14 @@ def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
 def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """Return the one-vs-one macro AUC (Hand and Till 2001), the mean over all pairs of classes.
 
-    For a pair of classes: the chance that a random example of the first class has a higher
-    probability of this class than a random example of the second, averaged over both orders; 0.5 is
-    chance. AUC of FedISM.
+    For a pair of classes, the AUC is the chance that a random example of the first class has a
+    higher predicted probability of this class than a random example of the second class, averaged
+    over both orders. Random guessing gives 0.5. This is AUC in FedISM.
 
     Parameters
     ----------
     labels : array of shape (N,)
-        Classes in ``0 .. C - 1``. A class without a test example is in no pair.
+        Classes in ``0 .. C - 1``. Classes without a test example are left out.
     probabilities : array of shape (N, C)
         Predicted probabilities; each row sums to 1.
 
@@ -350,19 +352,19 @@ def auc_ovo(labels: ArrayLike, probabilities: ArrayLike) -> float:
 
 
 def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
-    """Return the share of clients whose type is the most frequent type in their cluster.
+    """Return the fraction of clients whose type is the most frequent type in their cluster.
 
-    Clustering accuracy of FedGCR (Table 3), elsewhere called purity. Clusters of a single client
-    give 1, so report it together with the number of clusters.
+    This is the clustering accuracy of FedGCR (Table 3), elsewhere called purity. It is 1 if every
+    cluster has a single client, so report it together with the number of clusters.
 
     Parameters
     ----------
     types, clusters : array of shape (K,)
-        Each client's true type and its cluster: numbers or names.
+        Each client's true type and its cluster, as numbers or names.
 
     See Also
     --------
-    adjusted_rand : Corrected for chance.
+    adjusted_rand : An index that is corrected for chance.
 
     Examples
     --------
@@ -376,10 +378,11 @@ def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
 
 
 def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
-    """Return the adjusted Rand index: agreement on pairs of clients, corrected for chance.
+    """Return the adjusted Rand index: the agreement on pairs of clients, corrected for chance.
 
-    Hubert and Arabie (1985). 1 for the true types; 0 on average for random clusters, and for a
-    single cluster of several types. Parameters as for `clustering_accuracy`.
+    The index (Hubert and Arabie 1985) is 1 if the clusters equal the true types. It is 0 on average
+    for random clusters, and 0 for a single cluster of several types. The parameters are those of
+    `clustering_accuracy`.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""The shortest vector in the convex hull of K vectors: the QP of every method here.
+"""The shortest vector in the convex hull of K vectors: the quadratic program of many methods.
 
     min_w ||sum_k w_k v_k||^2 = w' G w    s.t.  sum w = 1,  lower <= w <= upper
 
-G is the K x K Gram matrix, so the size of the problem is the number of clients, for vectors of
-any length (Desideri 2012, MGDA).
+G is the K x K Gram matrix, so the size of the problem is the number of clients and does not depend
+on the length of the vectors (Desideri 2012, MGDA).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from fairflower.numerics.threads import one_thread
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-#: Solvers in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
-#: method, gives identical clients identical weights. scipy's active-set NNLS is faster and
-#: handles lengths that differ by nine orders of magnitude, but gives a single client of several
-#: identical clients all their weight, and does not support bounds.
+#: Solvers, in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
+#: method, gives identical clients identical weights. scipy's active-set NNLS is faster and handles
+#: lengths that differ by nine orders of magnitude. But it gives the whole weight of several
+#: identical clients to one of them, and it does not support bounds.
 SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 
-#: Largest residual of an accepted solution; otherwise the next solver is tried.
+#: Maximum residual of an accepted solution. If the residual is larger, the next solver is tried.
 TOLERANCE = 1e-6
 
-#: Eigenvalues of unit vectors' Gram matrices below this value are rounding errors of 0.
+#: Eigenvalues below this value count as 0 in Gram matrices of unit vectors.
 RANK = 1e-8
 
 
 class MinNorm(NamedTuple):
-    """Solution of the QP."""
+    """Solution of the quadratic program."""
 
     #: Shape (K,), on the simplex, within the bounds.
     weights: Vector
     #: ||sum_k w_k v_k||, not squared.
     norm: float
-    #: Bound of the error: w'Gw exceeds its minimum by at most ``residual`` times the squared
-    #: norm of the best initial mixture (a single client as far as the bounds allow, or all
-    #: clients equally). Zero at the optimum.
+    #: Error bound: w'Gw exceeds its minimum by at most ``residual`` times the squared norm of the
+    #: best initial mixture (a single client as far as the bounds allow, or all clients equally). It
+    #: is zero at the optimum.
     residual: float
-    #: Name of the solver; ``"uniform"`` if all failed.
+    #: Name of the solver, or ``"uniform"`` if all solvers failed.
     solver: str
 
 
@@ -65,7 +65,7 @@ def min_norm_weights(
     Returns
     -------
     MinNorm
-        If all solvers fail, the feasible weights nearest to uniform, with a warning.
+        The solution. If all solvers fail, the feasible weights nearest to uniform, with a warning.
 
     Raises
     ------
@@ -76,8 +76,8 @@ def min_norm_weights(
 
     See Also
     --------
-    quadratic_weights : A general quadratic objective.
-    proportional_descent : A step that descends in given proportions.
+    quadratic_weights : Minimizes a general quadratic objective. proportional_descent : Returns a
+    step that descends in given proportions.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def min_norm_weights(
     high = np.broadcast_to(np.asarray(upper, np.float64), size).clip(0, 1)
     if (low > high).any() or low.sum() > 1 + 1e-9 or high.sum() < 1 - 1e-9:
         raise ValueError(
-            f"lower = {low}, upper = {high}: no weights with sum 1 satisfy these bounds."
+            f"lower = {low}, upper = {high}: no weights that sum to 1 satisfy these bounds."
         )
 
     g = (g + g.T) / 2
@@ -129,8 +129,8 @@ def min_norm_weights(
 def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
     """Return the weights w on the simplex, shape (K,), that minimize w'Aw / 2 + b'w.
 
-    Since the weights sum to 1, this is the min-norm QP of A + 1b' + b1' + c 11', with c chosen so
-    that the matrix is a Gram matrix.
+    Because the weights sum to 1, this is the min-norm problem of A + 1b' + b1' + c 11', where c is
+    chosen so that the matrix is a Gram matrix.
 
     Parameters
     ----------
@@ -154,21 +154,21 @@ def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
 def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     """Return coefficients c, shape (K,), of the shortest d = sum_k c_k v_k with given descents.
 
-    These are <d, v_k> = ||d||^2 share_k for all k, so d is the shortest vector of the affine hull
-    of v_k / share_k: c = G^-1 share / (share' G^-1 share).
+    The descents are <d, v_k> = ||d||^2 share_k for all k. So d is the shortest vector in the affine
+    hull of the v_k / share_k, and c = G^-1 share / (share' G^-1 share).
 
     Parameters
     ----------
     gram : array of shape (K, K)
         G, the inner products <v_i, v_j>, in double precision.
     share : array of shape (K,)
-        Non-negative, and positive for at least one vector.
+        Share of each vector in the descent: non-negative, and positive for at least one vector.
 
     Returns
     -------
     array of shape (K,)
-        If linearly dependent vectors allow no d, the coefficients give d close to 0. Zero vectors
-        have coefficient 0.
+        The coefficients. If no d exists because the vectors are linearly dependent, they give a d
+        close to 0. Zero vectors have coefficient 0.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     coefficients = np.zeros(len(g))
     if not f[moved].any():
         return coefficients
-    # For unit vectors, in units of the shortest, so that no square over- or underflows.
+    # Use unit vectors, in units of the shortest vector, so that no square overflows or underflows.
     ratio = lengths[moved].min() / lengths[moved]
     target = ratio * f[moved]
     with one_thread():
@@ -195,7 +195,7 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
 def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the cosines between all pairs of vectors, shape (K, K), from their Gram matrix.
 
-    The cosine is 0 where a vector is zero.
+    The cosine is 0 if one of the vectors is zero.
 
     Examples
     --------
@@ -210,9 +210,9 @@ def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _initial_weights(squares: Vector, low: Vector, high: Vector) -> Matrix:
-    """Return feasible weights in rows: as even as the bounds allow, and each client alone.
+    """Return feasible weights as rows: even weights, then the largest weight for each client.
 
-    If there are zero vectors, the first row weights these equally, which is optimal.
+    If there are zero vectors, the first row weights them equally, which is optimal.
     """
     uniform = np.full(len(low), 1 / len(low))
     room = high - low
@@ -226,7 +226,7 @@ def _initial_weights(squares: Vector, low: Vector, high: Vector) -> Matrix:
 
 
 def _greedy_weights(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vector:
-    """Return the weights that give as much as possible to the first clients in ``order``."""
+    """Return feasible weights that are as large as possible for the first clients in ``order``."""
     weights = low.copy()
     left = 1 - low.sum()
     for i in order.tolist():
@@ -237,16 +237,16 @@ def _greedy_weights(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vect
 
 
 def _residual(gram: Matrix, weights: Vector, low: Vector, high: Vector) -> float:
-    """Return the Frank-Wolfe gap: the gain of moving towards the best corner; 0 at the optimum."""
+    """Return the Frank-Wolfe gap: the gain of a move to the best corner, 0 at the optimum."""
     slope = gram @ weights
     corner = _greedy_weights(low, high, np.argsort(slope, kind="stable"))
     return max(float(slope @ (weights - corner)), 0.0)
 
 
 def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | None:
-    """Return the weights of a solver; None if it fails or does not support bounds."""
-    # In units v_i = s_i w_i vectors have at most unit length, which keeps clients of very
-    # different scale within the solvers' tolerances.
+    """Return a solver's weights, or None if it fails or does not support bounds."""
+    # With v_i = s_i w_i, the vectors have at most unit length. This keeps clients of very different
+    # scale within the solvers' tolerances.
     s = np.maximum(np.sqrt(gram.diagonal().clip(0)), 1e-6)
     values, vectors = np.linalg.eigh(gram / np.outer(s, s))
     factor: Matrix = (vectors * np.sqrt(values.clip(0))).T
@@ -256,7 +256,7 @@ def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | Non
 
 
 def _nnls(factor: Matrix, s: Vector) -> Vector | None:
-    """Return the minimizer of |F v|^2 + (v / s - 1)^2 over v >= 0: the QP's v, up to scale."""
+    """Minimize |F v|^2 + (v / s - 1)^2 over v >= 0, which solves the QP up to scale."""
     from scipy.optimize import nnls  # late, like cvxpy: seconds to import
 
     system = np.vstack([factor, 1 / s])
@@ -279,7 +279,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate solutions are judged by their residual
-            # With a warm start the last bits would depend on the previous problem.
+            # With a warm start, the last bits would depend on the previous problem.
             problem.solve(solver=solver, warm_start=False, **_OPTIONS[solver])
     except (cp.error.SolverError, ValueError, ArithmeticError):
         return None
@@ -291,7 +291,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
 
 
 def _onto_simplex(weights: Vector, low: Vector, high: Vector) -> Vector:
-    """Remove the solver's rounding errors: exact sum, within the bounds."""
+    """Remove the solver's rounding errors, so that weights sum to 1 and are within the bounds."""
     for _ in range(3):
         free = (weights > low) & (weights < high)
         excess = weights.sum() - 1
@@ -304,7 +304,7 @@ def _onto_simplex(weights: Vector, low: Vector, high: Vector) -> Vector:
 
 @lru_cache(maxsize=8)
 def _problem(size: int) -> Any:
-    """Return the QP for K clients with its data as parameters, so that cvxpy compiles it once."""
+    """Return the QP for K clients. Its data are parameters, so that cvxpy compiles it only once."""
     import cvxpy as cp
 
     v = cp.Variable(size, name="v")

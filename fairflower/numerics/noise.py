@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from fairflower.seeds import derive_seed
 
-#: A number of bytes -> as many random bytes.
+#: Function that returns a given number of random bytes.
 Source = Callable[[int], bytes]
 
 
 def noise_source(seed: int, *purpose: int | str) -> Source:
-    """Return a source of random bytes: the operating system's, or with a seed a reproducible one.
+    """Return a source of random bytes: the operating system or, with a seed, a generator.
 
-    Whoever knows the seed can remove the noise, so a seed is for experiments.
+    Anyone who knows the seed can remove the noise, so set a seed only in experiments.
     """
     if not seed:
         return os.urandom

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 def project(point: ArrayLike) -> NDArray[np.float64]:
     """Return the point of the simplex nearest to ``point``, shape (K,): non-negative, sum 1.
 
-    The projection is ``max(v - theta, 0)`` with the theta that makes the sum 1; sorting shows
-    which coordinates stay positive (Duchi et al., ICML 2008, Fig. 1).
+    The projection is ``max(v - theta, 0)``, where theta makes the sum 1. Sorting shows which
+    coordinates stay positive (Duchi et al., ICML 2008, Fig. 1).
 
     Raises
     ------
@@ -25,9 +25,9 @@ def project(point: ArrayLike) -> NDArray[np.float64]:
     """
     v = np.asarray(point, np.float64)
     if v.ndim != 1 or not v.size or not np.isfinite(v).all():
-        raise ValueError(f"Expected a vector of finite numbers to project, got {point!r}.")
-    # A common shift changes nothing, and coordinates more than 1 below the largest become 0.
-    # Clipping them keeps the sums precise for huge coordinates.
+        raise ValueError(f"Expected a non-empty vector of finite numbers, got {point!r}.")
+    # A common shift does not change the projection, and coordinates more than 1 below the largest
+    # become 0. Clipping keeps the sums precise for huge coordinates.
     v = np.maximum(v - v.max(), -1)
     u = np.sort(v)[::-1]
     theta = (u.cumsum() - 1) / np.arange(1, len(u) + 1)

@@ -1,4 +1,4 @@
-"""Number of threads: the CPUs of this process, or temporarily a single thread."""
+"""Number of CPUs that this process may use, and a temporary limit to one thread."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from threadpoolctl import ThreadpoolController
 
 
 def cpus() -> int:
-    """Return the number of CPUs that this process may use; a batch job may have only a few."""
+    """Return the number of CPUs that this process may use, which a batch job may limit."""
     allowed = getattr(os, "sched_getaffinity", None)  # macOS has none
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
-    """Limit BLAS, or with None also OpenMP, to a single thread in a ``with`` block.
+    """Limit BLAS (with None, also OpenMP) to a single thread in a ``with`` block.
 
-    Results then have the same bits on any number of cores. The libraries must have been imported
-    before.
+    Results are then identical to the bit on any number of cores. The libraries must already be
+    imported.
 
     Examples
     --------
@@ -39,5 +39,5 @@ def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> ThreadpoolController:
-    """Find the thread pools again after an import; the search takes longer than most sums."""
+    """Cache the thread pools until new modules are imported, because finding them is slow."""
     return ThreadpoolController()

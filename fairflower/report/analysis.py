@@ -1,11 +1,11 @@
-"""The analysis of runs: comparisons with their contrasts, tables, verdicts and notes, made once.
+"""The analysis of runs: comparisons with their contrasts, tables, verdicts and notes.
 
     analysis = analyze(runs)
     console.print(terminal_table(analysis))
     write_report(analysis, Path("report"))
 
-Terminal, Markdown, HTML, LaTeX, CSV and data frames draw the same object. Each part is computed
-when it is first asked for, and kept.
+The same object is shown in the terminal and as Markdown, HTML, LaTeX, CSV and data frames. Each
+part is computed when it is first used, and then cached.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Chapter:
 
     @cached_property
     def contrasts(self) -> Contrasts:
-        """The methods against each other."""
+        """The contrasts between the methods."""
         return contrasts_of(self.comparison)
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Accuracy, differences and tuning; a caption of several tables is under the first."""
+        """Tables of accuracy, differences and tuning; the first table has the common caption."""
         tables = accuracy_tables(self.comparison, self.contrasts)
         return _captioned_once([*tables, *tuning_tables(self.tuned)])
 
     @cached_property
     def fairness_tables(self) -> list[Table]:
-        """All fairness metrics over domains, and over clients where they tested."""
+        """All fairness metrics over domains and, if clients tested the model, over clients."""
         return fairness_tables(self.comparison)
 
     @cached_property
@@ -65,37 +65,37 @@ class Chapter:
 
     @cached_property
     def notes(self) -> list[str]:
-        """Facts to know before comparing the rows of the tables."""
+        """Facts that readers should know before they compare rows of the tables."""
         return notes(self.comparison)
 
     @property
     def legend(self) -> str:
-        """The meaning of the verdicts' words; empty where no methods were compared."""
+        """The meaning of the words in verdicts; empty if no methods were compared."""
         return verdict_legend(self.contrasts)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of ``runs``, and of the trials by which their methods were ``tuned``."""
+    """The analysis of ``runs``, and of the trials with which their methods were ``tuned``."""
 
     runs: tuple[Run, ...]
     tuned: tuple[Tuned, ...] = ()
 
     @cached_property
     def chapters(self) -> list[Chapter]:
-        """A chapter for each set of domains; `RunFolderError` without runs."""
+        """A chapter for each set of domains. Raises `RunFolderError` if there are no runs."""
         if not self.runs:
             raise RunFolderError("No runs to report on. Name at least one run folder.")
         return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]
 
     @cached_property
     def held_out_tables(self) -> list[Table]:
-        """The table of held-out domains over all chapters; empty with fewer than two."""
+        """The table of held-out domains over all chapters; empty for fewer than two domains."""
         return held_out_tables(chapter.comparison for chapter in self.chapters)
 
 
 def analyze(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> Analysis:
-    """Return the analysis of runs; an `Analysis` is returned as it is."""
+    """Return the analysis of runs. An `Analysis` is returned unchanged."""
     return runs if isinstance(runs, Analysis) else Analysis(tuple(runs), tuple(tuned))
 
 

@@ -1,4 +1,4 @@
-"""Clusters of clients that a strategy recorded, and metrics of them against the true types."""
+"""Clusters of clients that a strategy recorded, and metrics that compare them with true types."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:  # both hold clusters
 
 ClusterMetric = Literal["number", "accuracy", "rand"]
 
-#: Names of the records of a client's cluster and of its place on a map.
+#: Names of the diagnostics that record a client's cluster and its position on a map.
 IDS, MAP = "cluster", ("map_x", "map_y")
 
 
 class ClusterHistory(NamedTuple):
-    """A run's clusters in R rounds, of K clients."""
+    """A run's clusters of K clients in R rounds."""
 
     rounds: NDArray[np.int64]  # [R]
     types: NDArray[np.str_]  # [K], the clients' domains, in the order of ``run.clients``
     ids: Vector  # [R, K], the cluster of each client; NaN in rounds without it
-    #: [R, K, 2], where each client's representation is on a map of the round, or NaN.
+    #: Position of each client's representation on a map of the round, [R, K, 2], or NaN.
     map: Vector
 
     def metric(self, name: ClusterMetric) -> Vector:
-        """Return a metric of each round, [R], over the clients that took part in it."""
+        """Return a metric for each round, [R], over the clients that took part in the round."""
         figure = METRICS[name]
         there = np.isfinite(self.ids)
         rows = zip(there, self.ids, strict=True)
@@ -50,7 +50,7 @@ METRICS: Mapping[str, Callable[[NDArray[np.str_], NDArray[np.int64]], float]] = 
 def read_cluster_history(
     clients: Sequence[ClientInfo], diagnostics: Iterable[Mapping[str, Any]]
 ) -> ClusterHistory | None:
-    """Return the clusters in a run's diagnostics, round by round; None without any."""
+    """Return the clusters of each round from a run's diagnostics; None if there are none."""
     column = {client.client_id: k for k, client in enumerate(clients)}
     rounds: list[int] = []
     rows: list[Vector] = []
@@ -71,12 +71,12 @@ def read_cluster_history(
 
 
 def methods_with_clusters(methods: Iterable[Method]) -> list[Method]:
-    """Return the methods whose strategy recorded clusters in every run."""
+    """Return the methods that recorded clusters in every run."""
     return [method for method in methods if all(run.clusters for run in method.runs)]
 
 
 def final_cluster_metric(run: Run, name: ClusterMetric, window: int = WINDOW) -> float:
-    """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters there."""
+    """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters."""
     if run.clusters is None:
         return float("nan")
     final = np.isin(run.clusters.rounds, run.final_rounds(window))
@@ -84,18 +84,18 @@ def final_cluster_metric(run: Run, name: ClusterMetric, window: int = WINDOW) ->
     return float(values.mean()) if values.size else float("nan")
 
 
-#: Larger numbers, which no float32 has come to, overflow in sums and axes.
+#: Larger numbers, which a float32 cannot represent, would overflow in sums and axes.
 _LARGEST = 1e100
 
 
 def _vector(value: object, length: int) -> Vector:
-    """Return a number for each client; values that are not numbers become NaN."""
+    """Return one number per client. Values that are not numbers become NaN."""
     vector = as_float_array(value)
     return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """Return a recorded value as an array, too large numbers as NaN; None if it is not numbers."""
+    """Convert a recorded value to an array, with NaN for too large numbers; None if not numeric."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

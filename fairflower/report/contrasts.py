@@ -1,9 +1,9 @@
-"""Methods against each other: differences paired by federation or seed, judged in families.
+"""Comparison of methods: differences paired by federation or seed, judged in families.
 
-A difference counts when the t test of the pairs has p < 0.05 by Holm's correction over all methods
-and metrics that are compared with the same method, from five pairs on; variances are moderated
-over the methods (`fairflower.statistics.differences`). `contrasts_of` computes all contrasts of a
-comparison; tables, verdicts, legend and frames are drawn from its result.
+A difference is significant if there are at least five pairs and their t test has p < 0.05 after
+Holm's correction over all methods and metrics that are compared with the same method. Variances are
+moderated over the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
+contrasts of a comparison, from which tables, verdicts, the legend and data frames are made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fairflower.statistics.differences import (
     judged_as_family,
 )
 
-#: Judgement of differences from too few pairs.
+#: Judgement if there are too few pairs.
 TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 
 #: Judgement of differences that may be zero or too small to detect.
@@ -44,20 +44,20 @@ TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 @dataclass(frozen=True)
 class Pairs:
-    """Differences of a method to another in each pair of runs, by metric, in points."""
+    """Differences between two methods in each pair of runs, by metric, in points."""
 
     measure: Measure
-    #: By metric, the difference of each pair.
+    #: For each metric, the difference of each pair.
     values: tuple[tuple[float, ...], ...]
-    #: By metric, the floors that `differences` takes.
+    #: For each metric, the argument ``floors`` of `differences`.
     floors: tuple[tuple[float, float], ...]
-    #: What a pair shares: ``"federation"``, or ``"seed of federation 0"``.
+    #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
     unit: str
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Differences of a method to another, in percentage points, for each metric of a measure."""
+    """Differences between two methods in each metric of a measure, in percentage points."""
 
     measure: Measure
     differences: tuple[Difference, ...]
@@ -70,14 +70,14 @@ class Contrast:
 
     @property
     def by_metric(self) -> list[tuple[Figure, Difference, int]]:
-        """Each metric, its difference, and 1 if that is better, -1 if worse, 0 if neither."""
+        """Each metric, its difference, and its sign: 1 if better, -1 if worse, 0 if neither."""
         pairs = zip(self.measure.figures, self.differences, strict=True)
         return [
             (metric, difference, metric.better * difference.sign) for metric, difference in pairs
         ]
 
     def __getitem__(self, title: str) -> tuple[Difference, int]:
-        """Return the difference in a metric by title, and its sign as in `by_metric`."""
+        """Return the difference in the metric with this title, and its sign as in `by_metric`."""
         return next((d, sign) for metric, d, sign in self.by_metric if metric.title == title)
 
     @property
@@ -89,7 +89,7 @@ class Contrast:
         better = ", ".join(metric.name for metric, _, sign in judged if sign > 0)
         worse = ", ".join(metric.name for metric, _, sign in judged if sign < 0)
         if better and worse:
-            return f"mixed ({better} better; {worse} worse)", "beside"
+            return f"mixed ({better} better; {worse} worse)", "compared with"
         if better or worse:
             return f"{self.measure.words[not better]} ({better or worse})", "than"
         if all(difference.equivalent for _, difference, _ in judged):
@@ -99,7 +99,7 @@ class Contrast:
 
     @property
     def detectable(self) -> str:
-        """The smallest differences that the pairs show with 80 % power, by metric."""
+        """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
             f"{metric.name} {format_number(difference.detectable, 1)}"
             for metric, difference, _ in self.by_metric
@@ -109,7 +109,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class ContrastGroup:
-    """Contrasts of several methods, by their names, with the ``other`` method."""
+    """Contrasts of several methods, by name, with the same ``other`` method."""
 
     heading: str
     other: str
@@ -122,24 +122,24 @@ ByBaseline = Mapping[str, Mapping[str, Contrast]]
 
 @dataclass(frozen=True)
 class Contrasts:
-    """All contrasts of a comparison; the lists have the order of ``measures``."""
+    """All contrasts of a comparison. The lists have the same order as ``measures``."""
 
     measures: list[Measure]
     against_baselines: list[ByBaseline]
-    #: The contrasts of ``against_baselines`` by strategy, with every local training.
+    #: The contrasts of ``against_baselines``, grouped by strategy over all kinds of local training.
     by_strategy: list[list[ContrastGroup]]
-    #: Title of a further comparison (`FURTHER`) -> its groups.
+    #: Title of an additional comparison (`FURTHER`) -> its groups.
     further: Mapping[str, list[list[ContrastGroup]]]
 
     @property
     def empty(self) -> bool:
-        """Whether no methods could be compared."""
+        """Whether no two methods could be compared."""
         groups = (groups[0] for groups in self.further.values())
         return not any(self.against_baselines[0].values()) and not any(groups)
 
 
 def contrasts_of(comparison: Comparison) -> Contrasts:
-    """Compute every contrast of a comparison's methods."""
+    """Compute all contrasts between the methods of a comparison."""
     groups = measures(comparison)
     baselines = [against_baselines(comparison, measure) for measure in groups]
     return Contrasts(
@@ -154,9 +154,9 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
 
 
 def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
-    """Return the differences of paired runs; None without a common federation and seed.
+    """Return the differences between paired runs, or None if no federation and seed is common.
 
-    Runs that were not tested on every domain throughout do not count. `judge_family` judges the
+    Runs in which some domain was not tested are left out. `judge_family` judges the
     differences.
     """
 
@@ -180,7 +180,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
-    """Judge all methods that are compared with the same other method, over all metrics."""
+    """Judge all methods that are compared with the same method, in all metrics together."""
     if not family:
         return {}
     measure = next(iter(family.values())).measure
@@ -204,7 +204,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
 
 
 def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
-    """Return every method's contrasts with FedAvg and Uniform, of the same local training."""
+    """Return every method's contrasts with FedAvg and Uniform under the same local training."""
     contrasts: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.of}
     for baseline in BASELINES:
         families: dict[str, dict[str, Pairs]] = {}
@@ -221,7 +221,7 @@ def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
 
 
 def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGroup]:
-    """Group the contrasts with the baselines by strategy, with every local training of a grid."""
+    """Group the contrasts with the baselines by strategy, over all local training of a grid."""
     groups: dict[tuple[str, str], dict[str, Contrast]] = {}
     for grid in client_strategy_grids(comparison):
         for client, row in grid.items():
@@ -231,13 +231,13 @@ def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGro
     return [ContrastGroup(*names, contrasts) for names, contrasts in groups.items()]
 
 
-#: A heading, the name of the other method, and name -> (method, method it is compared with).
+#: A heading, the name of the other method, and name -> (method, the method to compare it with).
 Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
 Against = Callable[[Comparison, Measure], list[ContrastGroup]]
 
 
 def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
-    """Make groups of contrasts from the pairs of methods that can be compared."""
+    """Return a function that groups and judges the pairs of methods that ``against`` yields."""
 
     @wraps(against)
     def groups(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:
@@ -253,7 +253,7 @@ def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
 
 @_judged
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
-    """Yield comparisons of each local training with plain local training, by strategy."""
+    """Yield comparisons of each kind of local training with plain local training, by strategy."""
     for grid in client_strategy_grids(comparison):
         plain = next((client for client in grid if client in PLAIN_CLIENTS), "")
         under = grid.get(plain, {})
@@ -264,7 +264,7 @@ def against_plain(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_other_models(comparison: Comparison) -> Iterator[Compared]:
-    """Yield comparisons of methods with plain FedAvg of another model under equal settings."""
+    """Yield comparisons of methods with plain FedAvg of another model, under equal settings."""
 
     def rest(method: Method) -> object:
         return method.setting - method.settings("model."), method.runs[0].reach
@@ -279,7 +279,7 @@ def against_other_models(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_first_values(comparison: Comparison) -> Iterator[Compared]:
-    """Yield comparisons of each value of a swept argument with the lowest number."""
+    """Yield comparisons of each value of a swept argument with its lowest value."""
     for sweep in sweeps(comparison):
         base, *methods = [*sweep.methods, *sweep.others.values()]
         yield sweep.key, base.name, {method.name: (method, base) for method in methods}
@@ -287,9 +287,9 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
 
 PLAIN_TITLE = "Local training against plain local training"
 
-#: Further comparisons, in addition to that with the baselines, by title.
+#: Title -> additional comparison, besides that with the baselines.
 FURTHER: Mapping[str, Against] = {
     PLAIN_TITLE: against_plain,
-    "Models against each other": against_other_models,
+    "Comparison of models": against_other_models,
     "Values of one argument against its lowest": against_first_values,
 }

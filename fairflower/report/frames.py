@@ -1,4 +1,4 @@
-"""Runs as pandas DataFrames: the metrics of every round, the table of methods, differences."""
+"""Runs as pandas DataFrames: the metrics of every round, the table of methods, and differences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Return every metric of every round.
 
-    Columns: ``method``, ``seed``, ``run`` (the folder's name), and those of ``history.csv``:
-    ``round``, ``level`` (domain, client or run), ``name`` (of the domain or client), ``metric`` and
-    ``value``. Runs from a summary have only the domains' accuracies in the summary's rounds.
+    The columns are ``method``, ``seed``, ``run`` (the name of the folder) and those of
+    ``history.csv``: ``round``, ``level`` (domain, client or run), ``name`` (of the domain or
+    client), ``metric`` and ``value``. Runs from a summary have only the accuracies of the domains,
+    in the rounds of the summary.
     """
     frames = []
     for run, name in zip(runs, method_names(runs), strict=True):
@@ -34,7 +35,8 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _history(run: Run) -> pd.DataFrame:
-    # A summary has only the run's name: a folder of this name here would be another run's.
+    # A summary stores only the run's name. A folder with this name here would belong to another
+    # run.
     if run.path.is_absolute() and (run.path / "history.csv").is_file():
         return pd.DataFrame(read_history(run.path / "history.csv"), columns=HISTORY_COLUMNS)
     rows = [
@@ -46,12 +48,12 @@ def _history(run: Run) -> pd.DataFrame:
 
 
 def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
-    """Return the table of methods, in percent: means of the last five tested rounds.
+    """Return the table of methods, in percent: means over the last five tested rounds.
 
-    The columns are pairs: ``(name, "mean")`` and ``(name, "std")`` over runs (ddof 1), where a
-    name is a domain, AVG, STD (with ddof 1 and 0), MIN, GAP or a held-out domain, which AVG and the
-    like do not include; and ``("seeds", "n")``. The index is the method; for several sets of
-    domains, the data set and the method.
+    The columns are pairs: ``(name, "mean")`` and ``(name, "std")`` over runs (ddof 1), and
+    ``("seeds", "n")``. A name is a domain, AVG, STD (with ddof 1 and 0), MIN, GAP, or a held-out
+    domain. AVG, STD, MIN and GAP do not include held-out domains. The index is the method or, for
+    several sets of domains, the data set and the method.
     """
     parts = {}
     for chapter in analyze(runs).chapters:
@@ -77,12 +79,17 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """Return the paired differences to FedAvg and to uniform weights, in percentage points.
 
-    Columns: ``method``; ``against``, the baseline; ``measure`` and ``figure``, the metric;
-    ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences; ``low`` and ``high`` of
-    simultaneous 95 % intervals; ``p`` after Holm's correction over all methods and metrics that are
-    compared with the same baseline; ``margin`` of equivalence; ``least``, the smallest difference
-    that is detected with 80 % power; ``verdict``: better, worse, equivalent or undecided, empty
-    with fewer than five pairs.
+    The columns are:
+
+    - ``method``, and ``against``, the baseline;
+    - ``measure`` and ``figure``, which name the metric;
+    - ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences;
+    - ``low`` and ``high``, the ends of simultaneous 95 % intervals;
+    - ``p`` after Holm's correction over all methods and metrics that are compared with the same
+      baseline;
+    - ``margin``, the margin of equivalence;
+    - ``least``, the smallest difference that is detected with 80 % power;
+    - ``verdict``: better, worse, equivalent or undecided; empty for fewer than five pairs.
     """
     rows = [
         (
@@ -107,7 +114,7 @@ def _verdict(difference: Difference, better: int) -> str:
 
 
 def csv_table(runs: Sequence[Run] | Analysis) -> str:
-    """Return `table_frame` as CSV, with a column for each mean and each standard deviation."""
+    """Return `table_frame` as CSV, with one column per mean and per standard deviation."""
     frame = table_frame(runs)
     frame.columns = frame.columns.map(lambda pair: "seeds" if pair[1] == "n" else " ".join(pair))
     return str(frame.to_csv(lineterminator="\n"))

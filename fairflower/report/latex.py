@@ -1,7 +1,7 @@
-"""LaTeX tables for papers, with the package booktabs.
+"""LaTeX tables for papers, which use the package booktabs.
 
-In each column, the best value among comparable methods is bold and the second best underlined.
-Small print is the standard deviation over federations or seeds.
+In each column, the best value among comparable methods is bold, and the second best is underlined.
+The standard deviation over federations or seeds is in small print.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairflower.report.tables.cells import Cell, Table
 
 _HEAD = "% In the preamble: \\usepackage{booktabs}\n"
 
-#: LaTeX for its special characters, and for characters that pdfLaTeX's fonts lack.
+#: Character -> LaTeX, for special characters and for characters missing in pdfLaTeX's fonts.
 _CHARACTERS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -35,7 +35,7 @@ _CHARACTERS = {
 
 
 def latex(runs: Sequence[Run] | Analysis) -> str:
-    """Return all tables of the runs in LaTeX; `RunFolderError` without runs."""
+    """Return all tables of the runs in LaTeX. Raises `RunFolderError` if there are no runs."""
     analysis = analyze(runs)
     chapters = analysis.chapters
     tables = [table for chapter in chapters for table in chapter.tables]

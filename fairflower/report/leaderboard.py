@@ -1,9 +1,9 @@
 """Tables and conclusions of a leaderboard of one federation per benchmark.
 
-For each benchmark, a CSV file has the protocol, the trials from which values were chosen, and the
-tests of the chosen and of the paper's values with several seeds; all numbers of the document are
-computed from it. Methods are compared with uniform weights, paired by seed, and p-values are
-corrected by Holm's method over all methods of a benchmark.
+For each benchmark, a CSV file contains the protocol, the trials from which values were chosen, and
+the tests of the chosen values and of the paper's values with several seeds. All numbers of the
+document are computed from this file. Methods are compared with uniform weights, paired by seed.
+p-values are corrected by Holm's method over all methods of a benchmark.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fairflower.report.text import DASH, format_number, format_p_value, join_wor
 from fairflower.report.tuning import METRICS
 from fairflower.server.contents import read_text
 
-#: Columns of the file. ``kind``: protocol, whose ``settings`` are common to all methods; trial; or
-#: test of the chosen values, of the paper's values, or of both where they are equal. ``number``:
-#: number of the trial, or seed of the test; ``domains``: names, quoted as for a shell; ``figures``:
-#: a number for each domain.
+#: Columns of the file. ``kind`` is protocol (its ``settings`` are common to all methods), trial, or
+#: the kind of test: a test of the chosen values, of the paper's values, or of both if they are
+#: equal. ``number`` is the number of the trial or the seed of the test. ``domains`` has the names,
+#: quoted as for a shell, and ``figures`` one number for each domain.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),
     *("domains", "figures", "outcome", "reason", "processor"),
@@ -47,10 +47,10 @@ COLUMNS = (
 PROTOCOL, TRIAL, *TESTS = "protocol", "trial", "chosen", "paper's", "both"
 CHOSEN, PAPERS, BOTH = TESTS
 
-#: The method that all others are compared with.
+#: The method with which all others are compared.
 REFERENCE = "uniform"
 
-#: Summaries of a run's accuracies by domain that are compared.
+#: The summaries over domains that are compared between methods.
 WORST, AVERAGE = MIN.phrase, AVG.phrase
 _FIGURES: dict[str, Summary] = {WORST: MIN, AVERAGE: AVG}
 
@@ -60,7 +60,7 @@ _FACTORS = ("aggregation", "local training", "learning rate", "local epochs")
 
 @dataclass(frozen=True)
 class Board:
-    """The leaderboard's file: a row for each trial and test, with `COLUMNS`."""
+    """The contents of a leaderboard's file: one row per trial and test, with `COLUMNS`."""
 
     rows: pd.DataFrame
 
@@ -70,15 +70,15 @@ class Board:
         return list(dict.fromkeys(self.rows["benchmark"][self.rows["kind"].isin(TESTS)]))
 
     def protocol(self, benchmark: str) -> str:
-        """Return a benchmark's common settings as ``key=value``; empty if the file lacks them."""
+        """Return the common settings of a benchmark as ``key=value``; empty if unknown."""
         return " ".join(self._of(benchmark, [PROTOCOL])["settings"])
 
     def trials(self, benchmark: str) -> pd.DataFrame:
-        """Return the rows of a benchmark's trials."""
+        """Return the rows with the trials of a benchmark."""
         return self._of(benchmark, [TRIAL])
 
     def tests(self, benchmark: str) -> pd.DataFrame:
-        """Return the rows of a benchmark's tests."""
+        """Return the rows with the tests of a benchmark."""
         return self._of(benchmark, TESTS)
 
     def _of(self, benchmark: str, kinds: Sequence[str]) -> pd.DataFrame:
@@ -89,13 +89,13 @@ class Board:
         return shlex.split(self.tests(benchmark)["domains"].iloc[0])
 
     def chosen(self, benchmark: str) -> dict[str, str]:
-        """Return the settings that were chosen on a benchmark, as text by method."""
+        """Return the settings that were chosen on a benchmark, as text for each method."""
         tests = self.tests(benchmark)
         rows = tests[tests["kind"] != PAPERS].drop_duplicates("method")
         return dict(zip(rows["method"], rows["settings"], strict=True))
 
     def figures(self, benchmark: str, figure: str, values: str = CHOSEN) -> pd.DataFrame:
-        """Return a summary in percent: a row for each method, a column for each seed."""
+        """Return a summary in percent, with one row per method and one column per seed."""
         return self._figures(benchmark, values, _FIGURES[figure])
 
     def _figures(
@@ -107,31 +107,31 @@ class Board:
         return completed.pivot(index="method", columns="number", values="figure")
 
     def over_benchmarks(self, figure: str) -> pd.DataFrame:
-        """Return means over seeds, [methods, benchmarks]; NaN where a method was not tested."""
+        """Return means over seeds, [methods, benchmarks]; NaN if a method was not tested."""
         return pd.DataFrame({b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks})
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
-        """Return every method's difference to uniform weights, with Holm's p-values."""
+        """Return the difference of every method to uniform weights, with Holm's p-values."""
         figures = self.figures(benchmark, figure)
         if REFERENCE not in figures.index:
             return {}
         return holm_correction(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
     def by_tuning(self, benchmark: str) -> dict[str, Difference]:
-        """Return the gain of the worst domain by tuning; 0 if the paper's values were chosen."""
+        """Return the gain by tuning in the worst domain; 0 if the paper's values were chosen."""
         tuned, papers = (self.figures(benchmark, WORST, v) for v in (CHOSEN, PAPERS))
         return _by_method(tuned - papers)
 
     @cached_property
     def ranks(self) -> Ranks | None:
-        """Ranks by the worst domain over benchmarks; None with fewer than three."""
+        """Ranks by the worst domain over benchmarks; None for fewer than three benchmarks."""
         table = self.over_benchmarks(WORST).dropna()
         return ranks(table) if min(table.shape) >= 3 else None
 
     def variance(self, benchmark: str) -> dict[str, float]:
-        """Return the shares of the variance of the worst domain over trials, by factor.
+        """Return each factor's share of the variance of the worst domain over trials.
 
-        A pruned trial counts with its accuracy when it was pruned. Without pruned trials, the worst
+        Pruned trials are included with their accuracy at pruning. Otherwise, the worst
         learning rates would be missing, and learning rates would seem to matter less.
         """
         trials = self.trials(benchmark)
@@ -152,26 +152,26 @@ class Board:
 
 
 def _by_method(differences: pd.DataFrame) -> dict[str, Difference]:
-    """Return the mean difference of each method, a row; methods without a value are left out."""
+    """Return the mean difference of each method (row). Methods without a value are left out."""
     rows = ((str(name), row.dropna().tolist()) for name, row in differences.iterrows())
     return {name: paired_t_test(values) for name, values in rows if values}
 
 
 def read_board(path: Path) -> Board:
-    """Read the file; `RunFolderError` if it is missing or not a leaderboard's."""
+    """Read a leaderboard file. Raises `RunFolderError` if it is missing or of another kind."""
     try:
         rows = pd.read_csv(path, keep_default_na=False, dtype={"figures": str})
     except (OSError, ValueError) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
     if missing := set(COLUMNS) - set(rows.columns):
         raise RunFolderError(
-            f"{path} is not the file of a leaderboard: it lacks {join_words(sorted(missing))}."
+            f"{path} is not a leaderboard file: it lacks {join_words(sorted(missing))}."
         )
     return Board(rows)
 
 
 def is_board(path: Path) -> bool:
-    """Return whether a CSV file is a leaderboard's; `RunFolderError` if it cannot be read."""
+    """Return whether a CSV file is a leaderboard. Raises `RunFolderError` if it cannot be read."""
     return read_text(path).startswith(f"{COLUMNS[0]},")
 
 
@@ -179,14 +179,14 @@ def is_board(path: Path) -> bool:
 
 
 def board_tables(board: Board) -> list[Table]:
-    """Return the tables: all methods on all benchmarks, each benchmark, the variance."""
+    """Return the tables: an overview of all benchmarks, each benchmark, and the variance."""
     whole = [_overview(board, figure) for figure in _FIGURES]
     single = [_benchmark(board, name) for name in board.benchmarks]
     return [*whole, *single, _variance(board)]
 
 
 def _overview(board: Board, figure: str) -> Table:
-    """Return a table with a row for each method, best first, and a column per benchmark."""
+    """Return a table with one row per method, best first, and one column per benchmark."""
     means = {b: board.figures(b, figure) for b in board.benchmarks}
     signs = {b: board.against_reference(b, figure) for b in board.benchmarks}
     over = board.over_benchmarks(figure)
@@ -290,7 +290,8 @@ def _variance(board: Board) -> Table:
     return Table(
         "Where the variance over trials comes from",
         "In % of the variance of the worst domain on validation images (type II sums of squares). "
-        "Rest: methods' arguments, what factors have in common, noise. See docs/report.md.",
+        "Rest: methods' arguments, variance shared by several factors, and noise. See "
+        "docs/report.md.",
         names,
         [Group("", rows)],
     )
@@ -300,7 +301,7 @@ def _variance(board: Board) -> Table:
 
 
 def conclusions(board: Board) -> list[str]:
-    """Return the conclusions: sentences that are computed from the numbers."""
+    """Return the conclusions, as sentences computed from the numbers."""
     return [*_better(board), *_moved(board), *_ranked(board), *_decided(board)]
 
 
@@ -341,14 +342,12 @@ def _moved(board: Board) -> Iterator[str]:
         tests = board.tests(benchmark)
         kept = tests[tests["kind"] == BOTH]["method"].nunique()
         yield (
-            f"{benchmark}: tuning moves the worst domain by "
-            f"{format_number(mean, signed=True)} points on average, from "
-            f"{format_number(means[low], signed=True)} ({low}) to "
-            f"{format_number(means[high], signed=True)} ({high}); of "
-            f"{len(means)} methods {kept} keep the paper's values. "
-            "Between the rankings at the paper's and at the chosen values Kendall's tau is "
-            f"{format_number(float(tau))}; best at the paper's values: {papers.idxmax()}, tuned: "
-            f"{tuned.idxmax()}."
+            f"{benchmark}: tuning changes the worst domain by {format_number(mean, signed=True)} "
+            f"points on average, from {format_number(means[low], signed=True)} ({low}) to "
+            f"{format_number(means[high], signed=True)} ({high}). {kept} of {len(means)} methods "
+            "keep the paper's values. Kendall's tau between the rankings with the paper's and "
+            f"with the chosen values is {format_number(float(tau))}. Best with the paper's values:"
+            f" {papers.idxmax()}; best after tuning: {tuned.idxmax()}."
         )
 
 
@@ -393,11 +392,11 @@ def _worst(text: str) -> float:
 
 
 def _setting(text: str, key: str) -> float:
-    """Return a key's value in a text like ``train.lr=0.1 strategy.q=2``; NaN without it."""
+    """Return the value of a key in a text like ``train.lr=0.1 strategy.q=2``; NaN if missing."""
     return float(dict(part.split("=") for part in text.split()).get(key, math.nan))
 
 
 def _parts(method: str) -> tuple[str, str]:
-    """Return client and strategy of a name such as ``feddyn+fedheal`` or ``fedmgda+``."""
+    """Return the client and the strategy in a name such as ``feddyn+fedheal`` or ``fedmgda+``."""
     client, plus, rule = method.partition("+")
     return (client, rule) if plus and rule and rule[0] != ":" else ("", method)

@@ -1,4 +1,4 @@
-"""Metrics that methods are compared by, with the better direction and the margin of each."""
+"""Metrics by which methods are compared, each with its better direction and its margin."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Figure:
     """A metric of a run, in percent.
 
     ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
-    in tables, ``said`` the name in sentences (empty: the title). A metric that is not ``judged``
-    has no influence on verdicts. Methods count as equivalent within ``margin``, in points.
-    ``gradient`` is the metric's derivative by the domains' accuracies, None if unknown.
+    in tables, and ``said`` the name in sentences (if empty, the title is used). A metric that is
+    not ``judged`` has no influence on verdicts. Methods count as equivalent within ``margin``, in
+    points. ``gradient`` is the gradient with respect to the domains' accuracies, None if unknown.
     """
 
     title: str
@@ -52,10 +52,11 @@ class Figure:
         return self.said or self.title
 
     def sampling(self, run: Run) -> tuple[float, float]:
-        """Return the metric's change by a test example, and its variance from drawing examples.
+        """Return the metric's change by one test example, and its variance due to sampling.
 
-        In percent, and in percent squared; 0 if unknown. The variance is binomial in each domain,
-        at the accuracy with a right and a wrong example added.
+        The change is in percent, and the variance in percent squared; both are 0 if unknown. The
+        variance is binomial in each domain, computed after adding one correct and one wrong
+        example.
         """
         sizes = np.array(run.info.get("test_sizes") or (), dtype=np.float64)
         accuracy = run.final()
@@ -78,12 +79,12 @@ class Measure:
     of: tuple[Method, ...]  # the methods that have these metrics
 
     def __getitem__(self, title: str) -> Figure:
-        """Return a metric by title."""
+        """Return the metric with this title."""
         return next(figure for figure in self.figures if figure.title == title)
 
 
 def measures(comparison: Comparison) -> list[Measure]:
-    """Return the measures of a comparison: fairness over domains, then those that runs recorded."""
+    """Return a comparison's measures: fairness over domains, then measures that runs recorded."""
     groups = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in SCORES:
@@ -100,7 +101,7 @@ def measures(comparison: Comparison) -> list[Measure]:
 
 
 def fairness(comparison: Comparison) -> Measure:
-    """Return the fairness measure: worst domain and STD, and the average, which is not judged."""
+    """Return the fairness measure: worst domain, STD and the average, which is not judged."""
     return Measure(
         "accuracy over domains",
         (
@@ -121,7 +122,7 @@ def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Fig
 
 
 def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
-    """Yield each user metric: name, 1 or -1 (higher or lower is better), methods that have it."""
+    """Yield each user metric: its name, 1 or -1 (higher or lower is better), and its methods."""
     metrics = {
         name: better
         for method in comparison.methods
@@ -135,7 +136,7 @@ def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Meth
 
 
 def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
-    """Return the measure of a user metric over domains: worst, STD and average."""
+    """Return the measure for a user metric over domains: worst value, STD and average."""
 
     def over(row: Summary) -> Callable[[Run], float]:
         def value(run: Run) -> float:
@@ -158,17 +159,17 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
 
 
 def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
-    """Yield each sensitive attribute, and the methods that have its metrics of group fairness."""
+    """Yield each sensitive attribute and the methods with its metrics of group fairness."""
     names = {run.attribute: None for m in comparison.methods for run in m.runs if run.attribute}
     for name in names:
         yield name, [m for m in comparison.methods if all(r.attribute == name for r in m.runs)]
 
 
 def of_people(metric: str, place: int) -> Callable[[Run], float]:
-    """Return the function of a run's metric of group fairness, in percent; NaN if undefined.
+    """Return a function that computes a metric of group fairness of a run, in percent.
 
-    ``place`` is 0 for all people, 1 for the worst client, 2 and so on for the domains. The value is
-    the mean over the last tested rounds.
+    ``place`` is 0 for all people, 1 for the worst client, and 2 and more for the domains. The value
+    is the mean over the last tested rounds, or NaN if it is undefined.
     """
 
     def value(run: Run) -> float:
@@ -178,7 +179,7 @@ def of_people(metric: str, place: int) -> Callable[[Run], float]:
 
 
 def _of_people(name: str, place: int, words: str, margin: float, of: list[Method]) -> Measure:
-    """Return the measure of the differences at a ``place``, without those that are undefined."""
+    """Return the measure of differences between groups at a ``place``, if they are defined."""
     values = {metric: of_people(metric.name, place) for metric in DIFFERENCES}
     figures = [
         Figure(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
@@ -189,7 +190,7 @@ def _of_people(name: str, place: int, words: str, margin: float, of: list[Method
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:
-    """Return the methods of FedISM's tables: all their runs are `rated`."""
+    """Return the methods for FedISM's tables, whose runs are all `rated`."""
     return [method for method in comparison.methods if all(map(rated, method.runs))]
 
 
@@ -200,9 +201,9 @@ def rated(run: Run) -> bool:
 
 
 def typed_methods(comparison: Comparison) -> list[Method]:
-    """Return the methods of FedGCR's table: domains have different numbers of clients.
+    """Return the methods for FedGCR's table, whose domains have different numbers of clients.
 
-    If a method recorded clusters, equal numbers above 1 are enough.
+    If a method recorded clusters, equal numbers above 1 are also accepted.
     """
     wanted = bool(methods_with_clusters(comparison.methods))
 
@@ -215,8 +216,9 @@ def typed_methods(comparison: Comparison) -> list[Method]:
 
 
 def of_clients(run: Run) -> Vector:
-    """Return each client's accuracy [K]: on its test data if all clients tested, else its domain's.
+    """Return the accuracy of each client, [K].
 
+    It is the accuracy on the client's test data if all clients tested, else that of its domain.
     Clients of an untested domain are left out.
     """
     tested = run.by_client.final()
@@ -225,9 +227,9 @@ def of_clients(run: Run) -> Vector:
 
 
 def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
-    """Return the function that computes a summary of fractions, in percent if it has a unit.
+    """Return a function that computes a summary of fractions, in percent if it has a unit.
 
-    The function returns NaN if the summary compares domains and only a single domain was tested.
+    The function returns NaN if the summary compares domains but only one domain was tested.
     """
     unit = 1 if row.relative else 100
 
@@ -239,7 +241,7 @@ def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float
 
 
 def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
-    """Return the measure of a score: its mean over the last rounds by group, average and gap."""
+    """Return the measure for a score: the mean over the last rounds by group, average and gap."""
     title, name = SCORES[score]
 
     def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
@@ -262,7 +264,7 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
 
 
 def _over_clients(of: list[Method]) -> Measure:
-    """Return FedGCR's measure: average over clients, and spread over types and over clients."""
+    """Return FedGCR's measure: the average over clients, and the spread over types and clients."""
     return Measure(
         "client types and clients",
         (

@@ -33,7 +33,7 @@ BASELINES = ("fedavg", "uniform")
 
 
 class Curve(NamedTuple):
-    """A metric over rounds [R]: mean and std over runs, and whether all domains were tested."""
+    """A metric over R rounds: mean and std over runs, and whether all domains were tested."""
 
     rounds: NDArray[np.int64]
     mean: Vector
@@ -42,27 +42,28 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, rounds: NDArray[np.int64], values: Vector) -> Curve:
-        """Return the curve of values [runs, R] over all domains; a single run has spread 0."""
+        """Return the curve of values [runs, R] over all domains. A single run has a spread of 0."""
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
         return cls(rounds, values.mean(axis=0), spread, np.ones(len(rounds), np.bool_))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method under fixed settings: its runs, one for each seed or federation."""
+    """A method under fixed settings, with one run per seed or federation."""
 
-    #: The runs' label; if methods share it, with the settings in which they differ.
+    #: The label of the runs. If several methods have this label, their differing settings are
+    #: added.
     name: str
     #: The runs, ordered by seed; all reached the same round.
     runs: tuple[Run, ...]
-    #: Runs that the method's numbers leave out, each with the reason.
+    #: Runs that are left out of the method's numbers, each with the reason.
     left_out: tuple[tuple[Run, str], ...] = ()
-    #: Whether each run has another federation, drawn by its seed.
+    #: Whether each run has its own federation, drawn with its seed.
     federations: bool = False
 
     @property
     def unit(self) -> str:
-        """What runs differ in, in words: ``federation``, or ``seed of federation 0``."""
+        """The unit in which the runs differ: ``federation``, or ``seed of federation 0``."""
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
 
     @cached_property
@@ -93,26 +94,26 @@ class Method:
 
     @cached_property
     def setting(self) -> frozenset[tuple[str, str]]:
-        """The settings that comparable methods share: data, model, training, rounds."""
+        """The settings that comparable methods share: data, model, training and rounds."""
         return self.identity - self.settings(*METHOD_TABLES)
 
     def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
-        """Return the settings of some tables of the run config, for example ``"data."``."""
+        """Return the settings in some tables of the run config, for example in ``"data."``."""
         return frozenset(item for item in self.identity if item[0].startswith(tables))
 
     @property
     def comparable(self) -> tuple[Any, ...]:
-        """A key that is equal for comparable methods."""
+        """A key that is equal for all comparable methods."""
         return self.setting, self.runs[0].reach
 
     def over_seeds(self, figure: Callable[[Run], float]) -> MeanStd:
-        """Return mean and std over the runs of a metric with a value for each run."""
+        """Return the mean and std over runs of a metric that has one value per run."""
         return MeanStd.of([figure(run) for run in self.runs])
 
     def over_rounds(self, figure: Callable[[Run], Vector]) -> MeanStd:
-        """Return mean and std over runs and rounds of a metric with values for each round.
+        """Return the mean and std over runs and rounds of a metric that has one value per round.
 
-        The ``std`` has ddof 0, as in FedISM's tables.
+        The standard deviation has ddof 0, as in FedISM's tables.
         """
         values = np.concatenate([figure(run) for run in self.runs])
         return MeanStd(float(values.mean()), float(values.std()), len(values))
@@ -120,9 +121,10 @@ class Method:
     def over_domains(
         self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
     ) -> MeanStd:
-        """Return mean and std over runs of a metric; the metric is of domains that all runs tested.
+        """Return the mean and std over runs of a metric, computed on domains that all runs tested.
 
-        NaN without a common domain. ``accuracies`` returns a run's values [D], NaN if untested.
+        The result is NaN if there is no such domain. ``accuracies`` returns a run's values [D],
+        with NaN for untested domains.
         """
         values = np.array([accuracies(run) for run in self.runs])
         return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
@@ -134,10 +136,10 @@ class Method:
     def curve(
         self, figure: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
     ) -> Curve:
-        """Return a metric of the domains' accuracies over rounds, by default of all domains.
+        """Return a metric of the domains' accuracies over rounds, by default for all domains.
 
-        If a run did not test some domain in a round, the round's value is over the other domains;
-        NaN without any.
+        If a run did not test some domain in a round, the value of the round covers only the other
+        domains. It is NaN if there are none.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
         accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
@@ -158,7 +160,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[tuple[Method, Run]]:
-        """All runs, each with its method; includes the runs that are left out."""
+        """All runs, each with its method, including runs that are left out."""
         return [
             (method, run)
             for method in self.methods
@@ -167,12 +169,12 @@ class Comparison:
 
     @property
     def replicates(self) -> str:
-        """What a method's numbers are means over, in words: ``federations`` or ``seeds``."""
+        """Over what a method's numbers are averaged: ``federations`` or ``seeds``."""
         return "federations" if any(method.federations for method in self.methods) else "seeds"
 
     @property
     def held_out(self) -> list[str]:
-        """The domains that runs held out: tested, but without a client."""
+        """The domains that runs held out: domains that were tested but had no client."""
         runs = (run for method in self.methods for run in method.runs)
         return list(dict.fromkeys(run.held_out_domain for run in runs if run.held_out_domain))
 
@@ -183,9 +185,9 @@ class Comparison:
         return not all(np.isfinite(run.accuracy).all() for run in runs)
 
     def span(self, window: int = WINDOW) -> str:
-        """Return the averaged rounds in words; without numbers if they differ between runs.
+        """Describe the averaged rounds, such as ``mean of the last 5 tested rounds (16 to 20)``.
 
-        For example ``mean of the last 5 tested rounds (16 to 20)``.
+        The numbers are left out if they differ between runs.
         """
         spans = {run.final_rounds(window) for method in self.methods for run in method.runs}
         if len(spans) > 1:
@@ -199,9 +201,10 @@ class Comparison:
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
     def baseline(self, method: Method, name: str) -> Method | None:
-        """Return the comparable method with strategy ``name`` and the same client; None without it.
+        """Return the comparable method with strategy ``name`` and the same client, or None.
 
-        If there are several, which differ in bounds, prefer the bounds of ``method``.
+        If several such methods differ in bounds, the one with the bounds of ``method`` is
+        preferred.
         """
         bounds, training = method.settings("bound."), method.settings("client.")
         candidates = [
@@ -237,20 +240,21 @@ def method_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """Return settings with ``data.seed`` replaced by the word "seed", for several federations."""
+    """Return settings with ``data.seed`` replaced by "seed", for runs over several federations."""
     return frozenset(item for item in settings if item[0] != "data.seed") | {("data.seed", "seed")}
 
 
 def _over_federations(runs: Sequence[Run]) -> bool:
-    """Return whether runs have several federations, each drawn by its run's seed."""
+    """Return whether the runs have several federations, each drawn with the seed of its run."""
     by_seed = all(run.federation == run.seed for run in runs)
     return by_seed and len({run.federation for run in runs}) > 1
 
 
 def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
-    """Return each method's name, its runs, and whether each run has another federation.
+    """Return the name of each method, its runs, and whether each run has its own federation.
 
-    A name is the label; if methods share it, with the settings in which they differ.
+    The name is the label of the runs. If several methods have the same label, their differing
+    settings are added.
     """
     alike: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
     for run in (runs := list(runs)):
@@ -278,7 +282,7 @@ def _methods(runs: Iterable[Run]) -> list[Method]:
 
 
 def _in_common(values: Vector) -> Vector:
-    """Return values [runs, ..., D] with NaN for all runs where a run has NaN."""
+    """Return values [runs, ..., D] with NaN for all runs wherever one run has NaN."""
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
 
 
@@ -289,9 +293,10 @@ def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
-    """Return each seed's newest run that reached the last round, and the others with reasons.
+    """Return the newest run of each seed that reached the last round, and the runs left out.
 
-    Runs with an untested domain are kept only if no run tested all domains.
+    Each run that is left out comes with the reason. Runs with an untested domain are kept only if
+    no run tested all domains.
     """
     furthest = max(run.reach for run in runs)
     some_whole = any(run.fully_tested() for run in runs if run.reach == furthest)
@@ -302,7 +307,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
             lacks = untested(run.domains, run.rounds, run.accuracy)
-            left_out.append((run, f"{lacks}, other runs of the method lack no domain"))
+            left_out.append((run, f"{lacks}, but other runs of the method tested all domains"))
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))
         else:
@@ -311,20 +316,20 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return the keys whose values differ between the settings, with their values."""
+    """Return the keys whose values differ between ``settings``, with all their values."""
     keys = dict.fromkeys(key for mapping in settings for key in mapping)
     values = {key: [mapping.get(key, "not set") for mapping in settings] for key in keys}
     return {key: per_key for key, per_key in values.items() if len(set(per_key)) > 1}
 
 
-#: Least number of values of a sweep.
+#: Minimum number of values in a sweep.
 _FEWEST = 3
 
 
 class Sweep(NamedTuple):
     """Methods that differ in a run config key, in ascending order of its value.
 
-    ``others`` maps values that are not numbers, as in ``num_clusters=auto``, to their methods.
+    ``others`` maps values that are not numbers to methods, as in ``num_clusters=auto``.
     """
 
     key: str
@@ -334,7 +339,7 @@ class Sweep(NamedTuple):
 
 
 def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
-    """Return client -> strategy -> method for comparable methods; the largest grid comes first.
+    """Return grids of comparable methods by client and strategy, with the largest grid first.
 
     A grid has at least two clients and two strategies.
     """
@@ -358,7 +363,7 @@ def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Return a sweep for each argument with at least three values, other settings being equal.
+    """Return a sweep for each argument that has at least three values under equal other settings.
 
     Methods that were not tested on every domain are left out.
     """
@@ -386,9 +391,9 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
 
 
 def _value(method: Method, key: str) -> float | str | None:
-    """Return the method's value of an argument, set or default, as a number where possible.
+    """Return a method's value of an argument (set or default), as a number if possible.
 
-    None if the method does not have the argument.
+    The result is None if the method does not have the argument.
     """
     table, _, leaf = key.partition(".")
     value: Any = dict(method.identity).get(key)

@@ -31,18 +31,19 @@ from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
 from fairflower.server.contents import read_text
 
-#: Least width of the column of names, if they are so long; the others then wrap.
+#: Minimum width of the column of names, if names are that long. Longer names are wrapped.
 _NAME = 16
 
 # --- a terminal -----------------------------------------------------------------------
 
 
 def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
-    """Return the papers' table, the differences to the baselines and the verdicts.
+    """Return the accuracy table of papers, the differences to the baselines and the verdicts.
 
-    Runs that differ only in the seed become a row. The mean of the last five tested rounds comes
-    first, then the last round, then the trials of ``tuned`` methods; without runs, only the trials.
-    Raises `RunFolderError` without runs and trials.
+    Runs that differ only in the seed share a row. The first table has means over the last five
+    tested rounds, the next has the last round, and the last has the trials of ``tuned`` methods.
+    Without runs, there are only the trials. Raises `RunFolderError` if there are neither runs nor
+    trials.
     """
     analysis = analyze(runs, tuned)
     parts: list[RenderableType] = []
@@ -97,7 +98,7 @@ def _rich_cell(cell: Cell) -> Text:
 
 
 def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
-    """Return the tables, captions and verdicts of `terminal_table` as Markdown."""
+    """Return the content of `terminal_table` (tables, captions and verdicts) as Markdown."""
     analysis = analyze(runs)
     parts = [*_markdown_tables(analysis.held_out_tables)]
     for chapter in analysis.chapters:
@@ -109,22 +110,22 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-#: The block of a document that `replace_generated_block` writes: a summary's path, and text.
+#: The block of a document that `replace_generated_block` writes: the path of a summary, and text.
 GENERATED = re.compile(
     r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
 )
 
 
 def replace_generated_block(document: Path, summary: Path, text: str) -> None:
-    """Write the text generated from a summary into a Markdown file, in place of the former text.
+    """Replace the block of a Markdown file that was generated from a summary.
 
-    The block is between ``<!-- generated from SUMMARY -->`` (its path from the document's folder)
-    and ``<!-- end -->``; it is appended to a document that does not have it.
+    The block is between ``<!-- generated from SUMMARY -->`` (the path relative to the document's
+    folder) and ``<!-- end -->``. If the document has no such block, it is appended.
 
     Raises
     ------
     RunFolderError
-        If the document exists and cannot be read.
+        If the document exists but cannot be read.
     """
     before = read_text(document) if document.exists() else ""
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
@@ -138,7 +139,7 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
 
 
 def generated_markdown(summary: Path) -> str:
-    """Return a summary's tables and verdicts, or those of a dated leaderboard, as Markdown."""
+    """Return the tables and verdicts of a summary, or of a leaderboard file, as Markdown."""
     if is_board(summary):
         board = read_board(summary)
         return markdown_board(conclusions(board), board_tables(board))
@@ -146,7 +147,7 @@ def generated_markdown(summary: Path) -> str:
 
 
 def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
-    """Write a leaderboard's sentences and tables as Markdown."""
+    """Format a leaderboard's sentences and tables as Markdown."""
     parts = ["\n".join(f"- {sentence}" for sentence in sentences), *_markdown_tables(tables)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -187,23 +188,23 @@ def _escaped(text: str) -> str:
 def write_report(
     runs: Sequence[Run] | Analysis, out: str | Path, tuned: Sequence[Tuned] = ()
 ) -> Path:
-    """Write ``index.html``, ``tables.md``, ``summary.csv`` and ``figures/*.png`` and ``*.svg``.
+    """Write ``index.html``, ``tables.md``, ``summary.csv`` and PNG and SVG files in ``figures/``.
 
-    The page is self-contained and follows the reader's light or dark setting.
+    The HTML page is self-contained and follows the reader's light or dark setting.
 
     Parameters
     ----------
     runs : sequence of Run, or Analysis
         Runs that differ only in the seed become a method.
     out : path
-        Folder to write to; it is created, and files of an earlier report are replaced.
+        Folder to write to. It is created if needed, and files of an earlier report are replaced.
     tuned : sequence of Tuned
-        Trials of the methods, of `fairflower tune`.
+        Trials of the methods, made by `fairflower tune`.
 
     Returns
     -------
     Path
-        The page.
+        Path of the HTML page.
 
     Raises
     ------
@@ -246,7 +247,7 @@ def write_report(
 
 
 def html_table(table: Table) -> str:
-    """Return a table with its caption as HTML, without the page's style."""
+    """Return a table with its caption as HTML, without the style of the page."""
     return str(_templates().get_template("parts.html.j2").module.shown(table))  # type: ignore[attr-defined]
 
 
@@ -275,7 +276,7 @@ def _differences(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Return facts on how a run was made; some may be missing."""
+    """Return facts about a run, such as its versions and duration; some may be missing."""
     info = run.info
     return {
         "status": run.progress,
@@ -286,7 +287,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "finished": info.get("finished"),
         "duration": _duration(info.get("seconds")),
         "trained parameters": thousands(info.get("num_parameters")),
-        "bytes of the model, to and from each client": thousands(info.get("model_bytes")),
+        "bytes of the model, in each direction per client": thousands(info.get("model_bytes")),
         "versions": _pairs(info.get("versions")),
         "machine": _pairs(info.get("machine")),
         "data": ", ".join(map(str, info.get("sources") or ())),
@@ -295,7 +296,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:
-    """Return tables of clients: columns and, if runs differ, the runs that a table describes."""
+    """Return the tables of clients and, if runs differ, the runs that each table describes."""
     owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
     for _, run in comparison.runs:
         if any(client.num_examples for client in run.clients):  # a summary lacks the class counts
@@ -311,14 +312,14 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
 
 
 def _pairs(values: Any) -> str:
-    """Return a mapping of ``run.json`` as a line of text."""
+    """Format a mapping from ``run.json`` as a line of text."""
     if not isinstance(values, Mapping):
         return str(values or "")
     return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
 
 
 def _duration(seconds: Any) -> str:
-    """Return seconds as hours, minutes and seconds.
+    """Format seconds as hours, minutes and seconds.
 
     >>> _duration(248.7), _duration(7200), _duration(None)
     ('4 min 9 s', '2 h 0 min 0 s', '')

@@ -1,4 +1,4 @@
-"""Reading of run folders: a run's config, its course and its results."""
+"""Reading of run folders: the config, the history and the results of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairflower.server.folder import LEVELS, is_locked
 from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WORST_CLIENT
 from fairflower.server.history import WINDOW as WINDOW
 
-#: Scores of domains other than accuracy, as fractions: titles in tables, names in sentences.
+#: Scores of domains other than accuracy, as fractions -> (title in tables, name in sentences).
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
 
 
@@ -30,9 +30,9 @@ SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC"
 class AccuracyHistory:
     """Accuracies of K domains or clients in R tested rounds."""
 
-    #: [R], in ascending order; 0 is before training.
+    #: Tested rounds, [R], in ascending order. Round 0 is before training.
     rounds: NDArray[np.int64]
-    #: [R, K], fractions, a row for each of ``rounds``; NaN for an untested domain or client.
+    #: Fractions, [R, K], with a row for each of ``rounds``. NaN for an untested domain or client.
     accuracy: NDArray[np.float64]
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
@@ -41,20 +41,20 @@ class AccuracyHistory:
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
     def final(self, window: int = WINDOW) -> NDArray[np.float64]:
-        """Return accuracies [K]: means over the tested rounds among `last`; NaN if none tested."""
+        """Return accuracies [K]: means over the tested rounds in `last`; NaN if there are none."""
         values = self.accuracy[self.last(window)]
         counts = np.isfinite(values).sum(axis=0)
         return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
 
     def final_rounds(self, window: int = WINDOW) -> tuple[int, ...]:
-        """Return the rounds that `final` averages."""
+        """Return the rounds over which `final` averages."""
         return tuple(self.rounds[self.last(window)].tolist())
 
     def fully_tested(self, window: int = WINDOW) -> bool:
-        """Return whether every domain or client was tested in each round that `final` averages.
+        """Return whether every domain or client was tested in all rounds that `final` averages.
 
-        If not, `final` lacks a domain or averages different rounds, and summaries over domains
-        cannot be compared with other runs.
+        If not, `final` lacks a domain or averages over different rounds, so summaries over domains
+        cannot be compared with those of other runs.
         """
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
 
@@ -64,56 +64,62 @@ _NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(AccuracyHistory):
-    """A run, read from its folder: accuracies of the global model by domain, config and facts.
+    """A run that was read from its folder: accuracies of the global model by domain, config, facts.
 
-    With ``evaluate.test = false`` accuracies are on validation images. With ``evaluate.by =
-    "clients"`` a domain's accuracy is the mean over its clients, weighted by test images; NaN if
-    no client of the domain tested. In each round at least one domain was tested.
+    With ``evaluate.test = false``, accuracies are measured on validation images. With ``evaluate.by
+    = "clients"``, a domain's accuracy is the mean over its clients, weighted by test images, or NaN
+    if no client of the domain tested the model. Each round has at least one tested domain.
     """
 
-    #: The folder.
+    #: The run folder.
     path: Path
     #: Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
     label: str
-    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"``, ``"running"``, or ``"killed"``:
-    #: ``run.json`` says "running", but no process of this machine has the folder locked.
+    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``. A
+    #: run is "killed" if ``run.json`` says "running", but no process on this machine has locked the
+    #: folder.
     status: str
     #: Names of the D domains.
     domains: tuple[str, ...]
-    #: Every client of the federation.
+    #: All clients of the federation.
     clients: tuple[ClientInfo, ...]
-    #: The resolved run config with dotted keys.
+    #: The complete run config, with dotted keys.
     config: Mapping[str, Any]
-    #: Accuracies of the global model by client, in the order of ``clients``; without rounds if no
-    #: client tested.
+    #: Accuracies of the global model by client, in the order of ``clients``. There are no rounds if
+    #: clients did not test the model.
     by_client: AccuracyHistory
-    #: Accuracies of the clients' personal models by domain: means over its clients, weighted by
-    #: test images; without rounds if there are no personal models.
+    #: Accuracies of the clients' personal models by domain: means over the domain's clients,
+    #: weighted by test images. There are no rounds if there are no personal models.
     personal: AccuracyHistory
     #: Accuracies of the personal models by client, in the order of ``clients``.
     personal_by_client: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: Accuracy of the global model on ``held_out_domain``; without rounds if no domain is held out.
+    #: Accuracy of the global model on ``held_out_domain``. There are no rounds if no domain is held
+    #: out.
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: The same with BatchNorm statistics of that domain's test examples (``evaluate.adabn``).
+    #: The same accuracy with BatchNorm statistics of that domain's test examples
+    #: (``evaluate.adabn``).
     adapted: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: Name of the domain that no client has, which is not among ``domains``; or empty.
+    #: Name of the domain that is held out from all clients. It is not in ``domains``. Empty if
+    #: there is none.
     held_out_domain: str = ""
-    #: Other scores (`SCORES` and the user's metrics) by name, [R, D] like ``accuracy``; NaN where
-    #: not measured.
+    #: Other scores (`SCORES` and the user's metrics) by name, [R, D] like ``accuracy``. NaN if not
+    #: measured.
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    #: The user's metrics in ``scores``: 1 if higher values are better, -1 if lower values are.
+    #: Name of a user's metric in ``scores`` -> 1 if higher values are better, -1 if lower values
+    #: are.
     user_metrics: Mapping[str, int] = field(default_factory=dict)
-    #: Metrics of group fairness by name (`fairflower.numerics.group_fairness`): columns are all
-    #: people, the worst client and each domain; NaN where undefined. Empty without groups.
+    #: Metrics of group fairness by name (`fairflower.numerics.group_fairness`). The columns are all
+    #: people, the worst client and each domain. Undefined values are NaN. Empty if there are no
+    #: groups of people.
     group_metrics: Mapping[str, AccuracyHistory] = field(default_factory=dict)
-    #: The strategy's diagnostics and the clients left out, a mapping for each round.
+    #: The strategy's diagnostics and the clients that were left out, as a mapping for each round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
-    #: All of ``run.json``.
+    #: The content of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def clusters(self) -> ClusterHistory | None:
-        """The clusters of clients that the strategy recorded; None without clusters."""
+        """The clusters of clients that the strategy recorded; None if it recorded none."""
         return read_cluster_history(self.clients, self.diagnostics)
 
     @property
@@ -128,7 +134,7 @@ class Run(AccuracyHistory):
 
     @property
     def replicate(self) -> tuple[Any, Any]:
-        """Federation and seed: equal for runs that are paired."""
+        """Federation and seed, which are equal for paired runs."""
         return self.federation, self.seed
 
     @property
@@ -138,9 +144,9 @@ class Run(AccuracyHistory):
 
     @property
     def reach(self) -> int:
-        """The last tested round; if the run's settings ended it early, the last planned round.
+        """The last tested round or, if early stopping ended the run, the last planned round.
 
-        Runs are compared only with runs of the same reach.
+        Runs are compared only with runs that have the same reach.
         """
         planned = int(self.config.get("num-server-rounds", 0))
         early = self.status == "completed" and int(self.info.get("rounds") or planned) < planned
@@ -148,7 +154,7 @@ class Run(AccuracyHistory):
 
     @property
     def progress(self) -> str:
-        """Status and rounds in words, for example ``"stopped after round 7 of 20"``."""
+        """The status and the rounds in words, for example ``"stopped after round 7 of 20"``."""
         done = max(self.last_round, int(self.info.get("rounds") or 0))
         planned = self.config.get("num-server-rounds", done)
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
@@ -157,9 +163,10 @@ class Run(AccuracyHistory):
     def held_out_accuracy(
         self, domain: str, window: int = WINDOW, *, adapted: bool = False
     ) -> float:
-        """Return the mean accuracy on a held-out domain (see `final`); NaN if not held out.
+        """Return the mean accuracy on a domain (see `final`); NaN if the domain was not held out.
 
-        ``adapted``: of the model with that domain's BatchNorm statistics; NaN without such tests.
+        If ``adapted``, the model has that domain's BatchNorm statistics; NaN if this was not
+        tested.
         """
         tests = self.adapted if adapted else self.held_out
         there = domain == self.held_out_domain and tests.rounds.size
@@ -167,42 +174,42 @@ class Run(AccuracyHistory):
 
     @property
     def attribute(self) -> str:
-        """The sensitive attribute of the metrics of group fairness; empty without groups."""
+        """The sensitive attribute for group fairness; empty if there are no groups of people."""
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
 
     def tests_by(self, metric: str) -> AccuracyHistory:
-        """Return the values of a score of ``scores``, as a history like that of accuracy."""
+        """Return the values of one of the ``scores``, as a history like that of accuracy."""
         return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
 
     def final_scores(self, score: str) -> NDArray[np.float64]:
-        """Return a score in each of the `last` rounds, [rounds, D]."""
+        """Return the values of a score in the `last` rounds, [rounds, D]."""
         return self.scores[score][self.last()]
 
 
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run that is completed, stopped or still running.
 
-    Rounds that are not written in full yet are left out.
+    Rounds that are not completely written yet are left out.
 
     Raises
     ------
     RunFolderError
-        If the folder does not exist or is not a run folder, has a malformed file, or no round was
-        trained and tested in full.
+        If the folder does not exist, is not a run folder or has a malformed file, or if no round
+        was completely trained and tested.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
-        raise RunFolderError(f"There is no run folder {path}.")
+        raise RunFolderError(f"The run folder {path} does not exist.")
     for name in ("run.json", "config.toml", "history.csv"):
         if not (path / name).is_file():
-            raise RunFolderError(f"{path} is not a run folder: it has no {name}.")
+            raise RunFolderError(f"{path} is not a run folder: the file {name} is missing.")
     info = read_facts(path)
     domains, clients = tuple(info["domains"]), _clients(info)
     config = read_config(path)
     user_metrics = info.get("metrics", {})
     history, finished = _read_history(path / "history.csv", user_metrics)
     names = [str(c.client_id) for c in clients]
-    # A run that never was tested, as a trial of `fairflower tune`, is read by its validation.
+    # For a run without tests, such as a trial of `fairflower tune`, read the validation accuracy.
     split = "test" if config["evaluate.test"] else "validation"
     of_domains, of_clients = LEVELS[split]
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
@@ -217,7 +224,9 @@ def read_run(path: str | Path) -> Run:
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        raise RunFolderError(f"{path} has no round that was trained and tested ({status}).{reason}")
+        raise RunFolderError(
+            f"{path} has no completely trained and tested round ({status}).{reason}"
+        )
     return Run(
         path=path,
         label=str(info["label"]),
@@ -289,7 +298,7 @@ def _group_metrics(
 def _read_history(
     path: Path, user_metrics: Collection[str]
 ) -> tuple[dict[tuple[str, str], _History], set[int]]:
-    """Return the history, and the rounds that were written completely.
+    """Return the history, and the rounds that are complete in it.
 
     The history maps (level, metric) to round -> name -> value.
     """
@@ -321,7 +330,7 @@ def _read_history(
 def _matrix(
     history: _History, names: Sequence[str], rounds: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return values [len(rounds), len(names)]; NaN where the history has no value."""
+    """Return values [len(rounds), len(names)], with NaN where the history has no value."""
     values = [[history.get(r, {}).get(name, np.nan) for name in names] for r in rounds.tolist()]
     return np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
 
@@ -332,7 +341,7 @@ def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
 
 
 def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
-    """Return the tested rounds; an unfinished round counts only if all domains have a value."""
+    """Return the tested rounds. An unfinished round counts only if all domains have a value."""
     tests = _all_tests(history, domains)
     there = np.isfinite(tests.accuracy)
     kept = there.all(axis=1) | (there.any(axis=1) & np.isin(tests.rounds, list(finished)))

@@ -1,4 +1,4 @@
-"""Tests, ranks and shares of variance for leaderboards of several seeds and benchmarks."""
+"""Tests, ranks and shares of variance for leaderboards with several seeds and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflower.statistics.power import LEVEL, detectable
 
 
 def paired_t_test(values: Sequence[float]) -> Difference:
-    """Return mean, interval and p-value of paired differences; only the mean for a single pair.
+    """Return the mean, interval and p-value of paired differences, or only the mean of one pair.
 
     >>> gain = paired_t_test([1.0, 2.0, 3.0])
     >>> gain.mean, round(gain.low, 2), round(gain.high, 2), round(gain.p, 3)
@@ -31,14 +31,14 @@ def paired_t_test(values: Sequence[float]) -> Difference:
 def holm_correction(by_name: Mapping[str, Difference]) -> dict[str, Difference]:
     """Return the differences with p-values corrected by Holm's method over all of them.
 
-    Differences without a p-value do not count.
+    Differences without a p-value are ignored.
     """
     p = corrections.holm({name: difference.p for name, difference in by_name.items()})
     return {name: replace(difference, p=p[name]) for name, difference in by_name.items()}
 
 
 def detectable_text(by_name: Mapping[str, Difference]) -> str:
-    """Say which differences are detectable, at the median spread and Bonferroni's level."""
+    """State the smallest detectable difference, for the median spread and Bonferroni's level."""
     n, std = np.median([(difference.n, difference.std) for difference in by_name.values()], axis=0)
     least = detectable(std / math.sqrt(n), n - 1, LEVEL / len(by_name))
     largest = max(difference.mean for difference in by_name.values())
@@ -50,10 +50,10 @@ def detectable_text(by_name: Mapping[str, Difference]) -> str:
 
 
 class Ranks(NamedTuple):
-    """Mean ranks over benchmarks (1 is best), and the difference of ranks that is significant.
+    """Mean ranks over benchmarks (1 is best), and the smallest significant difference of ranks.
 
-    ``p`` is of Friedman's test that all methods are equal; ``critical`` is Nemenyi's difference
-    at the 5 % level (Demsar 2006, Eq. after Table 5).
+    ``p`` is the p-value of Friedman's test that all methods are equal. ``critical`` is Nemenyi's
+    critical difference at the 5 % level (Demsar 2006, equation after Table 5).
     """
 
     mean: dict[str, float]
@@ -62,7 +62,7 @@ class Ranks(NamedTuple):
 
     @property
     def lowest(self) -> float:
-        """The best mean rank."""
+        """The lowest mean rank, which is the best."""
         return min(self.mean.values())
 
     @property
@@ -72,16 +72,18 @@ class Ranks(NamedTuple):
 
 
 def ranks(figures: pd.DataFrame) -> Ranks:
-    """Rank methods (rows) on benchmarks (columns); higher values are better.
+    """Rank methods (rows) on benchmarks (columns), where higher values are better.
 
     Raises
     ------
     ValueError
-        With fewer than three methods or benchmarks.
+        If there are fewer than three methods or benchmarks.
     """
     k, n = figures.shape
     if k < 3 or n < 3:
-        raise ValueError(f"Ranks need three methods and three benchmarks, got {k} and {n}.")
+        raise ValueError(
+            f"Ranks need at least three methods and three benchmarks, got {k} and {n}."
+        )
     placed = figures.rank(ascending=False)
     from scipy import stats  # late: it takes a second to import
 
@@ -98,9 +100,10 @@ def eta_squared(
 ) -> dict[str, float]:
     """Return each factor's share of a metric's variance over trials (analysis of variance).
 
-    The shares are sums of squares of type II (each factor after all others) of a linear model,
-    divided by the total; the ``rest`` is what they do not explain. Empty if all values are equal.
-    ``figures`` [T] has a value per trial; each factor has T rows, of categories or of numbers.
+    The shares are the type II sums of squares (each factor after all others) of a linear model,
+    divided by the total. The share ``rest`` is the part that the factors do not explain. The result
+    is empty if all values are equal. ``figures`` [T] has one value per trial, and each factor has T
+    rows of categories or numbers.
     """
     values = np.asarray(figures, dtype=np.float64)
     if np.ptp(values) < 1e-9:

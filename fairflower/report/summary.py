@@ -1,9 +1,10 @@
-"""A summary: a small CSV file with a row for each run, from which reports can be made.
+"""A summary: a small CSV file with one row per run, from which reports can be created.
 
     write_summary(runs, Path("experiments/x.csv"))
     print(markdown_tables(read_summary(Path("experiments/x.csv"))))
 
-With it, a document's tables and verdicts can be checked and recomputed without the run folders.
+With a summary, the tables and verdicts of a document can be checked and recomputed without the run
+folders.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
 from fairflower.report.text import UNDEFINED
 
-#: Significant digits of fractions; the tables show four.
+#: Number of significant digits of fractions. The tables show four.
 _DIGITS = 8
 
-#: First and last columns; a run's config and metrics are between them.
+#: First and last columns. The config and the metrics of a run are between them.
 _FIRST = ("method", "run", "seed", "status", "started", "done")
 _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 
-#: Column that lists the user's metrics whose lower values are better.
+#: Column that lists the user's metrics for which lower values are better.
 _LOWER = "lower is better"
 
 #: Separators: between the sessions of a resumed run, and between remarks.
@@ -51,18 +52,18 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
 
     - ``method`` (label), ``run`` (folder's name), ``seed``, ``status``, ``started``, ``done``
       (rounds), and the run config keys that differ from their defaults in some run.
-    - ``rounds``: the last five tested rounds. ``<domain> accuracy`` in these rounds, also
-      ``balanced_accuracy`` and ``auc`` if the tables show them, and the user's metrics, of which
-      ``lower is better`` lists those to minimize.
+    - ``rounds``: the last five tested rounds. ``<domain> accuracy`` in these rounds, and also
+      ``balanced_accuracy`` and ``auc`` if the tables show them. The user's metrics in these rounds;
+      ``lower is better`` lists the metrics to minimize.
     - ``<metric> global``, ``<metric> worst client`` and ``<metric> <domain>`` for each metric of
-      group fairness, with the word undefined in place of a number.
-    - ``<domain> personal_accuracy`` in the ``personal rounds``, and ``personal by client``, each
-      client's mean over these rounds; ``held-out``, the accuracy on the
-      ``held-out domain`` in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested;
-    - ``clients``: number in each domain. ``participation``: each client's share of rounds in which
-      it was merged, unless all are 1. ``client accuracy``: means over the rounds, if clients
-      tested. ``cluster``: each round's clusters of the clients, separated by dots.
-    - ``parameters`` and ``bytes`` of the model; ``data``, a digest of what each client holds;
+      group fairness. An undefined value is written as the word undefined.
+    - ``<domain> personal_accuracy`` in the ``personal rounds``, and ``personal by client``, the
+      mean of each client over these rounds. ``held-out``: the accuracy on the ``held-out domain``
+      in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested.
+    - ``clients``: the number of clients in each domain. ``participation``: the fraction of rounds
+      in which each client was merged, unless all are 1. ``client accuracy``: means over the rounds,
+      if clients tested. ``cluster``: the clients' clusters in each round, separated by dots.
+    - ``parameters`` and ``bytes`` of the model. ``data``: a digest of each client's data.
       ``processor``, ``versions`` and ``remarks``.
     """
     rows = [_row(run) for run in runs]
@@ -80,7 +81,7 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
 
 
 def read_summary(path: str | Path) -> list[Run]:
-    """Read a file of `write_summary`; its runs have only their last tested rounds.
+    """Read a file written by `write_summary`. Its runs have only their last tested rounds.
 
     Raises
     ------
@@ -97,13 +98,13 @@ def read_summary(path: str | Path) -> list[Run]:
     if missing:
         raise RunFolderError(
             f"{path} is not a summary of runs: it has no column {sorted(missing)[0]!r}. "
-            "`fairflower report RUNS --summary FILE` writes a summary."
+            "Create one with `fairflower report RUNS --summary FILE`."
         )
     runs = []
     for number, row in enumerate(rows, start=2):
         try:
             if None in row or None in row.values():
-                raise ValueError("the number of cells differs from that of columns")
+                raise ValueError("the number of cells differs from the number of columns")
             runs.append(_run(row))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
@@ -113,7 +114,7 @@ def read_summary(path: str | Path) -> list[Run]:
 
 
 def read_runs(path: str | Path) -> list[Run]:
-    """Return the runs of a summary (a ``.csv`` file), or the run of a run folder."""
+    """Return the runs in a summary (a ``.csv`` file), or the run in a run folder."""
     return read_summary(path) if Path(path).suffix == ".csv" else [read_run(path)]
 
 
@@ -122,7 +123,7 @@ def read_runs(path: str | Path) -> list[Run]:
 
 def _row(run: Run) -> dict[str, Any]:
     last = np.isin(run.rounds, run.final_rounds())
-    # Clients are ordered by domain, so that the number per domain says which is whose.
+    # Clients are ordered by domain, so the number per domain shows the domain of each client.
     order = sorted(range(len(run.clients)), key=lambda k: run.domains.index(run.clients[k].domain))
     counts = [sum(client.domain == domain for client in run.clients) for domain in run.domains]
     row: dict[str, Any] = {
@@ -237,12 +238,12 @@ def _run(row: Mapping[str, str]) -> Run:
     )
 
 
-#: Prefixes of the columns of a metric of group fairness over all clients.
+#: Prefixes of the columns that contain a metric of group fairness over all clients.
 _OVER_CLIENTS = ("global", "worst client")
 
 
 def _group_cells(run: Run) -> dict[str, str]:
-    """Return the cells of group fairness, a column for each metric and place."""
+    """Return the cells for group fairness, with a column for each metric and place."""
     last = np.isin(run.rounds, run.final_rounds())
     return {
         f"{name} {place}": _fractions(values).replace("nan", UNDEFINED)
@@ -256,7 +257,7 @@ def _group_cells(run: Run) -> dict[str, str]:
 def _group_metrics(
     row: Mapping[str, str], domains: Sequence[str], rounds: NDArray[np.int64]
 ) -> dict[str, AccuracyHistory]:
-    """Invert `_group_cells`; empty without groups of people."""
+    """Read the cells of `_group_cells`; empty if there are no groups of people."""
     return {
         m.name: AccuracyHistory(
             rounds=rounds,
@@ -271,7 +272,7 @@ def _group_metrics(
 
 
 def _info(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the run's facts as in ``run.json``, and its ``remarks``."""
+    """Return the facts about a run as in ``run.json``, and its ``remarks``."""
     made = []
     processors, versions = row["processor"].split(_AND), row["versions"].split(_AND)
     for processor, listed in zip(processors, versions, strict=True):
@@ -296,7 +297,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _settings(runs: Iterable[Run]) -> list[str]:
-    """Return the config keys that differ from their defaults in some run, in the config's order."""
+    """Return the config keys that differ from their defaults in some run, in config order."""
     known = RunConfig().concise()
     places = {key: place for place, key in enumerate(known)}
     changed = {
@@ -307,7 +308,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
     }
 
     def place(key: str) -> tuple[int, bool]:
-        """Return the key's sort position: a method's arguments follow its name."""
+        """Return the sort position of a key. The arguments of a method follow its name."""
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
@@ -316,7 +317,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the config sets a key to something other than the method's default."""
+    """Return whether the config sets a key to another value than the method's default."""
     return key in config and not (key.startswith(METHOD_TABLES) and config[key] == "default")
 
 
@@ -337,7 +338,7 @@ def _listed(values: Iterable[int]) -> str:
 def _matrix(
     cells: Mapping[str, str], columns: Sequence[str], rows: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Return values [rows, columns]; NaN in a column without a cell."""
+    """Return values [rows, columns], with NaN in a column without a cell."""
     values = np.full((len(rows), len(columns)), np.nan)
     for c, column in enumerate(columns):
         if column in cells:
@@ -346,14 +347,14 @@ def _matrix(
 
 
 def _ids(row: NDArray[np.float64] | None) -> str:
-    """Return the clients' clusters in a round as text; ``-`` for a round without clusters."""
+    """Format the clients' clusters in a round as text; ``-`` for a round without clusters."""
     if row is None:
         return "-"
     return ".".join("" if np.isnan(value) else str(int(value)) for value in row)
 
 
 def _clusters(cell: str, rounds: NDArray[np.int64]) -> Iterable[dict[str, Any]]:
-    """Yield the rounds' records of clusters, as the strategy's diagnostics have them."""
+    """Yield the record of clusters for each round, as in the strategy's diagnostics."""
     for text, r in zip(cell.split(), rounds.tolist(), strict=bool(cell)):
         clusters = {
             k: int(value) for k, value in enumerate(text.split(".")) if value not in ("", "-")

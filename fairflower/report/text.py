@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 DASH = "\N{EN DASH}"
 
-#: In place of a metric of group fairness that has no value.
+#: Text that is shown for an undefined metric of group fairness.
 UNDEFINED = "undefined"
 
-#: Where tables and verdicts are explained.
+#: Reference to the explanation of tables and verdicts.
 GUIDE = "How to read the tables and verdicts: docs/report.md."
 
-#: Mark of a metric for which some domain was not tested.
+#: Mark of a number for which some domain was not tested.
 MARK = "\N{DAGGER}"
 
-#: Largest number of ranges of rounds that are listed.
+#: Maximum number of ranges of rounds to list.
 _SPANS = 6
 
 
 def thousands(value: Any) -> str:
-    """Return a count as text; empty for anything else.
+    """Format a whole number with commas; empty for any other value.
 
     >>> thousands(133514), thousands(None)
     ('133,514', '')
@@ -35,7 +35,7 @@ def thousands(value: Any) -> str:
 
 
 def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str:
-    """Return a number as text, with a true minus sign; a dash for NaN.
+    """Format a number with a true minus sign; NaN becomes a dash.
 
     >>> format_number(0.126, signed=True), format_number(2 / 3, digits=4)
     ('+0.13', '0.6667')
@@ -46,7 +46,7 @@ def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str
 
 
 def format_p_value(p: float) -> str:
-    """Return a p-value as text.
+    """Format a p-value.
 
     >>> format_p_value(0.0312), format_p_value(0.0001)
     ('0.031', '< 0.001')
@@ -55,7 +55,7 @@ def format_p_value(p: float) -> str:
 
 
 def format_std(std: float, n: int, digits: int = 2) -> str:
-    """Return the standard deviation under a mean of ``n`` values; empty for a single value.
+    """Format the standard deviation of ``n`` values; empty for a single value.
 
     >>> format_std(0.25, 3), format_std(math.nan, 1)
     ('± 0.25', '')
@@ -64,7 +64,7 @@ def format_std(std: float, n: int, digits: int = 2) -> str:
 
 
 def join_words(parts: Sequence[str]) -> str:
-    """Join words with commas and an "and".
+    """Join words with commas and "and".
 
     >>> join_words(["a"]), join_words(["a", "b"]), join_words(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
@@ -75,7 +75,7 @@ def join_words(parts: Sequence[str]) -> str:
 def untested(
     domains: Sequence[str], rounds: NDArray[np.int64], accuracy: NDArray[np.float64]
 ) -> str:
-    """Say which domains were not tested in which rounds; empty if all were tested in all.
+    """State which domains were not tested in which rounds; empty if all were always tested.
 
     >>> untested(["usps", "svhn"], np.arange(1, 5), np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3]))
     'svhn was not tested in rounds 2 to 4'
@@ -91,7 +91,7 @@ def untested(
 
 
 def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
-    """List the chosen rounds as ranges, or count them if there are too many ranges.
+    """List the chosen rounds as ranges, or only count them if there are too many ranges.
 
     >>> listed_rounds(np.arange(7), np.array([True, False, True, True, True, False, True]))
     'rounds 0, 2 to 4 and 6'

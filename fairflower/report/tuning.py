@@ -1,4 +1,4 @@
-"""Tables of tuning: the trials of each method on validation images, and the chosen values."""
+"""Tables of tuning: the trials of each method on validation images, and their chosen values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflower.report.methods import MeanStd
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number
 
-#: Criterion of the choice among trials -> words for captions. See `chosen`.
+#: Criterion for choosing a trial -> words for captions (see `chosen`).
 CRITERIA = {
     "worst": f"the highest {MIN.phrase}",
     "average": f"the highest {AVG.phrase} over domains",
@@ -23,12 +23,12 @@ CRITERIA = {
     "at most 1 point below the highest",
 }
 
-#: Metric of the criterion -> words for captions.
+#: Metric that the criterion uses -> words for captions.
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "class-balanced accuracy"}
 
 Outcome = Literal["completed", "pruned", "lost", "unfinished"]
 
-#: Difference of worst domains, as a fraction, up to which averages decide.
+#: Maximum difference of worst domains, as a fraction, for which the averages decide.
 _ALIKE = 0.01
 
 
@@ -47,13 +47,13 @@ class Trial:
         return 100 * row(self.accuracies)
 
 
-#: Summaries over domains in the table and the figure of trials.
+#: Summaries over domains that the table and the figure of trials show.
 SHOWN = (MIN, AVG)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A method's trials, and the ranges of their values."""
+    """The trials of a method, and the ranges of its tuned arguments."""
 
     method: str
     ranges: Mapping[str, Search]
@@ -63,21 +63,21 @@ class Tuned:
 
     @cached_property
     def completed(self) -> list[Trial]:
-        """The completed trials: the only ones that can be chosen."""
+        """The completed trials. Only these can be chosen."""
         return [trial for trial in self.trials if trial.outcome == "completed"]
 
     @property
     def chosen(self) -> Trial | None:
-        """The best completed trial; None without completed trials."""
+        """The best completed trial; None if no trial is completed."""
         return chosen(self.completed, self.select)
 
     def count(self, outcome: str) -> int:
-        """Return the number of trials with an outcome."""
+        """Return the number of trials that have this outcome."""
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
 def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
-    """Return the best of completed trials by a criterion; the first if several are equal."""
+    """Return the best completed trial by a criterion, or the first of several equal trials."""
     if not trials:
         return None
     if select == "worst":
@@ -95,7 +95,8 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
         return []
     ranges = Table(
         title="Ranges and chosen values",
-        caption="The paper's: the default of the method's argument, or the training setting.",
+        caption="The paper's value is the default of the method's argument, or the training "
+        "setting.",
         columns=["range", "the paper's", "chosen"],
         groups=[
             Group(
@@ -114,10 +115,10 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
     return Table(
         title=f"Tuning: {METRICS[first.metric]} on validation images",
         caption=(
-            "In %, the mean of the last five tested rounds. Over trials: the mean, and under it ± "
-            f"{SIGMA} (ddof 1), of completed trials. Chosen: {CRITERIA[first.select]}. Every "
-            "method has the same number of trials, pruned and lost trials included; a method "
-            "without tuned arguments has a single trial."
+            "In %, mean of the last five tested rounds. Over trials: mean and, below it, ± "
+            f"{SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. Every method"
+            " has the same number of trials, including pruned and lost trials; a method without "
+            "tuned arguments has a single trial."
         ),
         columns=[
             *("trials", "pruned", "lost"),
@@ -162,5 +163,5 @@ def _range(method: Tuned, key: str, search: Search) -> Row:
 
 
 def values(trial: Trial) -> str:
-    """Return a trial's values, like ``strategy.tau = 0.3``; ``defaults`` if nothing is tuned."""
+    """Return a trial's values, like ``strategy.tau = 0.3``, or ``defaults`` if none is tuned."""
     return ", ".join(f"{key} = {shown(v)}" for key, v in trial.values.items()) or "defaults"

@@ -1,8 +1,8 @@
-"""Verdicts: sentences that say which method is fairer than which other.
+"""Verdicts: sentences that say which methods are fairer than others.
 
-A method is *fairer* than a baseline when its worst domain is higher or its STD lower, and neither
-is worse; *equivalent* when both differences are shown to lie within a margin; otherwise
-*undecided*, with the smallest difference that the pairs show with 80 % power.
+A method is *fairer* than a baseline if its worst domain is higher or its STD is lower, and neither
+is worse. It is *equivalent* if both differences are shown to be within a margin. Otherwise, it is
+*undecided*, and the verdict states the smallest difference that is detectable with 80 % power.
 `fairflower.report.contrasts` judges the differences.
 """
 
@@ -26,7 +26,7 @@ from fairflower.report.text import format_number, format_std, join_words
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence on a method: ``"<name>: <numbers>: <conclusion>."``."""
+    """A sentence about a method: ``"<name>: <numbers>: <conclusion>."``."""
 
     name: str
     numbers: str
@@ -39,14 +39,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Section:
-    """Verdicts on a measure; ``title`` is empty for fairness over domains, which comes first."""
+    """Verdicts on a measure. ``title`` is empty for the first measure, fairness over domains."""
 
     title: str
     verdicts: Sequence[Verdict]
 
 
 def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
-    """Return the sentences on all methods, by every measure and in every comparison."""
+    """Return the sentences about all methods, for every measure and every comparison."""
     fair, *others = contrasts.against_baselines
     sections = [Section("", [verdict(comparison, m, fair[m.name]) for m in comparison.methods])]
     for measure, by_method in zip(contrasts.measures[1:], others, strict=True):
@@ -54,7 +54,7 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
         sections.append(Section(f"Against the baselines, {measure.name}", sentences))
     by_title = {"Strategies by local training": contrasts.by_strategy, **contrasts.further}
     for title, by_measure in by_title.items():
-        # The methods of a grid are too many for a sentence each.
+        # A grid has too many methods for one sentence per method.
         write = _of_each if title in contrasts.further and title != PLAIN_TITLE else _of_group
         for measure, groups in zip(contrasts.measures, by_measure, strict=True):
             sentences = [verdict for group in groups for verdict in write(group)]
@@ -67,20 +67,20 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
 
 
 def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Replace the sentences on methods with too few pairs by a single sentence."""
+    """Replace the sentences about methods with too few pairs by a single sentence."""
     few = [verdict for verdict in sentences if verdict.conclusion.startswith(TOO_FEW)]
     if len(few) < 2:
         return sentences
     names = join_words([verdict.name for verdict in few])
-    together = Verdict(names, "", f"{TOO_FEW}; the tables have the differences")
+    together = Verdict(names, "", f"{TOO_FEW}; see the tables for the differences")
     return [together, *(verdict for verdict in sentences if verdict not in few)]
 
 
 def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
-    """Return the sentence on a method's fairness over the last five tested rounds."""
+    """Return the sentence about a method's fairness over the last five tested rounds."""
     if not (against or method.fully_tested()):
         return Verdict(
-            method.name, "", "not compared, because some domain was not tested in every round"
+            method.name, "", "not compared, because some domains were not tested in every round"
         )
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
@@ -102,7 +102,7 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
 
 
 def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
-    """Yield a sentence for the whole group: ``fairer (STD) with a, b; ...``."""
+    """Yield one sentence for the whole group: ``fairer (STD) with a, b; ...``."""
     conclusion = "; ".join(
         f"{judgement} with {', '.join(names)}"
         for (judgement, _), names in _by_judgement(group.contrasts).items()
@@ -111,13 +111,13 @@ def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
 
 
 def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
-    """Yield a sentence for each contrast of the group."""
+    """Yield one sentence for each contrast of the group."""
     for name, contrast in group.contrasts.items():
         yield Verdict(f"{group.heading}, {name}", *sentence({group.other: contrast}))
 
 
 def verdict_legend(contrasts: Contrasts) -> str:
-    """Explain the words of the verdicts; empty where no methods were compared."""
+    """Explain the words used in verdicts; empty if no methods were compared."""
     if contrasts.empty:
         return ""
     return (
@@ -127,7 +127,7 @@ def verdict_legend(contrasts: Contrasts) -> str:
 
 
 def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
-    """Return a method's differences in words, and the conclusion from them."""
+    """Return a sentence with a method's differences and the conclusion from them."""
     numbers = "; ".join(
         ", ".join(f"{metric.name} {signed(d)}" for metric, d, _ in contrast.by_metric)
         + f" points against {name}"
@@ -137,7 +137,7 @@ def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
 
 
 def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
-    """Return the conclusion from a method's contrasts: ``fairer (STD) than FedAvg, ...``."""
+    """Return the conclusion from a method's contrasts, for example ``fairer (STD) than FedAvg``."""
     parts = []
     for (judgement, preposition), names in _by_judgement(contrasts).items():
         if judgement == UNDECIDED:
@@ -147,7 +147,7 @@ def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
 
 
 def pairs_text(contrasts: Iterable[Contrast]) -> str:
-    """Return how many pairs there are: ``10 federations``, ``2 and 3 seeds of federation 0``."""
+    """Return the number of pairs: ``10 federations``, ``2 and 3 seeds of federation 0``."""
     compared = list(contrasts)
     counts = join_words(sorted({str(contrast.n) for contrast in compared}, key=int))
     noun, *federation = compared[0].unit.split(" ", 1)
@@ -155,7 +155,7 @@ def pairs_text(contrasts: Iterable[Contrast]) -> str:
 
 
 def signed(difference: MeanStd) -> str:
-    """Return a difference with its sign and standard deviation as text.
+    """Format a difference with its sign and standard deviation.
 
     >>> signed(MeanStd(0.5, 0.25, 3)), signed(MeanStd(0.5, float("nan"), 1))
     ('+0.50 ± 0.25', '+0.50')

@@ -1,6 +1,6 @@
-"""Pure functions that say what a comparison can conclude: NumPy and SciPy, no run and no report.
+"""Statistical functions that decide what a comparison of methods can conclude.
 
-`power` plans a design, `differences` judges paired differences of several methods together, and
-`benchmarks` pools them over benchmarks. Error rates and power of all of it are simulated by
-``benchmarks/error_rates.py``.
+`power` helps to plan a design, `differences` judges paired differences of several methods together,
+and `benchmarks` pools them over benchmarks. The script ``benchmarks/error_rates.py`` simulates
+their error rates and power.
 """

@@ -1,9 +1,9 @@
 """Differences of methods over several benchmarks.
 
-There are two questions. About *these* benchmarks: the mean of a method's differences, with an error
-due only to federations (`pooled`). About benchmarks *like* these: a mixed model in which
-differences vary at random between benchmarks (`mixed`), with an error due to this variance. With
-four benchmarks the second interval is wide.
+There are two questions. For *these* benchmarks, `pooled` returns the mean of a method's
+differences, with an error due only to federations. For benchmarks *like* these, `mixed` fits a
+mixed model in which differences vary at random between benchmarks, with an error due to this
+variance. With four benchmarks, the second interval is wide.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def pooled(gains: Sequence[Difference]) -> Difference:
     """Return the mean of a method's differences on several benchmarks.
 
-    The degrees of freedom are Satterthwaite's. ``std`` is over benchmarks, ``n`` is the smallest
-    number of pairs, and the margin is the first benchmark's. For several methods, pass the results
-    to `judged_as_family`.
+    The degrees of freedom are Satterthwaite's. ``std`` is the standard deviation over benchmarks,
+    ``n`` is the smallest number of pairs of any benchmark, and the margin is that of the first
+    benchmark. For several methods, pass the results to `judged_as_family`.
 
     Raises
     ------
@@ -39,7 +39,10 @@ def pooled(gains: Sequence[Difference]) -> Difference:
         If there is no difference, or a difference has no error.
     """
     if not gains or any(math.isnan(gain.error) for gain in gains):
-        raise ValueError("Pooled differences need an error on every benchmark.")
+        raise ValueError(
+            "Pooled differences need at least one benchmark, and a standard error on"
+            " each benchmark."
+        )
     count = len(gains)
     mean = sum(gain.mean for gain in gains) / count
     std = math.sqrt(sum((gain.mean - mean) ** 2 for gain in gains) / max(1, count - 1))
@@ -54,34 +57,35 @@ def pooled(gains: Sequence[Difference]) -> Difference:
 def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
     """Return differences to a method over benchmarks like these, with Dunnett's intervals.
 
-    The mixed model value = method (fixed) + benchmark + federation within benchmark + method x
-    benchmark + rest (all random), fitted by REML (statsmodels). Every method is on every
-    federation that counts (others are left out), so that federations' effects cancel, and the
-    model of the means by method and benchmark, with a random benchmark, has the same estimates
-    and errors: method x benchmark and rest over federations are its residual, on
-    (benchmarks - 1) (methods - 1) degrees of freedom. p-values are of single tests against a
-    Student distribution with these degrees, not statsmodels' normal distribution, and then
-    Holm's.
+    The mixed model is value = method (fixed) + benchmark + federation within benchmark + method x
+    benchmark + rest (all random). Only federations with a run of every method are used, so the
+    effects of federations cancel. It is therefore enough to fit the means by method and benchmark,
+    with a random benchmark, by REML (statsmodels), which gives the same estimates and errors. The
+    residual of this smaller model contains method x benchmark and the rest over federations, on
+    (benchmarks - 1) (methods - 1) degrees of freedom. The p-values are those of single tests
+    against a Student distribution with these degrees of freedom (statsmodels uses a normal
+    distribution), corrected by Holm's method.
 
     Parameters
     ----------
     table : DataFrame
-        Columns ``benchmark``, ``federation``, ``method``, ``value``, a row for each run.
+        One row per run, with the columns ``benchmark``, ``federation``, ``method`` and ``value``.
     reference : str
-        The method that all others are compared with.
+        The method with which all others are compared.
+
     margin : float
         Margin within which methods count as equivalent.
 
     Returns
     -------
     dict
-        Method -> `Difference`; ``n`` is the number of benchmarks, ``std`` over them.
+        Method -> `Difference`. ``n`` is the number of benchmarks, and ``std`` is over benchmarks.
 
     Raises
     ------
     ValueError
-        Where the table lacks the reference, another method or a second benchmark that all
-        methods share.
+        If the table lacks the reference, another method, or a second benchmark that all methods
+        share.
     """
     from statsmodels.regression.mixed_linear_model import MixedLM  # late: takes a second
 
@@ -116,6 +120,6 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
 
 
 def _means(table: pd.DataFrame) -> pd.DataFrame:
-    """Return means [benchmarks, methods] over the federations that all methods share."""
+    """Return the mean values [benchmarks, methods] over the federations that all methods share."""
     wide = table.pivot_table(index=["benchmark", "federation"], columns="method", values="value")
     return wide.dropna().groupby(level="benchmark").mean()

@@ -1,16 +1,18 @@
-"""Paired differences of several methods to a common other method, judged as a family.
+"""Paired differences of several methods to the same other method, judged as a family.
 
-There are few replicates and many methods, with three consequences:
+There are few replicates and many methods. This has three consequences:
 
-- The variance of a single method is a poor estimate, and the method with the smallest variance by
-  chance would be the first to be called different. So variances are moderated over the methods
-  (`moderated_variances`).
-- Several tests are made. So p-values are Holm's over the family, with the matching intervals
-  (Strassburger & Bretz 2008; Guilbaud 2008): Bonferroni's, cut off at 0 where Holm's test shows a
-  difference and the interval contains 0. An interval excludes 0 exactly if there is a verdict.
-- A difference that is not shown may be zero, or too small for the design. So besides *better* and
-  *worse* there is *equivalent*, by two one-sided tests within a margin that was fixed before, and
-  *undecided*, with the smallest difference that the design detects with 80 % power.
+- The variance of a single method is a poor estimate, and the method whose variance is smallest by
+  chance would be the first to be called different. Therefore, variances are moderated over the
+  methods (`moderated_variances`).
+- Several tests are made. Therefore, p-values are corrected by Holm's method over the family. The
+  matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0 if
+  Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 exactly if
+  there is a verdict.
+- A difference that is not significant may be zero, or too small for the design. Therefore, besides
+  *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
+  within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
+  design detects with 80 % power.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from scipy.special import digamma, ndtr, polygamma, stdtr
 
 from fairflower.statistics.power import LEVEL, chi, critical, detectable
 
-#: Smallest number of pairs for a verdict; with fewer pairs only intervals are given.
+#: Minimum number of pairs for a verdict. With fewer pairs, only intervals are reported.
 MIN_PAIRS = 5
 
-#: Smaller differences are rounding errors, of sums in another order.
+#: Smaller differences are rounding errors, caused by sums in another order.
 _SAME = 1e-9
 
-#: Squared correlation of differences to one and the same method: 1/4 where all methods vary alike,
-#: more where the other varies more. 1/3 was chosen among 1/4, 1/3 and 1/2 by simulated error rates;
-#: those of experiments/error-rates.md are of other draws.
+#: Squared correlation of differences to the same method. It is 1/4 if all methods have the same
+#: variance, and more if that method varies more. 1/3 was chosen among 1/4, 1/3 and 1/2 by simulated
+#: error rates. The error rates in experiments/error-rates.md come from other random draws.
 _SHARED = 1 / 3
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -43,7 +45,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class MeanStd:
-    """Mean and sample standard deviation (ddof 1; NaN if n = 1) over ``n`` replicates."""
+    """Mean and sample standard deviation (ddof 1, NaN if n = 1) over ``n`` replicates."""
 
     mean: float
     std: float
@@ -51,7 +53,7 @@ class MeanStd:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
-        """Return mean and standard deviation of values, one for each replicate.
+        """Return the mean and standard deviation of values, one value for each replicate.
 
         >>> MeanStd.of([1.0, 3.0])
         MeanStd(mean=2.0, std=1.4142135623730951, n=2)
@@ -62,21 +64,21 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Difference(MeanStd):
-    """Mean of ``n`` paired differences, with its 95 % interval and tests.
+    """Mean of ``n`` paired differences, with its 95 % interval and its tests.
 
     Attributes
     ----------
     low, high : float
-        Student's interval; simultaneous after `judged_as_family`. NaN if unknown.
+        Ends of Student's interval, which is simultaneous after `judged_as_family`. NaN if unknown.
     p : float
-        p-value of the test against no difference; Holm's after `judged_as_family`.
+        p-value of the test of no difference, corrected by Holm's method after `judged_as_family`.
     error, df : float
-        Standard error of the mean and its degrees of freedom, including those from moderation.
+        Standard error of the mean, and its degrees of freedom, including those from moderation.
     margin, p_same : float
-        Margin of equivalence, and the p-value of the two one-sided tests for it; Holm's after
-        `judged_as_family`. NaN without a margin.
+        Margin of equivalence, and the p-value of the two one-sided tests, corrected by Holm's
+        method after `judged_as_family`. NaN without a margin.
     level : float
-        Level of the test and the interval: 0.05, or 0.05 / m for m tests.
+        Level of the test and of the interval: 0.05, or 0.05 / m for m tests.
     """
 
     low: float
@@ -95,12 +97,12 @@ class Difference(MeanStd):
 
     @property
     def sign(self) -> int:
-        """1 or -1 for a difference with p < 0.05 and at least `MIN_PAIRS` pairs; else 0."""
+        """1 or -1 if the difference has p < 0.05 and at least `MIN_PAIRS` pairs, else 0."""
         return int(math.copysign(1, self.mean)) if self.p < LEVEL and self.n >= MIN_PAIRS else 0
 
     @property
     def equivalent(self) -> bool:
-        """Whether the methods are shown to be equivalent within the margin."""
+        """Whether the tests show that the methods are equivalent within the margin."""
         return self.p_same < LEVEL and self.n >= MIN_PAIRS and not self.sign
 
 
@@ -109,26 +111,26 @@ def differences(
     margin: float = math.nan,
     floors: Mapping[_Key, tuple[float, float]] | None = None,
 ) -> dict[_Key, Difference]:
-    """Return each method's difference in a metric, with variances moderated over the methods.
+    """Return each method's mean difference in a metric, with variances moderated over methods.
 
     Parameters
     ----------
     values : mapping
-        Method -> its paired differences to the other method, which is the same for all.
+        Method -> its paired differences to the other method, which is the same for all methods.
     margin : float
-        Margin of equivalence, in the same unit; NaN tests no equivalence.
+        Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
-        Method -> a difference's change by a single test example, and its standard deviation due
-        to the draw of test examples. A standard deviation below the first is due to rounding, and
-        is replaced by the second.
+        Method -> change of a difference by a single test example, and standard deviation due to the
+        draw of test examples. A standard deviation below the first number results from rounding,
+        and is replaced by the second number.
 
     Returns
     -------
     dict
-        Method -> difference; p-values and intervals are not corrected for several tests
-        (`judged_as_family` does this). If all pairs differ by 0, the interval has width 0. If all
-        differ by the same other value, the interval is NaN unless other methods or a floor give a
-        variance.
+        Method -> difference. p-values and intervals are not corrected for several tests
+        (`judged_as_family` does this). If all paired differences are 0, the interval has width 0.
+        If they all equal another value, the interval is NaN unless other methods or a floor provide
+        a variance.
     """
     alike = {
         key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
@@ -159,7 +161,7 @@ def differences(
 def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     """Return the differences with Holm's p-values, simultaneous intervals and detectable sizes.
 
-    Differences without a p-value do not belong to the family.
+    Differences without a p-value are not part of the family.
     """
     members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
     p, p_same = (
@@ -181,9 +183,9 @@ def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference
 
 
 def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Return p-values corrected for all tests together, by Holm's step-down method.
+    """Return p-values corrected for multiple tests by Holm's step-down method.
 
-    NaN stays NaN and does not count.
+    NaN stays NaN and does not count as a test.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
@@ -199,27 +201,28 @@ def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
 def moderated_variances(
     variances: Sequence[float], df: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Return variances moderated towards their common value, with their degrees of freedom.
+    """Shrink variances towards their common value, and return them with their degrees of freedom.
 
-    Empirical Bayes as in limma (Smyth 2004, Section 6): variances s_j^2 on d_j degrees of freedom
-    are drawn about sigma_j^2, whose inverses are chi-squared about 1 / s_0^2 with d_0 degrees;
-    d_0 and s_0^2 are fitted to the mean and variance of log s_j^2. The moderated variance is
-    (d_0 s_0^2 + d_j s_j^2) / (d_0 + d_j) on d_0 + d_j degrees. Fewer than three stay as they
-    are.
+    This is the empirical Bayes method of limma (Smyth 2004, Section 6). Each variance s_j^2 on d_j
+    degrees of freedom is assumed to estimate a true variance sigma_j^2, and 1 / sigma_j^2 to have a
+    scaled chi-squared distribution about 1 / s_0^2 with d_0 degrees of freedom. d_0 and s_0^2 are
+    fitted to the mean and variance of log s_j^2. The moderated variance is (d_0 s_0^2 + d_j s_j^2)
+    / (d_0 + d_j) on d_0 + d_j degrees of freedom. Fewer than three variances are not changed.
 
-    limma bounds the degrees of freedom by the sum of all d_j, as for independent variances. Here
-    all differences share the other method's noise: with squared correlations r of differences the
-    mean of m variances is worth sum d_j / (1 + (m - 1) r) degrees, which is the bound (r = 1/3).
+    limma bounds the degrees of freedom by the sum of all d_j, as for independent variances. Here,
+    all differences share the noise of the other method. If differences have the squared correlation
+    r, the mean of m variances has sum d_j / (1 + (m - 1) r) degrees of freedom, which is the bound
+    used here (r = 1/3).
 
     Parameters
     ----------
     variances, df : sequence of float
-        s_j^2, and d_j above 0.
+        The variances s_j^2, and their degrees of freedom d_j, above 0.
 
     Returns
     -------
     list of (float, float)
-        Moderated variance and its degrees of freedom, of each.
+        Each moderated variance and its degrees of freedom.
     """
     s2, d = np.asarray(variances, np.float64), np.asarray(df, np.float64)
     if len(s2) < 3 or not np.median(s2) > 0:
@@ -239,10 +242,11 @@ def moderated_variances(
 
 @cache
 def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
-    """Return the t value of simultaneous two-sided intervals of ``tests`` methods against another.
+    """Return Dunnett's critical value for ``tests`` methods compared with one other method.
 
-    This is Dunnett's (1955) value, for groups of equal size and variance, or paired differences of
-    a complete design with equal residual variance. The estimates are correlated by 1/2.
+    Simultaneous two-sided intervals use this t value (Dunnett 1955). It holds for groups of equal
+    size and variance, or for paired differences in a complete design with equal residual variance.
+    The correlation of the estimates is 1/2.
 
     >>> round(dunnett(1, 10), 3), round(dunnett(4, 20), 2)
     (2.228, 2.65)
@@ -265,7 +269,7 @@ def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
 def difference_of(
     estimate: MeanStd, error: float, df: float, margin: float = math.nan
 ) -> Difference:
-    """Return a difference with p-values and interval from its error on ``df`` degrees."""
+    """Return a difference with p-values and interval; its error has ``df`` degrees of freedom."""
     unknown = math.isnan(error) or (error == 0 and abs(estimate.mean) > _SAME)
     if unknown:
         return Difference(
@@ -278,7 +282,7 @@ def difference_of(
             *(0.0, df, margin, same),
         )
     width = critical(df) * error
-    # SciPy's ttest_1samp does the same in a hundred times the time.
+    # SciPy's ttest_1samp gives the same result, but takes a hundred times as long.
     p = 2 * float(stdtr(df, -abs(estimate.mean) / error))
     same = float(stdtr(df, (abs(estimate.mean) - margin) / error))
     return Difference(
@@ -297,7 +301,7 @@ def _large(values: Sequence[float]) -> NDArray[np.bool_]:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return x with trigamma(x) = value, by Newton's method on the nearly linear 1 / trigamma."""
+    """Solve trigamma(x) = value for x, by Newton's method on the nearly linear 1 / trigamma."""
     x = 0.5 + 1 / value
     for _ in range(50):
         trigamma = float(polygamma(1, x))

@@ -1,9 +1,9 @@
 """Power of two-sided t tests, and the smallest difference that they detect.
 
-A t test of an estimate with a standard error s on df degrees of freedom rejects "no difference"
-where its absolute value exceeds t(1 - level / 2; df) s. Under a true difference d the estimate
-over its error has the noncentral t distribution with noncentrality d / s, whose tail is
-integrated over the chi distribution of s: exact for any df, few replicates included.
+A t test rejects "no difference" if the absolute value of the estimate exceeds t(1 - level / 2; df)
+s, where s is its standard error on df degrees of freedom. If the true difference is d, the ratio of
+the estimate and its error has a noncentral t distribution. Its tail is integrated over the chi
+distribution of s, which is exact for any df, even with few replicates.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
-#: Probability of a false claim in a whole table, and of detecting a true difference.
+#: Probability of any false claim in a whole table, and probability of detecting a true difference.
 LEVEL, POWER = 0.05, 0.8
 
-#: Largest number of replicates that is considered.
+#: Maximum number of replicates to consider.
 MOST = 10_000
 
-#: Nodes of a Gauss-Legendre rule on probabilities from 0 to 1, and its weights.
+#: Nodes and weights of a Gauss-Legendre rule on probabilities from 0 to 1.
 _CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
 
 
 @lru_cache(256)
 def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return nodes and weights [400] for means over s / sigma, if s**2 has ``df`` degrees."""
+    """Return nodes and weights [400] for means over s / sigma, with ``df`` degrees of freedom."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
     return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
 
 
 def critical(df: float, level: float = LEVEL) -> float:
-    """Return the absolute t value at which a two-sided test at ``level`` rejects."""
+    """Return the absolute t value above which a two-sided test at ``level`` rejects."""
     return float(-stdtrit(df, level / 2) if math.isfinite(df) else -ndtri(level / 2))
 
 
@@ -47,7 +47,7 @@ def power(effect: float, error: float, df: float, level: float = LEVEL) -> float
     effect : float
         True difference.
     error : float
-        Standard error of its estimate, above 0, in the same unit.
+        Standard error of the estimate, above 0, in the same unit.
     df : float
         Degrees of freedom of ``error``; ``inf`` if it is known.
     level : float
@@ -65,7 +65,7 @@ def power(effect: float, error: float, df: float, level: float = LEVEL) -> float
 
 
 def detectable(error: float, df: float, level: float = LEVEL, wanted: float = POWER) -> float:
-    """Return the smallest true difference that a two-sided t test detects with a power.
+    """Return the smallest true difference that a two-sided t test detects with the given power.
 
     >>> round(detectable(2.4 / 5 ** 0.5, 4, 0.05 / 40), 1)
     10.8
@@ -96,7 +96,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     Returns
     -------
     int
-        At least 2 and at most `MOST`, which may not suffice.
+        A number from 2 to `MOST`. `MOST` may be too few pairs.
 
     Examples
     --------
@@ -109,8 +109,8 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
 def equivalence_power(margin: float, error: float, df: float, level: float = LEVEL) -> float:
     """Return the probability that two one-sided t tests show equivalence of equal methods.
 
-    Both tests reject at ``level`` if the estimate's absolute value is less than ``margin`` minus
-    t(1 - level; df) times its error.
+    Both tests reject at ``level`` if the absolute value of the estimate is less than ``margin``
+    minus t(1 - level; df) times its standard error.
     """
     spreads, weights = chi(df)
     one_sided = critical(df, min(1.0, 2 * level))
@@ -121,12 +121,12 @@ def equivalence_power(margin: float, error: float, df: float, level: float = LEV
 def needed_for_equivalence(
     sd: float, margin: float, level: float = LEVEL, wanted: float = POWER
 ) -> int:
-    """Return the number of pairs that show equivalence of equal methods; see `needed`."""
+    """Return the number of pairs needed to show equivalence of equal methods (see `needed`)."""
     return _fewest(lambda n: equivalence_power(margin, sd / math.sqrt(n), n - 1, level) >= wanted)
 
 
 def _fewest(enough: Callable[[int], bool]) -> int:
-    """Return the smallest sufficient number of replicates, from 2 to `MOST`."""
+    """Return the smallest sufficient number of replicates from 2 to `MOST`."""
     low, high = 1, 2
     while high < MOST and not enough(high):
         low, high = high, min(MOST, 2 * high)

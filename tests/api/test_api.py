@@ -252,7 +252,7 @@ def test_the_table_is_that_of_the_report(results) -> None:
 
 #: What three seeds allow.
 TOO_FEW = (
-    "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); the tables have the "
+    "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for the "
     "differences"
 )
 

@@ -265,7 +265,7 @@ def test_a_site_that_stops_answering_leaves_the_others_numbers(
     assert "b was not tested in rounds 2 and 3. The mean of b is only over round 1. Figures" in (
         tables
     )
-    assert "2 replies to tests were dropped, of client 1 (no reply before the timeout)." in tables
+    assert "2 test replies were dropped, from client 1 (no reply before the timeout)." in tables
     last = mean_row(tables[tables.index("last round (3)") :])
     assert last[2] == "\N{EN DASH}"
     assert last[7] == f"{100 * min(tested[3].values()):.2f}†"

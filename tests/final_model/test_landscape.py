@@ -263,7 +263,7 @@ def test_the_command_draws_runs_with_the_same_contours(
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
-    assert "There is no run folder" in call("landscape", str(tmp_path / "nowhere"), expect=1)
+    assert "does not exist" in call("landscape", str(tmp_path / "nowhere"), expect=1)
     assert "is not a run folder and contains none" in call("landscape", str(tmp_path), expect=2)
 
 

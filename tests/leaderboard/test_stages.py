@@ -133,18 +133,26 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
             "nothing against the reference 'uniform'",
         ),
         ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
-        ('federations = "0-1"', 'federations = "0-100"', "plain: federation 100 is in tuned-on"),
-        ('federations = "50-51"', 'federations = "101"', "skew: federation 101 is in tuned-on"),
+        (
+            'federations = "0-1"',
+            'federations = "0-100"',
+            "plain: federation 100 is also in tuned-on",
+        ),
+        (
+            'federations = "50-51"',
+            'federations = "101"',
+            "skew: federation 101 is also in tuned-on",
+        ),
         ('federations = "0-1"', 'federations = "1-0"', "plain: federations '1-0'"),
         (
             "[settings.data]",
             "[settings.data]\nseed = 3",
-            "plain sets data.seed, which the federation",
+            "plain sets data.seed, which depends on the federation",
         ),
         (
             'of = "plain"',
             'of = "plane"',
-            r"sweeps.skew\] needs a benchmark, of = one of plain, noisy",
+            r"sweeps.skew\] needs a key .of. with a benchmark .plain, noisy",
         ),
         ("train.local-epochs = [1, 2]", "train.local-epoch = [1]", "local-epoch"),
         ("validation-examples = 20", "validation-example = 20", "validation-examples"),
@@ -333,7 +341,7 @@ def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
     ledger.add(ROW)
     ledger.add(dataclasses.replace(ROW, federation=101, data="other", key="11ff"))
     with pytest.raises(
-        RunFolderError, match=r"federation 100, have other data .*other, not abcd1234"
+        RunFolderError, match=r"federation 100, have other data .*other instead of abcd1234"
     ):
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 

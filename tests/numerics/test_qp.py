@@ -186,8 +186,8 @@ def test_without_any_solver_weights_are_uniform_with_a_warning(monkeypatch, capl
     [
         (np.ones((2, 3)), (0, 1), "square"),
         ([[1, np.nan], [np.nan, 1]], (0, 1), "finite"),
-        (np.eye(3), (0.5, 1), "sum 1"),
-        (np.eye(3), (0, 0.2), "sum 1"),
+        (np.eye(3), (0.5, 1), "sum to 1"),
+        (np.eye(3), (0, 0.2), "sum to 1"),
     ],
 )
 def test_impossible_problems_are_refused(gram, bounds, message):

@@ -351,7 +351,7 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
         for folder in trained(tmp_path / model, client, "fedavg", lambda s, a=a: a + 0.01 * s):  # type: ignore[misc]
             edit("config.toml", "[train]", f'[model]\nname = "{model}"\n[train]')(folder)
             folders.append(folder)
-    found = sections(folders)["Models against each other, accuracy over domains"]
+    found = sections(folders)["Comparison of models, accuracy over domains"]
     assert [text.partition(":")[0] for text in found] == [  # fedgc's is nobody's baseline
         "FedAvg of vpt, fedavg (model.name=prompt)",
         "FedAvg of vpt, fedgc+fedavg",
@@ -376,7 +376,7 @@ def test_models_are_judged_where_all_else_is_equal(other: str, tmp_path: Path) -
         if short:
             edit("config.toml", "rounds = 3", "rounds = 6")(folder)
         folders.append(folder)
-    there = "Models against each other, accuracy over domains" in sections(folders)
+    there = "Comparison of models, accuracy over domains" in sections(folders)
     assert there == (other == "nothing")
 
 
@@ -441,7 +441,7 @@ def test_runs_of_several_kinds_of_processor_are_a_warning(tmp_path: Path, resume
     fedheal = make_run(tmp_path / "h", ALL, **options)
     both = "fedavg, fedheal" if resumed else "fedavg"
     assert (
-        "The runs come from several kinds of processor: AMD EPYC family 25 model 1 (kernels AVX2; "
+        "The runs used several kinds of processor: AMD EPYC family 25 model 1 (kernels AVX2; "
         f"instruction sets avx2) ({both}); Xeon (kernels AVX512; instruction sets avx2 avx512f; "
         "GPU H100) (fedheal). Results are reproducible only on the same kind of processor."
     ) in shown(fedavg, fedheal)

@@ -42,8 +42,8 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
     edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
     text = shown(uniform, short)
     assert (
-        "The runs reached different rounds: 6 (uniform), 3 (fedheal). Only methods at the same "
-        "round are compared." in text
+        "The runs reached different rounds: 6 (uniform), 3 (fedheal). Only methods that "
+        "reached the same round are compared." in text
     )
     assert "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds" in text
     (comparison,) = group_runs(map(read_run, [uniform, short]))
@@ -66,8 +66,8 @@ def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
         number = folder.name.removeprefix("uniform").removeprefix("fedheal")
         edit("config.toml", "[data]", f"[data]\nseed = {number}")(folder)
     assert (
-        "fedheal has no finished run of federations 2 and 4: its differences are over the 5 that "
-        "it has." in shown(*folders)
+        "fedheal has no finished run of federations 2 and 4, so its differences use only the "
+        "other 5." in shown(*folders)
     )
     assert "no finished run" not in shown(*folders[:7])
 
@@ -93,7 +93,7 @@ def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> No
     [
         (
             "[evaluate]\ntest = false\n",
-            "With evaluate.test = false, accuracies are on examples kept out of training",
+            "With evaluate.test = false, accuracies are measured on validation examples",
         ),
         (
             '[evaluate]\nby = "clients"\n',

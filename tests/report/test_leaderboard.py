@@ -152,7 +152,7 @@ def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
         "methods: afl; worse: fedavg." in said
     )
     assert "Better than uniform weights on more than two of 3 benchmarks: afl (3)." in said
-    (moved,) = (line for line in said if line.startswith("two: tuning moves"))
+    (moved,) = (line for line in said if line.startswith("two: tuning changes"))
     assert "from +1.60 (fedavg) to +2.30 (afl)" in moved
     assert "Kendall's tau is 1.00" in moved or "Kendall's tau is 0.67" in moved
     text = "\n".join(said)
@@ -182,12 +182,12 @@ def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:
         for number, more in enumerate(({}, {"outcome": "pruned"}, gone))
     ]
     board = board_of(tmp_path / "x.csv", found)
-    (moved,) = (line for line in conclusions(board) if "tuning moves" in line)
+    (moved,) = (line for line in conclusions(board) if "tuning changes" in line)
     assert moved == (
-        "one: tuning moves the worst domain by +5.25 points on average, from +0.00 (term) to "
-        "+20.00 (fedheal); of 4 methods 2 keep the paper's values. Between the rankings at the "
-        "paper's and at the chosen values Kendall's tau is 0.00; best at the paper's values: afl, "
-        "tuned: qffl."
+        "one: tuning changes the worst domain by +5.25 points on average, from +0.00 (term) to "
+        "+20.00 (fedheal). 2 of 4 methods keep the paper's values. Kendall's tau between the "
+        "rankings with the paper's and with the chosen values is 0.00. Best with the paper's "
+        "values: afl; best after tuning: qffl."
     )
     table = board_tables(board)[2]
     cells = {r.name: dict(zip(table.columns, r.cells, strict=True)) for r in rows_of(table)}

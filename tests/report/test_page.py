@@ -208,7 +208,9 @@ def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> N
 
 def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
-    line = "Model: 100,520 bytes to and from each client in a round (25,130 trained parameters)."
+    line = (
+        "Model: 100,520 bytes in each direction per client and round (25,130 trained parameters)."
+    )
     text = markdown_tables([read_run(folder) for folder in folders])
     first, second, *_ = text.split("**Accuracy per domain, last round")
     assert f"\n\n{line}\n\n" in first

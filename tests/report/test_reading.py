@@ -50,7 +50,7 @@ def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
     assert run.clients[0].class_counts == (1, 2)
     assert run.config["strategy.name"] == "fedheal"
     assert run.final(window=5).tolist() == [0.375]
-    assert "1 replies were dropped, of client 1" in shown(folder.path)
+    assert "1 replies were dropped, from client 1" in shown(folder.path)
 
 
 def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:
@@ -96,8 +96,11 @@ def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "run.json").unlink(), "not a run folder: it has no run.json"),
-        (lambda folder: (folder / "history.csv").unlink(), "it has no history.csv"),
+        (
+            lambda folder: (folder / "run.json").unlink(),
+            "not a run folder: the file run.json is missing",
+        ),
+        (lambda folder: (folder / "history.csv").unlink(), "the file history.csv is missing"),
         (edit("run.json", "{", "["), "run.json is not valid JSON"),
         (edit("run.json", '"label"', '"lable"'), "it has no 'label'"),
         (edit("run.json", '"domains": ["a", "b"]', '"domains": ["a"]'), "client 2 is of none"),
@@ -118,7 +121,7 @@ def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"There is no run folder .*nowhere"):
+    with pytest.raises(RunFolderError, match=r"The run folder .*nowhere does not exist"):
         read_run(tmp_path / "nowhere")
     folder = make_run(tmp_path / "r", constant(1, a=0.1), status="failed", error="it burnt")
     with pytest.raises(

@@ -246,7 +246,7 @@ def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> No
         for label in labels
         for seed in (0, 1)
     ]
-    said = "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); the tables have"
+    said = "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for"
     text = " ".join(shown(*runs).split())
     assert text.count("too few pairs") == 1
     assert said in text
@@ -270,8 +270,8 @@ def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None
         for s, a in enumerate((0.4, 0.402, 0.404, 0.401, 0.403))
     ]
     assert (
-        "mixed (STD better; worst domain worse) beside Uniform, with an average below Uniform's"
-        in shown(*uniform, *bad)
+        "mixed (STD better; worst domain worse) compared with Uniform, with an average below "
+        "Uniform's" in shown(*uniform, *bad)
     )
 
 

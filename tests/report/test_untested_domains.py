@@ -62,14 +62,14 @@ def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path
     fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
     assert fairness["Jain"] == f"{(0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2)):.4f}†"
     note = (
-        "fedheal, seed 0: c was not tested in rounds 2 to 6. Figures marked † are not of all "
-        "domains in the same rounds, and so are compared with no other run."
+        "fedheal, seed 0: c was not tested in rounds 2 to 6. Numbers marked † do not cover "
+        "all domains in the same rounds, so they are not compared with other runs."
     )
     text = shown(folder)
     assert note in text
     assert note in page.text
     assert note in (tmp_path / "out" / "tables.md").read_text()
-    assert "fedheal: not compared, because some domain was not tested in every round." in text
+    assert "fedheal: not compared, because some domains were not tested in every round." in text
     assert "nan" not in page.text
 
 
@@ -86,9 +86,9 @@ def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
     row = page.table("Accuracy per domain, last round")["fedheal seed 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == (DASH, "73.00†", "56.00†")
     assert (
-        "c was not tested in rounds 2, 4 and 6. The mean of c is only over rounds 3 and 5. "
-        "Figures marked † are not of all domains in the same rounds, and so are compared with no "
-        "other run."
+        "c was not tested in rounds 2, 4 and 6. The mean of c covers only rounds 3 and 5. "
+        "Numbers marked † do not cover all domains in the same rounds, so they are not compared "
+        "with other runs."
     ) in shown(folder)
 
 
@@ -146,7 +146,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     row_of = table[f"{whole} 3 seeds of federation 0"]
     assert row_of["MIN vs FedAvg"] == "+0.00 [0.00, 0.00]"
     text = shown(*folders)
-    assert f"{lost}: not compared, because some domain was not tested in every round." in text
+    assert f"{lost}: not compared, because some domains were not tested in every round." in text
     assert ("vs Uniform" in text) == (lost == "fedheal")
     comparison = group_runs(map(read_run, folders))[0]
     (group,) = accuracy_table(comparison, 5).groups
@@ -175,7 +175,7 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
     assert "seed 1, completed after round 6 of 6 is left out of tables and figures: c was not " in (
         text
     )
-    assert "tested in rounds 2 to 6, other runs of the method lack no domain" in text
+    assert "tested in rounds 2 to 6, but other runs of the method tested all domains" in text
     assert "†" not in text
 
 
@@ -209,8 +209,8 @@ def test_seeds_that_lack_different_domains_are_averaged_over_what_all_have(
     assert row["AVG"] == f"37.50† ± {spread / 2:.2f}"
     assert row["GAP"] == f"35.00† ± {spread:.2f}"
     text = shown(*folders)
-    assert "seed 0: c was not tested in any round. Figures marked" in text
-    assert "seed 1: b was not tested in rounds 1 to 6. Figures marked" in text
+    assert "seed 0: c was not tested in any round. Numbers marked" in text
+    assert "seed 1: b was not tested in rounds 1 to 6. Numbers marked" in text
 
 
 def test_curves_go_on_with_the_domains_that_are_left_and_say_so(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     run = read_run(folder)
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
-    assert f"3 replies to tests were dropped, of client 3, 10 ({reason})." in shown(folder)
+    assert f"3 test replies were dropped, from client 3, 10 ({reason})." in shown(folder)
     assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
 
 

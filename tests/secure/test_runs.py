@@ -118,7 +118,7 @@ def test_a_halted_round_is_noted_and_the_run_goes_on(
     assert [line["client_ids"] for line in lines] == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert set(lines[1]["dropped"].values()) == {"its disk is full"}
     said = " ".join(call("report", str(folder), "--out", str(tmp_path / "page")).split())
-    assert "round 2 left the model as it was: 2 of 2 clients have a weight above 0" in said
+    assert "round 2 did not change the model: 2 of 2 clients have a weight above 0" in said
 
 
 def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> None:

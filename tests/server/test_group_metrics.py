@@ -236,7 +236,7 @@ def test_verdicts_judge_the_differences(compared: list[Path]) -> None:
             assert metric.phrase in str(verdict)
     title = "Difference to the baselines, fairness between groups of sex,"
     table = next(table for table in chapter.tables if table.title.startswith(title))
-    assert table.caption.endswith("Less is better.")
+    assert table.caption.endswith("Lower is better.")
 
 
 @pytest.mark.slow

@@ -132,9 +132,9 @@ def test_verdicts_and_differences_name_the_metric(compared: list[Path]) -> None:
     titles = [table.title for table in chapter.tables]
     assert any("Difference to the baselines, macro_f1 over domains" in t for t in titles)
     less = next(t for t in chapter.tables if "baselines, confidence_gap" in t.title).caption
-    assert less.endswith("Less is better. STD: ddof 1.")
+    assert less.endswith("Lower is better. STD: ddof 1.")
     more = next(t for t in chapter.tables if "baselines, macro_f1" in t.title).caption
-    assert "Less is better" not in more
+    assert "Lower is better" not in more
     sections = {section.title: section.verdicts for section in chapter.sections}
     (verdict,) = sections["Against the baselines, macro_f1 over domains"]
     assert "worst domain of macro_f1" in str(verdict)

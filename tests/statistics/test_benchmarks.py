@@ -90,9 +90,9 @@ def test_pooled_over_benchmarks_is_welchs_mean() -> None:
 
 
 def test_pooled_differences_need_errors() -> None:
-    with pytest.raises(ValueError, match="error on every benchmark"):
+    with pytest.raises(ValueError, match="error on each benchmark"):
         pooled([])
-    with pytest.raises(ValueError, match="error on every benchmark"):
+    with pytest.raises(ValueError, match="error on each benchmark"):
         pooled([Difference(1.0, math.nan, 1, *[math.nan] * 3)])
 
 

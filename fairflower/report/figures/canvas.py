@@ -1,7 +1,7 @@
 """The style of all figures, and the functions that save them as PNG and SVG.
 
-The colors suit light and dark pages and color-blind readers; dashes and markers also tell the
-lines apart. Text in inline SVG has the page's text color.
+The colors suit light and dark pages and color-blind readers. Lines also differ in dashes and
+markers. Text in inline SVG has the text color of the page.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
 INK = "#24292f"
 GRAY = "#7d8590"
 
-#: Sentence of a caption if some rounds did not test all domains.
-DOTTED = "Thin dotted line: not every domain was tested; the value is over the tested domains."
+#: Sentence added to a caption if some domains were not tested in some rounds.
+DOTTED = (
+    "Thin dotted line: some domains were not tested, so the value covers only the tested domains."
+)
 
 #: Colors of methods; FedAvg is always gray.
 METHOD_COLORS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
@@ -59,7 +61,7 @@ class PageFigure(NamedTuple):
 
 
 class FigureDraft(NamedTuple):
-    """A figure that is not yet saved; ``alt`` describes it for readers who cannot see it."""
+    """A figure before it is saved; ``alt`` describes it for readers who cannot see it."""
 
     name: str
     figure: Figure
@@ -71,7 +73,7 @@ class FigureDraft(NamedTuple):
 def line_styles(
     names: Sequence[str], colors: Sequence[str], gray: str | None = None
 ) -> dict[str, LineStyle]:
-    """Return a line style for each name; the name ``gray`` gets the gray line."""
+    """Return a line style for each name. The line of the name ``gray`` is gray."""
     others = [name for name in names if name != gray]
     styles = {
         name: LineStyle(colors[i % len(colors)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
@@ -81,14 +83,14 @@ def line_styles(
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:
-    """Return ``count`` shades of a color, from dark to light; the color itself for 1."""
+    """Return ``count`` shades of a color, from dark to light, or the color itself for 1."""
     places = np.linspace(-0.45, 0.5, count) if count > 1 else [0.0]
     mixed = [(1 - abs(t)) * np.array(to_rgb(color)) + max(t, 0) for t in places]
     return [(r, g, b) for r, g, b in np.array(mixed).tolist()]
 
 
 class _Sheet(Figure):
-    """A figure that notebooks display without pyplot."""
+    """A figure that notebooks can display without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -99,7 +101,7 @@ class _Sheet(Figure):
 def panels(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """Return a figure of ``width`` by ``height`` inches and its axes [rows, columns]."""
+    """Return a figure of ``width`` x ``height`` inches, and its axes [rows, columns]."""
     figure = _Sheet(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -107,10 +109,11 @@ def panels(
 def panel_grid(
     count: int, columns: int, height: float, extra: float, *, narrow: int = 1, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """Return a figure of ``count`` panels, at most ``columns`` in a row.
+    """Return a figure with ``count`` panels, at most ``columns`` per row.
 
-    Each row is ``height`` inches high; ``extra`` inches are for the legend. The figure has half of
-    the page's width for up to ``narrow`` columns, else the whole width.
+    Each row is ``height`` inches high, and ``extra`` inches are reserved for the legend. A figure
+    with up to ``narrow`` columns takes half the width of the page, and other figures take the whole
+    width.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -129,7 +132,7 @@ def band(
     style: LineStyle,
     **options: Any,
 ) -> None:
-    """Draw a band: the spread around a line over rounds."""
+    """Draw a band that shows the spread around a line over rounds."""
     options = {"color": style.color, "alpha": 0.18, "linewidth": 0, **options}
     axes.fill_between(rounds, mean - spread, mean + spread, **options)
 
@@ -142,7 +145,7 @@ def line(
     whole: NDArray[np.bool_] | None = None,
     **options: Any,
 ) -> None:
-    """Draw a line over rounds: with markers if it has few points, dotted where not ``whole``."""
+    """Draw a line over rounds, with markers if it has few points; dotted where not ``whole``."""
     options = {"color": style.color, "linestyle": style.dash, **options}
     if len(rounds) < 3:
         options |= {"marker": style.marker, "markersize": 4.5}
@@ -158,39 +161,39 @@ def line(
 
 
 def curve(axes: Axes, curve: Curve, style: LineStyle, label: str = "") -> None:
-    """Draw a curve: its line and its band."""
+    """Draw the line and the band of a curve."""
     line(axes, curve.rounds, curve.mean, style, curve.whole, label=label or None)
     if curve.spread.any():
         band(axes, curve.rounds, curve.mean, curve.spread, style, where=curve.whole)
 
 
 def legend(figure: Figure, *axes: Axes) -> None:
-    """Draw a legend of the axes under all panels, if it has at least two entries."""
+    """Draw a legend below all panels if it has at least two entries."""
     pairs = [zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes]
     shown = {label: handle for panel in pairs for handle, label in panel}
     handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
         columns = legend_columns(figure, labels, 0.6)
         rows = -(-len(labels) // columns)
-        # The figure has room for two rows; further rows would shrink the panels.
+        # The figure has room for two rows. More rows would shrink the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def legend_columns(figure: Figure, labels: Sequence[str], mark: float) -> int:
-    """Return the number of a legend's columns; ``mark`` is the width of a symbol and its gaps."""
+    """Return the number of columns for a legend; ``mark`` is the width of a symbol and its gaps."""
     widest = 0.075 * max(map(len, labels)) + mark  # inches
     return max(1, min(len(labels), int(figure.get_figwidth() / widest)))
 
 
 def styled() -> AbstractContextManager[None]:
-    """Return a context with fairflower's style, whatever the user's matplotlibrc says."""
+    """Return a context with fairflower's style that ignores the user's matplotlibrc."""
     style = Path(__file__).with_name("fairflower.mplstyle")
     return matplotlib.style.context(["default", style])
 
 
 def save(sketches: Iterable[FigureDraft], folder: Path, prefix: str) -> list[PageFigure]:
-    """Draw figures in fairflower's style, save them, and return them for the page.
+    """Draw figures in fairflower's style, save them, and return them for the HTML page.
 
     The files are ``folder/<prefix><name>.png`` and ``.svg``, with a white background.
     """
@@ -217,7 +220,7 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
-    """Return SVG for the page: ids with the figure's name, the page's color and font, a label."""
+    """Adapt SVG to the page: unique ids, the page's color and font, and a label."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
     wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))

@@ -25,13 +25,13 @@ from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method
 
-#: Diagnostics of runs with clusters that this module draws.
+#: Diagnostics that this module draws for runs with clusters.
 DRAWN = frozenset({IDS, *MAP, "num_clusters"})
 
-#: Number of maps of a run, at equal distances over its rounds.
+#: Number of maps per run, in evenly spaced rounds.
 _MAPS = 6
 _COLUMNS = 3
-#: Markers of the clusters, repeated from the first if there are more clusters.
+#: Markers of the clusters. They repeat if there are more clusters than markers.
 _MARKERS = "os^DvPX*<>"
 
 _FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
@@ -84,15 +84,15 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
         "clusters",
         sheet,
         "Clusters of clients over rounds",
-        "Compared with the clients' true types, their domains; dotted: the number of types. "
-        "Clustering accuracy: share of the round's clients that have their cluster's most common "
-        f"type. Adjusted Rand index: 1 if clusters equal types, 0 at chance level.{band}",
+        "Clusters compared with the clients' true types (domains). Dotted: number of types. "
+        "Clustering accuracy: fraction of the round's clients whose type is the most common in "
+        f"their cluster. Adjusted Rand index: 1 if clusters equal types, 0 at chance level.{band}",
         f"At the last round: {'; '.join(said)}.",
     )
 
 
 def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: str) -> FigureDraft:
-    """Draw a map for each chosen round: the color is the type, the marker the cluster."""
+    """Draw a map for each chosen round. The color shows the type, and the marker the cluster."""
     history = history._replace(map=aligned(history.map))
     mapped = np.flatnonzero(np.isfinite(history.map).any(axis=(1, 2)))
     chosen = mapped[np.unique(np.linspace(0, len(mapped) - 1, _MAPS).round().astype(int))]
@@ -120,20 +120,20 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
     return FigureDraft(
         f"clients-map{suffix}",
         sheet,
-        f"{method.name}: clients by their representations",
+        f"{method.name}: maps of the clients' representations",
         "Clients on the first two principal axes of the round's representations. The axes differ "
-        "between rounds; their signs are chosen so that consecutive maps agree. Color: the "
-        "client's true type, its domain. Marker: the client's cluster; thin lines lead to the "
-        f"cluster's center. Seed {method.runs[0].seed}.",
+        "between rounds, but their signs are chosen so that consecutive maps agree. Color: the "
+        "client's true type (domain). Marker: the client's cluster, with a thin line to its "
+        f"center. Seed {method.runs[0].seed}.",
         f"Clusters at round {history.rounds[end]}. {_said(history, int(end))}",
     )
 
 
 def aligned(maps: Vector) -> Vector:
-    """Return maps [R, K, 2] whose axes are flipped where needed to match the previous map.
+    """Flip the axes of maps, [R, K, 2], where needed to match the previous map.
 
-    The sign of a principal axis is arbitrary. The sign is chosen that gives the smaller sum of
-    squared distances between the clients' places on both maps.
+    The sign of a principal axis is arbitrary. The chosen sign minimizes the sum of
+    squared distances between the clients' positions on consecutive maps.
     """
     turned = maps.copy()
     before = np.zeros_like(maps[0])
@@ -183,7 +183,7 @@ def _dot(color: str, marker: str, label: str) -> Line2D:
 
 
 def _said(history: ClusterHistory, r: int) -> str:
-    """Return the clusters in words: ``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
+    """Describe the clusters in words: ``Cluster 0: 10 mnist. Cluster 3: 2 svhn, 1 syn.``"""
     parts = []
     for name in np.unique(history.ids[r][np.isfinite(history.ids[r])]):
         counts = Counter(history.types[history.ids[r] == name].tolist()).most_common()

@@ -1,4 +1,4 @@
-"""All figures of a comparison; accuracy over rounds, per domain and per client are made here."""
+"""All figures of a comparison. Accuracy over rounds, per domain and per client is drawn here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflower.report.tuning import Tuned
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
-#: Smallest number of tested rounds for a second panel, which enlarges the second half.
+#: Minimum number of tested rounds for a second panel that enlarges the second half.
 _LONG = 8
 
 
@@ -34,7 +34,7 @@ def draw(
 
 
 def plot(comparison: Comparison, name: str) -> Figure:
-    """Return a figure by name; ``ConfigError`` if `draw` saves no figure of this name."""
+    """Return a figure by name. Raises ``ConfigError`` if `draw` saves no figure with this name."""
     names = []
     with canvas.styled():
         for sketch in _sketches(comparison):
@@ -77,7 +77,7 @@ def _over_rounds(
     row: Summary,
     half: float | None,
 ) -> FigureDraft:
-    """Draw a summary over rounds; a second panel enlarges the rounds from ``half`` on."""
+    """Draw a summary over rounds, with a second panel that enlarges the rounds from ``half`` on."""
     zooms = 0 if half is None else 1
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     said = []
@@ -118,9 +118,9 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy, %")
     legend(sheet, axes[0, 0])
-    gaps = comparison.gaps * ["Thin dotted line: the domain was not tested in these rounds."]
+    gaps = comparison.gaps * ["Thin dotted line: rounds in which the domain was not tested."]
     caption = " ".join([*_band_caption(comparison), *gaps])
-    alt = f"Accuracy over rounds in {count} panels, a panel for each domain."
+    alt = f"Accuracy over rounds in {count} panels, one for each domain."
     return FigureDraft("domains", sheet, "Accuracy per domain over rounds", caption, alt)
 
 
@@ -193,13 +193,14 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",
-        f"A point for each client, on the client's test data: {comparison.span()}{over_runs}.",
+        "Each point is the accuracy of a client on its own test data, "
+        f"{comparison.span()}{over_runs}.",
         "Accuracy of every client, grouped by domain and method.",
     )
 
 
 def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
-    """Return a figure and its panel, which has the domains on the x axis."""
+    """Return a figure and its panel, with the domains on the x axis."""
     sheet, axes = panels(1, 1, width, 3.4)
     axes[0, 0].set_xticks(range(len(domains)), domains)
     axes[0, 0].set_xlim(-0.5, len(domains) - 0.5)
@@ -209,5 +210,5 @@ def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
 
 
 def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:
-    """Return a method's x position in each group, next to the other methods."""
+    """Return the x position of a method in each group, next to the other methods."""
     return np.arange(groups, dtype=np.float64) + 0.8 * ((place + 0.5) / len(methods) - 0.5)

@@ -1,4 +1,4 @@
-"""Figures of diagnostics: per client, per pair of clients, per round, and consistency."""
+"""Figures of diagnostics per client, per pair of clients and per round, and of consistency."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _UNKNOWN = "unknown"
 
 
 class DiagnosticSeries(NamedTuple):
-    """A diagnostic over R rounds: values [R], or [R, K] for K clients ordered by domain.
+    """A diagnostic over R rounds, with values [R], or [R, K] for K clients ordered by domain.
 
-    NaN where a client did not take part. For pairs of clients: the last round's values, [K, K].
+    A value is NaN if the client did not take part. For pairs of clients, the values are those of
+    the last round, [K, K].
     """
 
     rounds: NDArray[np.int64]
@@ -37,7 +38,7 @@ class DiagnosticSeries(NamedTuple):
 
 
 def pairs(run: Run) -> dict[str, DiagnosticSeries]:
-    """Return the last round of every diagnostic that has a K x K value."""
+    """Return the last value of each diagnostic whose values are K x K."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     series = {}
@@ -50,7 +51,7 @@ def pairs(run: Run) -> dict[str, DiagnosticSeries]:
 
 
 def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
-    """Return the diagnostics that are numbers (``axes`` 0), or have a number per client (1)."""
+    """Return the diagnostics with one number (``axes`` 0) or one number per client (1)."""
     order = _order(run)
     place = {client_id: k for k, client_id in enumerate(order)}
     series: dict[str, list[tuple[int, Vector]]] = {}
@@ -68,7 +69,7 @@ def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
 
 
 def _order(run: Run) -> dict[int, str]:
-    """Return client id -> domain for all clients in the diagnostics, ordered by domain."""
+    """Return the domain of each client in the diagnostics, by client id, ordered by domain."""
     domain = {client.client_id: client.domain for client in run.clients}
     ids = {client_id for record in run.diagnostics for client_id in record.get("client_ids", [])}
     rank = {name: d for d, name in enumerate(run.domains)}
@@ -77,7 +78,7 @@ def _order(run: Run) -> dict[int, str]:
 
 
 def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]:
-    """Yield name, round, client ids and values of the diagnostics with ``axes`` client axes."""
+    """Yield name, round, client ids and values of diagnostics that have ``axes`` client axes."""
     for record in run.diagnostics:
         ids = record.get("client_ids", [])
         for name, value in record.items():
@@ -93,7 +94,7 @@ _SEED = "Recorded by the strategy; first seed."
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """Yield the figures of all recorded diagnostics, except those about clusters."""
+    """Yield the figures of all recorded diagnostics except clusters."""
     yield from _consistency(comparison)
     first = {method.name: method.runs[0] for method in comparison.methods}
     drawn = DRAWN if any(run.clusters for run in first.values()) else frozenset()
@@ -109,7 +110,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
 def _by_name(
     read: Callable[[Run], dict[str, DiagnosticSeries]], runs: Mapping[str, Run], drawn: Set[str]
 ) -> Iterator[tuple[str, dict[str, DiagnosticSeries]]]:
-    """Yield each diagnostic's name with {method: series}; ``weights`` come first."""
+    """Yield the name of each diagnostic and {method: series}, beginning with ``weights``."""
     recorded = {method: read(run) for method, run in runs.items()}
     names = dict.fromkeys(n for series in recorded.values() for n in series if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
@@ -119,7 +120,7 @@ def _by_name(
 def _draw_vectors(
     name: str, vectors: Mapping[str, DiagnosticSeries], domain_looks: LineStyles
 ) -> FigureDraft:
-    """Draw a row per method: a line per client, and each domain's mean (of weights the sum)."""
+    """Draw a row per method: a line per client, and the mean per domain (for weights, the sum)."""
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
     sheet, axes = panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
@@ -141,7 +142,7 @@ def _draw_vectors(
         f"client-{_slug(name)}",
         sheet,
         f"Client {name} over rounds",
-        "Left: a line for each client in the color of its domain, from dark to light by number. "
+        "Left: one line per client in the color of its domain, from dark to light by client id. "
         f"Right: {total} per domain.{equal} "
         f"{_SEED}",
         f"{name}, {total} per domain at the last round. {'; '.join(said)}.",
@@ -151,7 +152,7 @@ def _draw_vectors(
 def _draw_domains(
     left: Axes, right: Axes, series: DiagnosticSeries, styles: LineStyles, total: str
 ) -> list[str]:
-    """Draw the lines of clients and domains; return the domains' last values in words."""
+    """Draw the lines of clients and domains, and return the domains' last values in words."""
     owners = np.array(series.domains)
     said = []
     for domain in dict.fromkeys(series.domains):
@@ -197,13 +198,13 @@ def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> Figur
         f"pairs-{_slug(name)}",
         sheet,
         f"{name} between clients",
-        f"A cell for each pair of clients, ordered by domain, in the last round. {_SEED}",
+        f"One cell per pair of clients, ordered by domain, in the last round. {_SEED}",
         f"Heat map of {name} between clients in the last round, for {', '.join(matrices)}.",
     )
 
 
 def _label_domains(panel: Axes, domains: Sequence[str]) -> None:
-    """Label the domains' blocks of clients and draw lines between them."""
+    """Label the block of each domain's clients, and draw lines between the blocks."""
     names = list(dict.fromkeys(domains))
     ends = np.cumsum([domains.count(name) for name in names])
     centers = [end - domains.count(name) / 2 - 0.5 for end, name in zip(ends, names, strict=True)]
@@ -239,7 +240,7 @@ def _draw_numbers(
 
 
 def _slug(name: str) -> str:
-    """Return a diagnostic's name as part of a file name or an id.
+    """Convert a diagnostic's name to a part of a file name or an id.
 
     >>> _slug("QP residual")
     'qp-residual'
@@ -253,14 +254,14 @@ _CONSISTENCY = "consistency_histogram"
 
 
 class ConsistencyWindow(NamedTuple):
-    """A window of rounds: domain -> share of parameters in each bin, [BINS], mean over clients."""
+    """A window of rounds, with the fraction of parameters in each bin, [BINS], for each domain."""
 
     last_round: int
     shares: dict[str, NDArray[np.float64]]
 
 
 def windows(run: Run) -> list[ConsistencyWindow]:
-    """Return a run's windows in the order of rounds."""
+    """Return the consistency windows of a run, in the order of rounds."""
     domain = {client.client_id: client.domain for client in run.clients}
     length = int(run.config["observe.window"])
     observed_windows = []
@@ -277,7 +278,7 @@ def windows(run: Run) -> list[ConsistencyWindow]:
 
 
 def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
-    """Draw the first and the last window of each method that recorded consistency."""
+    """Draw the first and last window of each method that recorded consistency."""
     observed = {
         method.name: (method.runs[0], observed_windows)
         for method in comparison.methods
@@ -300,15 +301,16 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
         steady = {d: 100 * share[-1] for d, share in observed_windows[-1].shares.items()}
         said.append(f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}")
     for panel in axes[-1]:
-        panel.set_xlabel("share of the rounds with updates of the same sign")
+        panel.set_xlabel("fraction of rounds with updates of the same sign")
     legend(sheet, axes[0, 0])
     yield FigureDraft(
         "consistency",
         sheet,
         "Consistency of parameter updates",
-        "Share of parameters (y) by share of a window's rounds in which their updates had the same "
-        "sign (x); mean over a domain's clients, first seed. Dotted: random signs.",
-        f"Share of parameters in the highest bin, last window. {'; '.join(said)}.",
+        "Fraction of parameters (y) against the fraction of a window's rounds in which their "
+        "updates had the same sign (x). Mean over a domain's clients, first seed. Dotted: random "
+        "signs.",
+        f"Fraction of parameters in the highest bin, last window. {'; '.join(said)}.",
     )
 
 

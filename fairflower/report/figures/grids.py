@@ -30,7 +30,7 @@ _BLANK = " Blank: not run, or not tested on every domain in all of these rounds.
 
 
 def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
-    """Yield heat maps and convergence of the largest grid; nothing without a grid."""
+    """Yield heat maps and a convergence figure of the largest grid; nothing if there is no grid."""
     grid = largest_grid(comparison)
     if grid:
         strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
@@ -40,7 +40,7 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
 
 
 def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> FigureDraft:
-    """Draw a panel for each client, with a line for each strategy (FedHEAL's Fig. 7)."""
+    """Draw one panel per client, with one line per strategy (FedHEAL's Fig. 7)."""
     styles = canvas.line_styles(strategies, canvas.METHOD_COLORS, "fedavg")
     sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
@@ -54,15 +54,15 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
     return FigureDraft(
         "convergence",
         sheet,
-        "Convergence of every local training, by strategy",
+        "Convergence of each kind of local training, by strategy",
         f"Average accuracy over domains, mean over {comparison.replicates}."
         f"{comparison.gaps * f' {canvas.DOTTED}'}",
-        f"Average accuracy over rounds in {len(grid)} panels, a panel for each local training.",
+        f"Average accuracy over rounds in {len(grid)} panels, one for each kind of local training.",
     )
 
 
 def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> FigureDraft:
-    """Draw heat maps of STD and of the worst domain: a row per client, a column per strategy."""
+    """Draw heat maps of STD and worst domain, with a row per client and a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     said = []
     for panel, summary in zip(axes[0], (STD, MIN), strict=True):
@@ -103,7 +103,7 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
 
 
 def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """Yield a figure for each sweep: average, worst domain and spread by the argument's value."""
+    """Yield a figure per sweep: average, worst domain and spread against the argument's value."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
         leaf = sweep.key.partition(".")[2]
         fair = fairness(comparison)

@@ -1,4 +1,4 @@
-"""Figure of group fairness: the differences between groups of all people over rounds."""
+"""Figure of group fairness: differences between groups over rounds, computed for all people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflower.report.text import format_number
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """Yield a figure for each sensitive attribute, with a panel for each difference."""
+    """Yield one figure per sensitive attribute, with one panel per difference."""
     for attribute, methods in by_attribute(comparison):
         sheet, axes = panels(1, len(DIFFERENCES), canvas.FULL, 3.0)
         said = []
@@ -34,14 +34,14 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
             f"groups-{attribute}",
             sheet,
             f"Differences between groups of {attribute} over rounds",
-            "All people, from sums of counts over clients; 0 is equal. Line: mean over "
-            f"{comparison.replicates}.",
+            "Computed for all people, from counts summed over clients. 0 means equality. Line: "
+            f"mean over {comparison.replicates}.",
             f"Differences between groups in the last round: {'; '.join(said)}.",
         )
 
 
 def _curve(method: Method, metric: str) -> Curve:
-    """Return a metric of all people over the rounds in which every run has it, in points."""
+    """Return a metric of all people, in points, over the rounds in which every run recorded it."""
     by_round = [
         dict(zip(run.rounds.tolist(), 100 * run.group_metrics[metric].accuracy[:, 0], strict=True))
         for run in method.runs

@@ -13,7 +13,7 @@ _LOOKS = canvas.line_styles([row.phrase for row in SHOWN], canvas.METHOD_COLORS)
 
 
 def sketches(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
-    """Yield a figure for each tuned method, with a panel for each argument."""
+    """Yield one figure per tuned method, with one panel per argument."""
     for place, method in enumerate(tuned, start=1):
         if method.ranges and method.completed:
             yield _trials(method, place)
@@ -41,13 +41,13 @@ def _trials(method: Tuned, place: int) -> FigureDraft:
         panel.set_ylabel("on validation images, %")
     legend(sheet, *axes.flat)
     left = len(method.trials) - len(method.completed)
-    missing = f" Not shown: {left} pruned or lost trials." if left else ""
+    missing = f" {left} pruned or lost trials are not shown." if left else ""
     return FigureDraft(
         f"tuning-{place}",
         sheet,
         f"{method.method}: {len(method.completed)} trials",
-        "Accuracy on validation images by value of each argument; trials differ in all arguments. "
-        f"Dashed line: the paper's value. Ring: the chosen trial.{missing}",
+        "Accuracy on validation images against the value of each argument. Trials differ in all "
+        f"arguments at once. Dashed line: the paper's value. Ring: the chosen trial.{missing}",
         f"Worst domain and average of {len(method.completed)} trials of {method.method}; the "
         f"chosen trial has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
     )

@@ -12,7 +12,7 @@ from fairflower.report.text import GUIDE
 
 
 def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
-    """Return accuracy over the last five tested rounds, in the last round, and differences."""
+    """Return tables of accuracy (last five tested rounds, last round) and of differences."""
     windows = [WINDOW]
     if any(m.runs[0].final_rounds() != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
@@ -39,6 +39,6 @@ def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]
 
 
 def fairness_tables(comparison: Comparison) -> list[Table]:
-    """Return all fairness metrics over domains, and over clients if clients tested."""
+    """Return tables of all fairness metrics over domains and, if clients tested, over clients."""
     tables = (accuracy.fairness_table(comparison, level) for level in ("domains", "clients"))
     return [table for table in tables if table.groups]

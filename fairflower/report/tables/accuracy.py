@@ -41,7 +41,7 @@ from fairflower.report.tables.cells import (
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
-    """Return the papers' table: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
+    """Return the main table of papers: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
     return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
         f"Test accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
@@ -56,7 +56,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
 def quality_table(comparison: Comparison) -> Table:
     """Return FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
 
-    Its methods had corrupted images, or have an AUC.
+    The table shows methods whose runs have an AUC or corrupted images.
     """
 
     def of(score: str, d: int | None) -> Callable[[Method], MeanStd]:
@@ -87,7 +87,7 @@ def quality_table(comparison: Comparison) -> Table:
 
 
 def personal_spread_table(comparison: Comparison) -> Table:
-    """Return the spread of personal models between a domain's clients, where it has several."""
+    """Return the spread of personal models over a domain's clients, if it has several clients."""
     methods = [
         m for m in comparison.methods if all(r.personal_by_client.rounds.size for r in m.runs)
     ]
@@ -103,33 +103,33 @@ def personal_spread_table(comparison: Comparison) -> Table:
     several = [d for d in comparison.domains if _clients(methods, d) > 1]
     return metric_table(
         f"Spread of personal models within a domain, {comparison.span()}",
-        "In points of accuracy, standard deviation (ddof 1) between the clients of a domain, each "
-        "with its personal model on its own test data.",
+        "Standard deviation (ddof 1) of accuracy over the clients of a domain, in points. Each "
+        "client tests its personal model on its own test data.",
         [Column(domain, spread(domain), -1) for domain in several],
         group_comparable(comparison, methods) if several else [],
     )
 
 
 def _clients(methods: Sequence[Method], domain: str) -> int:
-    """Return the number of a domain's clients; 0 without methods."""
+    """Return the number of clients in a domain; 0 if there are no methods."""
     runs = [method.runs[0] for method in methods]
     return max((sum(c.domain == domain for c in run.clients) for run in runs), default=0)
 
 
 def personal_table(comparison: Comparison) -> Table:
-    """Return the accuracy table of the clients' personal models, for methods that have them."""
+    """Return the accuracy table of personal models, for methods that have personal models."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
     return metric_table(
         f"Accuracy of personal models, {comparison.span()}",
-        "In %, each client's personal model on its own test data. Not comparable with the global "
-        "model's accuracy.",
+        "In %. Each client tests its personal model on its own test data, so the accuracy is not "
+        "comparable with that of the global model.",
         columns(comparison.domains, tests=lambda run: run.personal),
         group_comparable(comparison, methods),
     )
 
 
 def user_tables(comparison: Comparison) -> list[Table]:
-    """Return a table for each of the user's metrics, with the methods that have it."""
+    """Return a table for each user metric, with the methods that have this metric."""
     return [
         metric_table(
             f"{metric} per domain, {comparison.span()}",
@@ -161,7 +161,7 @@ def columns(
 ) -> list[Column]:
     """Return columns for each domain's accuracy in ``tests``, AVG, STD, MIN and GAP, in percent.
 
-    ``better`` is -1 if lower values of the tests' metric are better.
+    ``better`` is -1 if lower values of the metric in ``tests`` are better.
     """
 
     def accuracies(run: Run) -> Vector:
@@ -190,14 +190,14 @@ _HELD_OUT = (
     "Held out: accuracy on a domain that no client has; it is not part of AVG, STD, MIN and GAP. "
 )
 
-#: The same of the columns with AdaBN.
-_ADAPTED = "AdaBN: with BatchNorm statistics of its test examples, without their labels. "
+#: The caption of columns with AdaBN.
+_ADAPTED = "AdaBN: with BatchNorm statistics that are estimated from its unlabeled test examples. "
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
-    """Return columns of the accuracy on each domain that runs held out, in percent.
+    """Return columns with the accuracy on each held-out domain, in percent.
 
-    After it, where it was tested, the accuracy with AdaBN, as a column of its own.
+    If the accuracy with AdaBN was tested, it follows in another column.
     """
 
     def accuracy(domain: str, adapted: bool) -> Callable[[Method], MeanStd]:
@@ -213,13 +213,13 @@ def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Colum
 
 
 def tested_adapted(comparison: Comparison, domain: str) -> bool:
-    """Return whether a run tested a held-out domain with AdaBN."""
+    """Return whether some run tested a held-out domain with AdaBN."""
     runs = (run for method in comparison.methods for run in method.runs)
     return any(run.held_out_domain == domain and run.adapted.rounds.size > 0 for run in runs)
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """Return all `SUMMARIES` over ``"domains"`` or ``"clients"``, for methods that have them."""
+    """Return all `SUMMARIES` over ``"domains"`` or ``"clients"``, for methods with these tests."""
 
     def values(run: Run) -> Vector:
         accuracies = (run if level == "domains" else run.by_client).final()
@@ -250,7 +250,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
 def types_table(comparison: Comparison) -> Table:
     """Return FedGCR's Table 1: average and spread over client types (domains) and over clients.
 
-    `typed_methods` says which methods are shown.
+    `typed_methods` selects the methods to show.
     """
 
     def domains(row: Summary) -> Callable[[Method], MeanStd]:
@@ -276,7 +276,7 @@ def types_table(comparison: Comparison) -> Table:
 
 
 def clusters_table(comparison: Comparison, window: int) -> Table:
-    """Return FedGCR's Table 3: clusters compared with domains, for methods with clusters."""
+    """Return FedGCR's Table 3, which compares clusters with domains, for methods with clusters."""
 
     def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_seeds(
@@ -285,7 +285,8 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
 
     return metric_table(
         f"Clusters, {comparison.span(window)}",
-        "Clustering accuracy: % of clients in their cluster's most frequent domain. Adjusted Rand "
+        "Clustering accuracy: % of clients whose domain is the most frequent in their cluster. "
+        "Adjusted Rand "
         f"index: 1 perfect, 0 chance. {how_to_read(comparison)}",
         [
             Column("clusters found", of("number", 1), 0, 1),

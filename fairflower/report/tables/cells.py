@@ -12,7 +12,7 @@ from fairflower.report.text import DASH, MARK, format_number, format_std
 
 Tone = Literal["", "better", "worse"]
 
-#: Judgement (1 better, -1 worse, 0 neither) -> mark after a number, and tone.
+#: Judgement (1 better, -1 worse, 0 neither) -> mark after a number, and its tone.
 MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
 
 
@@ -36,7 +36,7 @@ def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False, link
 
 @dataclass(frozen=True)
 class Row:
-    """A method's numbers; ``remark`` is small print under its name."""
+    """The numbers of a method; ``remark`` is small print below its name."""
 
     name: str
     remark: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Comparable rows; the heading has the settings in which groups differ."""
+    """Rows that can be compared. The heading has the settings in which groups differ."""
 
     heading: str
     rows: Sequence[Row]
@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """Title, caption, columns and groups of rows; ``footers`` are lines under the caption."""
+    """A table: title, caption, columns, and groups of rows; ``footers`` follow the caption."""
 
     title: str
     caption: str
@@ -65,10 +65,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of methods: ``better`` is 1 if more is better, -1 if less is, 0 if neither.
+    """A column with a metric of methods.
 
-    ``whole(method)`` is false if the metric lacks a domain in some round; it is then marked, and
-    not compared.
+    ``better`` is 1 if higher values are better, -1 if lower values are, and 0 if neither.
+    ``whole(method)`` is false if a domain was not tested in some round. The number is then marked
+    and not compared.
     """
 
     title: str
@@ -76,13 +77,14 @@ class Column:
     better: int
     digits: int = 2
     whole: Callable[[Method], bool] = lambda method: True
-    #: In place of NaN.
+    #: Text that is shown instead of NaN.
     missing: str = DASH
 
     def podium(self, estimates: Sequence[MeanStd]) -> list[float]:
-        """Return the best mean, rounded as shown, and the second best of three or more.
+        """Return the best mean, rounded as shown, and the second best if there are at least three.
 
-        Empty if nothing is compared; only the best if several methods share it.
+        The result is empty if no methods are compared, and has only the best mean if several
+        methods share it.
         """
         means = [round(estimate.mean, self.digits) for estimate in estimates]
         if self.better == 0 or len(means) < 2 or any(map(math.isnan, means)):
@@ -91,7 +93,7 @@ class Column:
         return [first, second] if len(means) > 2 and first != second else [first]
 
     def cell(self, estimate: MeanStd, podium: Sequence[float] = (), mark: str = "") -> Cell:
-        """Return the cell of a method; bold if its mean is the best."""
+        """Return the cell of a method, which is bold if its mean is the best."""
         if math.isnan(estimate.mean):
             return Cell(self.missing + mark)
         text = format_number(estimate.mean, self.digits) + mark
@@ -107,15 +109,16 @@ def metric_table(
     columns: Sequence[Column],
     groups: Iterable[tuple[str, Mapping[str, Method]]],
 ) -> Table:
-    """Return a table of methods, given by heading and name.
+    """Return a table of methods. ``groups`` has pairs of a heading and methods by name.
 
-    The best of each group's column is bold. The caption explains the mark if it is used.
+    The best value of each column in a group is bold. If a mark is used, the caption explains it.
     """
     filled = [Group(heading, _rows(methods, columns)) for heading, methods in groups]
     cells = (cell for group in filled for row in group.rows for cell in row.cells)
     if any(cell.text.endswith(MARK) for cell in cells):
         caption = (
-            f"{caption.rstrip()} {MARK}: some domain was not tested in these rounds; not compared."
+            f"{caption.rstrip()} {MARK}: some domains were not tested in these rounds, so the "
+            "number is not compared."
         )
     return Table(title, caption, [column.title for column in columns], filled)
 
@@ -123,7 +126,7 @@ def metric_table(
 def group_comparable(
     comparison: Comparison, methods: Iterable[Method]
 ) -> list[tuple[str, dict[str, Method]]]:
-    """Group comparable methods; groups have a heading if there are several."""
+    """Group comparable methods. If there are several groups, each has a heading."""
     by_setting: dict[Hashable, dict[str, Method]] = {}
     for method in methods:
         by_setting.setdefault(method.comparable, {})[method.name] = method
@@ -146,14 +149,14 @@ def remark(method: Method) -> str:
 
 
 def how_to_read(comparison: Comparison) -> str:
-    """Explain the small print and bold type of a table; empty if it has neither."""
+    """Explain the small print and bold type of a table; empty if the table has neither."""
     several = any(len(method.runs) > 1 for method in comparison.methods)
     small = f"±: standard deviation over {comparison.replicates} (ddof 1). " if several else ""
     return f"{small}{bold(comparison)}".strip()
 
 
 def bold(comparison: Comparison) -> str:
-    """Explain the bold type of a table; empty if it has none."""
+    """Explain the bold type of a table; empty if the table has none."""
     return "Bold: best comparable method." if len(comparison.methods) > 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Tables of differences: methods against the baselines and against each other."""
+"""Tables of differences between methods and baselines, and between methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
-    """Return the tables of differences to the baselines, and of further contrasts, by measure."""
+    """Return the tables of differences to the baselines, and of other contrasts, by measure."""
     measures = contrasts.measures
     return [
         *(
@@ -32,7 +32,7 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
 
 
 def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
-    """Return a measure's differences to the baselines; no groups if there is no baseline."""
+    """Return a table of differences to the baselines; it has no groups if there is no baseline."""
     baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
@@ -50,7 +50,7 @@ def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseli
 def _groups_table(
     comparison: Comparison, title: str, measure: Measure, groups: Sequence[ContrastGroup]
 ) -> Table:
-    """Return the differences of methods to the method in the heading."""
+    """Return a table of differences to the method in the heading."""
     return Table(
         title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),
@@ -82,7 +82,7 @@ def _row(
 
 
 def _cell(difference: Difference, better: int) -> Cell:
-    """Return the mean, and under it the interval and the detectable difference."""
+    """Return a cell with the mean and, below it, the interval and the detectable difference."""
     cell = judged_cell(difference, better, signed=True)
     if math.isnan(difference.low):
         return cell
@@ -94,8 +94,8 @@ def _cell(difference: Difference, better: int) -> Cell:
 
 def _caption(measure: Measure) -> str:
     std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in measure.figures) else ""
-    less = " Less is better." if all(f.better < 0 for f in measure.figures) else ""
+    less = " Lower is better." if all(f.better < 0 for f in measure.figures) else ""
     return (
-        "Points: mean over pairs, [95 % interval]; difference detectable with 80 % power. "
-        f"▲ better, ▼ worse: p < 0.05 (Holm), from {MIN_PAIRS} pairs on.{less}{std}"
+        "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
+        f"better, ▼ worse: p < 0.05 (Holm), with at least {MIN_PAIRS} pairs.{less}{std}"
     )

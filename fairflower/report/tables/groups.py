@@ -1,4 +1,4 @@
-"""Tables of group fairness: of all people, at the worst client, and in each domain."""
+"""Tables of group fairness for all people, at the worst client, and in each domain."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from fairflower.report.text import UNDEFINED
 
 
 def group_tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield the tables of each sensitive attribute, in percent."""
+    """Yield the tables for each sensitive attribute, in percent."""
     for attribute, methods in by_attribute(comparison):
         title = f"Fairness between groups of {attribute}"
         groups = group_comparable(comparison, methods)
         for place, who, words in (
             (0, "all people", "From the sums of counts over all clients"),
-            (1, "worst client", "The worst of the clients' metrics, each of its own test examples"),
+            (
+                1,
+                "worst client",
+                "The worst metric of any client, computed on its own test examples",
+            ),
         ):
             yield metric_table(
                 f"{title}, {who}, {comparison.span()}",
-                f"{words}, times 100. diff.: largest difference of two groups' rates (0: equal); "
-                "ratio: smallest rate by largest (100: equal). Parity: of predicted positives; "
-                f"opportunity: among positives; odds: of both labels. {how_to_read(comparison)}",
+                f"{words}, times 100. diff.: largest difference between two groups' rates (0: "
+                "equal); ratio: smallest rate divided by largest (100: equal). Parity: rates of "
+                "positive predictions; opportunity: true positive rates; odds: true and false "
+                f"positive rates. {how_to_read(comparison)}",
                 [_column(metric, place, metric.title) for metric in METRICS],
                 groups,
             )
         for metric in DIFFERENCES:
             yield metric_table(
                 f"{title}: {metric.phrase} in each domain, {comparison.span()}",
-                f"{metric.phrase.capitalize()} times 100, of a domain's test examples. Less is "
+                f"{metric.phrase.capitalize()} times 100, on a domain's test examples. Lower is "
                 f"better. {how_to_read(comparison)}",
                 [
                     _column(metric, place, domain)

@@ -1,4 +1,4 @@
-"""Table of leave-one-domain-out: each method's accuracy on every domain that was held out."""
+"""Table of leave-one-domain-out: the accuracy of each method on every held-out domain."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _Runs = Mapping[str, Method]
 
 
 def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Return a table: a column per held-out domain, their mean and their minimum, in percent.
+    """Return a table with a column per held-out domain, their mean and their minimum, in percent.
 
-    A row has the runs of a method that differ only in the held-out domain. Empty for fewer than two
-    held-out domains. If runs were tested with AdaBN, a second table has these tests.
+    A row combines runs of a method that differ only in the held-out domain. The result is empty for
+    fewer than two held-out domains. If runs were tested with AdaBN, a second table shows these
+    tests.
     """
     rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
     for comparison in comparisons:
@@ -47,13 +48,13 @@ def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
 
 
 _PLAIN = (
-    "Leave one domain out: accuracy on the domain that no client has",
+    "Leave one domain out: accuracy on the held-out domain",
     "Test accuracy of the global model in %, mean of the last 5 tested rounds.",
 )
 _ADABN = (
-    "Leave one domain out, with AdaBN: accuracy on the domain that no client has",
+    "Leave one domain out, with AdaBN: accuracy on the held-out domain",
     "Test accuracy in %, mean of the last 5 tested rounds, of the global model with BatchNorm "
-    "statistics of the domain's test examples, without their labels.",
+    "statistics that are estimated from the domain's unlabeled test examples.",
 )
 
 
@@ -88,9 +89,9 @@ def _table(
 
     return metric_table(
         texts[0],
-        f"{texts[1]} Every column is of runs without clients of this domain. Mean and minimum are "
-        "over the held-out domains, per seed. Bold: best of the methods that may be compared, to "
-        "the digits shown.",
+        f"{texts[1]} Each column shows runs without clients of this domain. Mean and minimum over "
+        "the held-out domains are computed per seed. Bold: best comparable method, at the digits "
+        "shown.",
         [
             *(Column(domain, on(domain), 1) for domain in domains),
             Column("mean", over(lambda values: sum(values) / len(values)), 1),
@@ -101,7 +102,7 @@ def _table(
 
 
 def _headed(groups: Mapping[Any, Mapping[str, _Runs]]) -> Iterable[tuple[str, dict[str, Method]]]:
-    """Yield each group's heading, empty for a single group, and the first method of each row."""
+    """Yield each group's heading (empty for a single group) and the first method of each row."""
     apart = differing([dict(setting) for setting, _ in groups])
     for place, ((_, reach), rows) in enumerate(groups.items()):
         parts = [f"{key} = {values[place]}" for key, values in apart.items()]

@@ -1,7 +1,8 @@
-"""Lines below the tables: the model's size, the machines and versions, and notes.
+"""Lines below the tables: the size of the model, the machines and versions, and notes.
 
-Run folders record processor and library versions. Another kind of processor rounds sums
-differently, and training turns this into points of accuracy: compare runs of one kind of machine.
+Run folders record the processor and the library versions. Another kind of processor rounds sums
+differently, and during training this grows to points of accuracy. Therefore, compare only runs from
+the same kind of machine.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
-#: Note of methods in which a part of the network stays with the clients.
+#: Note about methods in which a part of the network stays with the clients.
 LOCAL = (
-    "{part} stays with the clients{kept}. The global model is tested with its initial values; "
-    "the clients' own models are in the table of personal models, if clients tested."
+    "{part} stays with the clients{kept}, so the global model is tested with its initial values. "
+    "If clients tested, the table of personal models shows their own models."
 )
 
 
 def tests_line(comparison: Comparison) -> str:
-    """Return each domain's number of test examples; empty if runs differ or it is unknown."""
+    """State the number of test examples of each domain; empty if runs differ or it is unknown."""
     all_sizes = {tuple(run.info.get("test_sizes") or ()) for _, run in comparison.runs}
     sizes = all_sizes.pop()
     if all_sizes or len(sizes) != len(comparison.domains) or not all(sizes):
@@ -42,23 +43,24 @@ def tests_line(comparison: Comparison) -> str:
 
 
 def model_line(comparison: Comparison) -> str:
-    """Return the size of the model; empty if methods differ in it or it is unknown."""
+    """State the size of the model; empty if it differs between methods or is unknown."""
     sizes = set(_sizes(comparison).values())
     if len(sizes) != 1 or not all(pair := sizes.pop()):
         return ""
     size, parameters = pair
     return (
-        f"Model: {size} bytes to and from each client in a round ({parameters} trained parameters)."
+        f"Model: {size} bytes in each direction per client and round ({parameters} trained "
+        "parameters)."
     )
 
 
 def model_table(comparison: Comparison) -> Table:
-    """Return the size of each method's model; no groups if all have the same."""
+    """Return a table with the size of each method's model; no groups if all sizes are equal."""
     sizes = _sizes(comparison)
     methods = comparison.methods if len(set(sizes.values())) > 1 else ()
     return Table(
         title="Model",
-        caption="Bytes of the model, to and from each client in a round.",
+        caption="Bytes of the model, in each direction per client and round.",
         columns=["bytes", "trained parameters"],
         groups=[
             Group(
@@ -74,7 +76,7 @@ def model_table(comparison: Comparison) -> Table:
 
 
 def _sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
-    """Return method -> bytes of its model and number of trained parameters, as text."""
+    """Return the bytes and the number of trained parameters of each method's model, as text."""
     facts = {method.name: method.runs[0].info for method in comparison.methods}
     return {
         name: (thousands(info.get("model_bytes")), thousands(info.get("num_parameters")))
@@ -89,14 +91,14 @@ UNKNOWN = "a processor that was not recorded"
 
 
 class ProcessInfo(NamedTuple):
-    """Processor and library versions of a process that made a run, or a part of it."""
+    """Processor and library versions of a process that executed a run or a part of it."""
 
     processor: str
     versions: Mapping[str, str]
 
 
 def process_infos(run: Run) -> list[ProcessInfo]:
-    """Return the processes that a run's rounds come from, in order, without repetitions."""
+    """Return the processes that executed a run's rounds, in order, without repetitions."""
     infos = [
         ProcessInfo(machine_text(part.get("machine")), _versions(part))
         for part in process_records(run)
@@ -105,7 +107,7 @@ def process_infos(run: Run) -> list[ProcessInfo]:
 
 
 def process_records(run: Run) -> list[Mapping[str, Any]]:
-    """Return the records in ``run.json`` of the processes that a run's rounds come from."""
+    """Return the records in ``run.json`` of the processes that executed a run's rounds."""
     records: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
         records = [*records, resumed] if resumed.get("after_round") else [resumed]  # begun anew
@@ -113,7 +115,7 @@ def process_records(run: Run) -> list[Mapping[str, Any]]:
 
 
 def machine_text(machine: Any) -> str:
-    """Return a ``machine`` entry of ``run.json`` in words.
+    """Describe a ``machine`` entry of ``run.json`` in words.
 
     >>> machine_text({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
     'AMD EPYC (kernels AVX2; instruction sets avx2)'
@@ -127,7 +129,7 @@ def machine_text(machine: Any) -> str:
 
 
 def machine_line(comparison: Comparison) -> str:
-    """Return the processors and versions of all runs as a line; empty if unknown."""
+    """Return a line with the processors and versions of all runs; empty if unknown."""
     processors, versions = _used(comparison)
     if list(processors) == [UNKNOWN] and not versions:
         return ""
@@ -136,13 +138,13 @@ def machine_line(comparison: Comparison) -> str:
 
 
 def machine_notes(comparison: Comparison) -> list[str]:
-    """Return warnings if runs used several kinds of processor, or versions of a package."""
+    """Return warnings if runs used several kinds of processor, or several versions of a package."""
     processors, versions = _used(comparison)
     notes = []
     if len(processors) > 1:
         owners = [f"{name} ({', '.join(methods)})" for name, methods in processors.items()]
         notes.append(
-            f"The runs come from several kinds of processor: {'; '.join(owners)}. Results are "
+            f"The runs used several kinds of processor: {'; '.join(owners)}. Results are "
             "reproducible only on the same kind of processor."
         )
     return notes + [
@@ -153,7 +155,7 @@ def machine_notes(comparison: Comparison) -> list[str]:
 
 
 def _used(comparison: Comparison) -> tuple[_Named, _Named]:
-    """Return the methods of each processor, and the versions of each package."""
+    """Return the methods that ran on each processor, and the versions of each package."""
     processors: _Named = {}
     versions: _Named = {}
     for method in comparison.methods:
@@ -170,7 +172,7 @@ def _versions(part: Mapping[str, Any]) -> dict[str, str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return facts to know before comparing the rows of the tables."""
+    """Return facts that readers should know before they compare rows of the tables."""
     lines = [
         f"The runs differ in {key}: {_values(values)}. "
         "Only methods with equal settings are compared."
@@ -180,7 +182,7 @@ def notes(comparison: Comparison) -> list[str]:
         reached = {m.name: str(m.runs[0].reach) for m in comparison.methods}
         lines.append(
             f"The runs reached different rounds: {_values(reached)}. "
-            "Only methods at the same round are compared."
+            "Only methods that reached the same round are compared."
         )
     if all(method.strategy != "uniform" for method in comparison.methods):
         lines.append(
@@ -203,8 +205,8 @@ def notes(comparison: Comparison) -> list[str]:
     lines += [*_undefined(comparison), *_unshared(comparison)]
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
         lines.append(
-            "With evaluate.test = false, accuracies are on examples kept out of training for "
-            "validation, not on test examples."
+            "With evaluate.test = false, accuracies are measured on validation examples that are "
+            "kept out of training, not on test examples."
         )
     if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
         lines.append(
@@ -221,12 +223,12 @@ def notes(comparison: Comparison) -> list[str]:
     return [*lines, *machine_notes(comparison)]
 
 
-#: Begin of notes on group fairness, which depend on the data alone and not on the method.
+#: Beginning of notes on group fairness, which depend only on the data and not on the method.
 _UNDEFINED = "undefined for"
 
 
 def _undefined(comparison: Comparison) -> list[str]:
-    """Say once for each federation which metrics of group fairness are undefined, and why."""
+    """State once per federation which metrics of group fairness are undefined, and why."""
     federations = {run.federation for method in comparison.methods for run in method.runs}
     there: dict[str, set[Any]] = {}
     for method in comparison.methods:
@@ -243,21 +245,21 @@ def _undefined(comparison: Comparison) -> list[str]:
 
 
 def _unshared(comparison: Comparison) -> list[str]:
-    """Name the federations or seeds that a method lacks and others have."""
+    """Name the federations or seeds of which a method has no run, but others do."""
     seeds = {method.name: {run.seed for run in method.runs} for method in comparison.methods}
     wanted = set().union(*seeds.values())
     unit = comparison.methods[0].unit.split(" ")[0]
     return [
         f"{name} has no finished run of {unit}{'s' if len(wanted - there) > 1 else ''} "
-        f"{join_words([str(seed) for seed in sorted(wanted - there)])}: its differences are over "
-        f"the {len(there)} that it has."
+        f"{join_words([str(seed) for seed in sorted(wanted - there)])}, so its differences use "
+        f"only the other {len(there)}."
         for name, there in seeds.items()
         if wanted - there
     ]
 
 
 def data_digest(run: Run) -> str:
-    """Return a digest of a run's data and partition."""
+    """Return a digest of a run's data and of their partition among clients."""
     sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
     if "remarks" in run.info:  # read from a summary, which has the digest in their place
         return sources[0]
@@ -266,7 +268,7 @@ def data_digest(run: Run) -> str:
 
 
 def privacy_note(privacy: Mapping[str, Any]) -> str:
-    """Return a run's privacy loss in words, from ``run.json``."""
+    """Describe the privacy loss of a run in words, from ``run.json``."""
     text = (
         f"differentially private for each client: epsilon {privacy['epsilon']:.3g} at delta "
         f"{privacy['delta']:g} (noise multiplier {privacy['noise_multiplier']:g}, clip "
@@ -275,7 +277,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
     if privacy["numbers"]:
         text += f", of numbers {privacy['number_noise_multiplier']:g}"
     if privacy["noise"] != "secret":
-        text += "; the noise has a seed, so that this holds only for those who do not know it"
+        text += "; the noise has a seed, so this holds only against those who do not know the seed"
     return f"{text})."
 
 
@@ -305,7 +307,7 @@ def run_notes(run: Run) -> list[str]:
     if run.info.get("local_arrays"):
         lines.append(_local_note(run))
     for number, reason in run.info.get("halted_rounds", {}).items():
-        lines.append(f"round {number} left the model as it was: {reason}.")
+        lines.append(f"round {number} did not change the model: {reason}.")
     for where, reason in run.info.get("skipped_metrics", {}).items():
         lines.append(f"the metric {where} was left out ({reason}).")
     places: dict[str, list[str]] = {}
@@ -315,7 +317,7 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"{_UNDEFINED} {join_words(names)}: {reason}.")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
-        lines.append(f"{len(dropped)} replies were dropped, of client {_clients(dropped)}.")
+        lines.append(f"{len(dropped)} replies were dropped, from client {_clients(dropped)}.")
     silent = [
         answer
         for record in run.diagnostics
@@ -325,23 +327,23 @@ def run_notes(run: Run) -> list[str]:
         clients, reasons = zip(*silent, strict=True)
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
         lines.append(
-            f"{len(silent)} replies to tests were dropped, of client {_clients(clients)}{why}. A "
-            "domain's accuracy is then that of its other clients, if it has any."
+            f"{len(silent)} test replies were dropped, from client {_clients(clients)}{why}. A "
+            "domain's accuracy then covers only its other clients, if any."
         )
     lacks = untested(run.domains, run.rounds, run.accuracy)
     if lacks:
         last = np.isin(run.rounds, run.final_rounds())
         tested = np.isfinite(run.accuracy)
         means = [
-            f" The mean of {domain} is only over {listed_rounds(run.rounds, last & there)}."
+            f" The mean of {domain} covers only {listed_rounds(run.rounds, last & there)}."
             for domain, there in zip(run.domains, tested.T, strict=True)
             if (last & there).any() and (last & ~there).any()
         ]
         compared = (
             ""
             if run.fully_tested()
-            else f" Figures marked {MARK} are not of all domains in the same rounds, and so are "
-            "compared with no other run."
+            else f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
+            " not compared with other runs."
         )
         lines.append(f"{lacks}.{''.join(means)}{compared}")
     personal = untested(run.domains, run.personal.rounds, run.personal.accuracy)
@@ -355,7 +357,7 @@ def _clients(dropped: Sequence[str]) -> str:
 
 
 def _values(values: Mapping[str, str]) -> str:
-    """Return values with their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
+    """List values with their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
     owners: dict[str, list[str]] = {}
     for name, value in values.items():
         owners.setdefault(value, []).append(name)

@@ -10,9 +10,10 @@ from fairflower.report.tables.cells import Column, Table, group_comparable, metr
 
 
 def participation_table(comparison: Comparison) -> Table:
-    """Return the share of rounds in which a domain's clients were merged, beside its accuracy.
+    """Return a table with the fraction of rounds in which a domain's clients were merged.
 
-    The table has the methods in which some client was not merged in some round.
+    The table also has the domain's accuracy. It shows the methods in which some client was not
+    merged in some round.
     """
 
     def share(place: int) -> Callable[[Method], MeanStd]:
@@ -24,8 +25,8 @@ def participation_table(comparison: Comparison) -> Table:
     methods = [m for m in comparison.methods if all(map(participation, m.runs))]
     return metric_table(
         "Participation",
-        "Share of the rounds in which a client of the domain was merged, in %, mean over its "
-        "clients; beside it the domain's test accuracy in %, mean of the last 5 tested rounds.",
+        "Percentage of rounds in which a client of the domain was merged (mean over its clients),"
+        " and the domain's test accuracy in % (mean of the last 5 tested rounds).",
         [
             Column(f"{domain}: {title}", of(place), 0)
             for place, domain in enumerate(comparison.domains)
@@ -36,9 +37,9 @@ def participation_table(comparison: Comparison) -> Table:
 
 
 def participation(run: Run) -> list[float]:
-    """Return each domain's share of client-rounds in which a client was merged.
+    """Return how often clients of each domain were merged, as a mean fraction of rounds.
 
-    Empty if every client was merged in every round, or nothing is known.
+    The result is empty if every client was merged in every round, or if this is unknown.
     """
     if "remarks" in run.info:  # read from a summary
         return list(run.info.get("participation", ()))
