@@ -130,7 +130,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         (
             'confirmed = "uniform,',
             'confirmed = "fedavg,',
-            "nothing against the reference 'uniform'",
+            "confirmed lacks the reference 'uniform'",
         ),
         ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
         (

@@ -125,7 +125,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere")
     folder = make_run(tmp_path / "r", constant(1, a=0.1), status="failed", error="it burnt")
     with pytest.raises(
-        RunFolderError, match=r"trained and tested \(failed\)\. Its error: it burnt"
+        RunFolderError, match=r"trained and tested round \(failed\)\. Its error: it burnt"
     ):
         read_run(folder)
     (folder / "config.toml").write_text("seed = = 1")
