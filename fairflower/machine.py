@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -125,11 +126,16 @@ def _sysctl() -> str:
 
 
 def release_memory() -> None:
-    """Return free memory pages from glibc to the system.
+    """Free the messages of earlier rounds, and return free memory pages from glibc to the system.
+
+    Reading ``array_records`` of a message makes a reference cycle inside Flower. Only a full run of
+    the garbage collector frees the message with its arrays, and Python makes full runs too rarely:
+    several rounds' models would stay in memory.
 
     glibc keeps freed pages. They become more fragmented in every round, so the process would grow.
-    Without glibc this function does nothing.
+    Without glibc no page is returned.
     """
+    gc.collect()
     if platform.system() != "Linux":  # on Windows CDLL(None) is an error
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

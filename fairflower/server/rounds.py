@@ -42,7 +42,7 @@ from fairflower.server.transport import send_and_receive
 #: Multiple of the cross entropy of guessing above which training counts as diverged.
 DIVERGED = 10
 
-#: Seconds between two releases of free memory, each of which takes some 0.02 seconds.
+#: Seconds between two releases of memory, each of which takes some 0.2 seconds.
 _RELEASE_EVERY = 5.0
 
 #: Accuracies that clients may report: of the global model, and of their personal model.

@@ -39,6 +39,30 @@ def test_nothing_holds_the_replies_of_earlier_rounds(rule: str, tmp_path: Path) 
     assert left == {1: 0, 2: 0, 3: 0}
 
 
+def test_no_reply_waits_for_the_garbage_collector_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages whose records were read are in reference cycles of Flower's."""
+    monkeypatch.setattr(rounds, "_RELEASE_EVERY", -1.0)
+    arrays: dict[int, list[weakref.ref[Array]]] = defaultdict(list)
+    left: dict[int, int] = {}
+
+    def train(message: Message, context: Context) -> Message:
+        server_round = int(message.content["config"]["server-round"])
+        reply = client_app(message, context)
+        earlier = [a for r in arrays if r < server_round for a in arrays[r]]
+        left[server_round] = sum(array() is not None for array in earlier)
+        arrays[server_round] += map(weakref.ref, reply.content["arrays"].values())
+        return reply
+
+    gc.disable()
+    try:
+        session(config(tmp_path), replacing(train=train)).run()
+    finally:
+        gc.enable()
+    assert left == {1: 0, 2: 0, 3: 0}
+
+
 def anonymous() -> int:
     """Bytes of this process that are no file's."""
     (line,) = (row for row in STATUS.read_text().splitlines() if row.startswith("RssAnon"))
