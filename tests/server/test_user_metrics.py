@@ -217,8 +217,8 @@ def test_clients_that_lack_the_function_are_named(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("own_metrics:auc", "the name of own_metrics:auc is taken"),
-        ("own_metrics:nan,own_metrics:nan", "the name of own_metrics:nan is taken"),
+        ("own_metrics:auc", "the name of own_metrics:auc is already used"),
+        ("own_metrics:nan,own_metrics:nan", "the name of own_metrics:nan is already used"),
         ("own_metrics:macro", "has no 'macro'. Did you mean macro_f1"),
         ("absent_module:f1", "cannot be imported"),
         ("macro_f1", "expected module:function"),
