@@ -358,7 +358,7 @@ def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
 @pytest.mark.parametrize(
     ("shape", "found"),
     [
-        (f"({10**6}, {10**6}, {10**6})", r"found uint8 \[1000000, .* 1000000000000000000 bytes"),
+        (f"({10**6}, {10**6}, {10**6})", r"data for uint8 \[1000000, .* 1000000000000000000 bytes"),
         (f"({2**62}, 4, 4)", "found 96 bytes of data for .*; expected"),
         (f"({2**63},)", "found 96 bytes of data for .*; expected|cannot be read"),
         ("(-1, 4, 4)", "found 96 bytes of data for|cannot be read"),
