@@ -35,11 +35,16 @@ def key_to_argument(key: str) -> str:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file as flat run config keys, without checking names and values."""
+    return flatten_tables(read_tables(path))
+
+
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """Read the tables of a TOML file; ``ConfigError`` if it cannot be read."""
     path = Path(path).expanduser()
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
-        return flatten_tables(_parse_toml(read_text(path, "utf-8-sig")))
+        return _parse_toml(read_text(path, "utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

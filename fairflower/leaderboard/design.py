@@ -5,20 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig, read_toml, unknown
-from fairflower.errors import ConfigError
-from fairflower.plans.plan import grid_configs, parse_seeds
-
-#: Keys of the tables in the file.
-_PROTOCOL = (
-    *("results", "reference", "screened", "confirmed", "points", "again", "scrambling"),
-    *("tuned-on", "federations", "margin", "margin-average", "margin-std"),
+from fairflower.arguments import Range
+from fairflower.config import (
+    ClientConfig,
+    RunConfig,
+    StrategyConfig,
+    flatten_tables,
+    read_tables,
+    unknown,
 )
-_BENCHMARK = ("federations", "overlap", "confirmed")
-_SWEEP = ("of", "methods", "federations")
-_TABLES = ("protocol", "settings", "benchmarks", "sweeps")
+from fairflower.errors import ConfigError, quoted
+from fairflower.plans.plan import grid_configs, parse_seeds
+from fairflower.server.contents import Count, conform
+
+#: Types of the file's keys, by table.
+_TRIED = Annotated[int, Range(1, 4096)]
+_POINTS = Annotated[float, Range(0, 100)]
+_NUMBERS = str | int  # "0-4", or a single number
+_PROTOCOL: Mapping[str, Any] = {
+    **{"results": str, "reference": str, "screened": str, "confirmed": str},
+    **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
+    **{"tuned-on": _NUMBERS, "federations": _NUMBERS},
+    **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
+}
+_BENCHMARK: Mapping[str, Any] = {
+    **{"federations": _NUMBERS, "confirmed": str},
+    "overlap": Annotated[float, Range(0, 1e6)],
+}
+_SWEEP: Mapping[str, Any] = {
+    **{"of": str, "methods": str, "federations": _NUMBERS},
+    **{"vary": dict[str, Any], "settings": dict[str, Any]},
+}
+_TABLES: Mapping[str, Any] = {
+    **{"protocol": dict[str, Any], "settings": dict[str, Any]},
+    **{"benchmarks": dict[str, dict[str, Any]], "sweeps": dict[str, dict[str, Any]]},
+}
 
 #: Keys that the federation and the stage decide: partition, first model, batches and tests.
 _OWN = ("seed", "data.seed", "evaluate.test")
@@ -97,24 +120,26 @@ class Design:
             If the file is not a design, has an unknown key or method, or uses a federation both for
             tuning and for confirmation.
         """
-        flat = read_toml(path)
-        _check(f"{path}: table", (key.partition(".")[0] for key in flat), _TABLES)
-        protocol, common, tables, sweeps = (_table(flat, name) for name in _TABLES)
+        file = read_tables(path)
+        _check(f"{path}: table", file, _TABLES)
+        protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
-        if missing := [key for key in _PROTOCOL[:9] if key not in protocol]:
+        if missing := [key for key in [*_PROTOCOL][:9] if key not in protocol]:
             raise ConfigError(
                 f"{path}: [protocol] lacks {', '.join(missing)}. Add them; "
                 "experiments/leaderboard.toml is an example."
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
         benchmarks = []
-        for name, table in _nested(tables).items():
-            about = {key: table.pop(key) for key in _BENCHMARK if key in table}
+        for name, table in tables.items():
+            about = {key: table[key] for key in _BENCHMARK if key in table}
+            _check(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
+            own = {key: value for key, value in table.items() if key not in about}
             federations = about.get("federations", protocol["federations"])
             benchmarks.append(
                 Benchmark(
                     name,
-                    {**common, **table, **(given or {})},
+                    {**flatten_tables(common), **flatten_tables(own), **(given or {})},
                     _methods(path, about.get("confirmed", protocol["confirmed"])),
                     _federations(path, name, federations),
                     float(about.get("overlap", 0.0)),
@@ -125,7 +150,7 @@ class Design:
             protocol["reference"],
             _methods(path, protocol["screened"]),
             tuple(benchmarks),
-            tuple(_sweep(path, name, table, benchmarks) for name, table in _nested(sweeps).items()),
+            tuple(_sweep(path, name, table, benchmarks) for name, table in sweeps.items()),
             protocol["points"],
             protocol["again"],
             protocol["scrambling"],
@@ -161,12 +186,6 @@ class Design:
     def _check(self) -> None:
         if not self.benchmarks:
             raise ConfigError(f"{self.path}: each benchmark needs a table [benchmarks.<name>].")
-        for key, value, least in (("points", self.points, 1), ("again", self.again, 1)):
-            if type(value) is not int or value < least:
-                raise ConfigError(
-                    f"{self.path}: [protocol] {key} = {value!r}: expected a whole number, {least} "
-                    "or more."
-                )
         tested = [(benchmark.name, benchmark.federations) for benchmark in self.benchmarks]
         for name, federations in [*tested, *((s.name, s.federations) for s in self.sweeps)]:
             if both := sorted(set(federations) & set(self.tuned_on)):
@@ -209,11 +228,7 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
     return ClientConfig.read(client), StrategyConfig.read(rule)
 
 
-def _methods(path: Path, text: Any) -> tuple[str, ...]:
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"{path}: methods = {text!r}: expected a text, for example 'uniform,gsam+fedism'."
-        )
+def _methods(path: Path, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: method {twice[0]!r} is named twice. Remove the second entry.")
@@ -236,33 +251,31 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
 
     ``settings`` apply to all runs of the sweep and override the benchmark's settings.
     """
-    vary, settings = _table(table, "vary"), _table(table, "settings")
-    rest = {k: v for k, v in table.items() if k.partition(".")[0] not in ("vary", "settings")}
-    _check(f"{path}: [sweeps.{name}]", rest, _SWEEP)
+    _check(f"{path}: [sweeps.{name}]", table, _SWEEP)
     named = {benchmark.name: benchmark for benchmark in benchmarks}
-    if rest.get("of") not in named or not vary:
+    vary, settings = (flatten_tables(table.get(key, {})) for key in ("vary", "settings"))
+    if table.get("of") not in named or not vary:
         raise ConfigError(
             f"{path}: [sweeps.{name}] needs a key 'of' with a benchmark ({', '.join(named)}) and a"
             f" table [sweeps.{name}.vary] with run config keys and their values."
         )
+    for key, values in vary.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(
+                f"{path}: [sweeps.{name}.vary] {key} = {quoted(values)}: expected a list of values."
+            )
     places = [{**settings, key: value} for key, values in vary.items() for value in values]
-    methods = _methods(path, rest.get("methods", ""))
-    federations = _federations(path, name, rest.get("federations", ""))
-    return Sweep(name, named[rest["of"]], methods, federations, tuple(places))
+    methods = _methods(path, table.get("methods", ""))
+    federations = _federations(path, name, table.get("federations", ""))
+    return Sweep(name, named[table["of"]], methods, federations, tuple(places))
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys in each table, by the name of the table."""
-    return {name: _table(flat, name) for name in dict.fromkeys(k.partition(".")[0] for k in flat)}
-
-
-def _table(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keys in a table of a flat mapping."""
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): v for key, v in flat.items() if key.startswith(prefix)}
-
-
-def _check(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    for key in map(str, names):
-        if key not in known:
-            raise ConfigError(f"{what}: {unknown('key', key, known)}")
+def _check(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for an unknown key of a table, or a value of another type."""
+    for key, value in table.items():
+        if key not in hints:
+            raise ConfigError(f"{what}: {unknown('key', key, hints)}")
+        try:
+            conform(value, hints[key], key)
+        except ValueError as error:
+            raise ConfigError(f"{what} {error}") from error
