@@ -29,6 +29,10 @@ PROVEN = (
 POLICIES = ("uniform", "by-examples", "round-robin")
 
 
+#: Largest standard deviation of the model's noise, far below the largest number in float32.
+_LARGEST_NOISE = 1e30
+
+
 @dataclass(frozen=True)
 class PrivacyConfig:
     """Client-level differential privacy."""
@@ -37,6 +41,7 @@ class PrivacyConfig:
         0.0,
         "Standard deviation of the noise added to the model, as a multiple of privacy.clip "
         "times bound.max-client-weight. 0 disables differential privacy.",
+        max=1e9,
     )
     clip: float = setting(
         1.0,
@@ -48,6 +53,7 @@ class PrivacyConfig:
         "Standard deviation of the noise added to each number that a client sends for the "
         "strategy, as a multiple of the number's range. 0 is allowed only if the strategy needs "
         "no numbers.",
+        max=1e9,
     )
     loss_range: float = setting(
         5.0,
@@ -112,6 +118,17 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
             f"{', '.join(measurements)} from every client, and these numbers would be sent "
             "without noise. Set privacy.number-noise-multiplier, for example to 2, or choose "
             "strategy.name = 'uniform'."
+        )
+    if "received_group_counts" in measurements:
+        raise _refused(
+            f"strategy.metric = {config.strategy.args['metric']!r} needs counts of people, which "
+            "leave a client without noise. Set strategy.metric = 'received_accuracy'"
+        )
+    if not privacy.noise_multiplier * privacy.clip <= _LARGEST_NOISE:
+        raise ConfigError(
+            f"privacy.noise-multiplier = {privacy.noise_multiplier:g} times privacy.clip = "
+            f"{privacy.clip:g} is above {_LARGEST_NOISE:g}, too much for single precision. Lower "
+            "one of them."
         )
     _check_what_else_leaves(config, exchanges)
 

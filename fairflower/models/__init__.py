@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -110,6 +111,21 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
     return model.travelling() if isinstance(model, Classifier) else model.state_dict()
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """Return a digest of the arrays that all have from the start; empty if there are none."""
+    moving = {t.data_ptr() for t in (*travelling(model).values(), *local_tensors(model).values())}
+    still = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if tensor.numel() and tensor.data_ptr() not in moving
+    }
+    digest = hashlib.sha256()
+    for name, tensor in still.items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16] if still else ""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

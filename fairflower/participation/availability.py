@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from fairflower.config import parse_assignments
-from fairflower.errors import ConfigError, quoted
+from fairflower.errors import ConfigError, logger, quoted
 from fairflower.paths import read_text
 
 #: Round, ids of all clients -> ids of the available clients.
@@ -72,10 +74,38 @@ def _markov(text: str, seed: int) -> Availability:
     return lambda server_round, clients: [k for k in sorted(clients) if available(k, server_round)]
 
 
-def _trace(path: Path) -> Availability:
+@dataclass(frozen=True)
+class Trace:
+    """Availability by a file: the clients of each round; after the last it starts again."""
+
+    clients: dict[int, set[int]]
+
+    def __call__(self, server_round: int, clients: Collection[int]) -> list[int]:
+        """Return the available ones of these clients."""
+        there = self.clients.get((server_round - 1) % max(self.clients) + 1, set())
+        return sorted(there.intersection(clients))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the file's contents, by which a resumed run knows it."""
+        told = sorted((number, sorted(there)) for number, there in self.clients.items())
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+    def warn_of_strangers(self, num_clients: int) -> None:
+        """Warn if the file names clients that the federation does not have."""
+        named: set[int] = set().union(*self.clients.values())
+        if strangers := sorted(named - {*range(num_clients)}):
+            logger.warning(
+                "participation.availability names client %d, and the federation has clients 0 to "
+                "%d: such rows have no effect.",
+                *(strangers[0], num_clients - 1),
+            )
+
+
+def _trace(path: Path) -> Trace:
     where = f"participation.availability = {quoted(str(path))}"
     try:
-        rows = list(csv.DictReader(StringIO(read_text(path)), strict=True))
+        rows = list(csv.DictReader(StringIO(read_text(path, "utf-8-sig")), strict=True))
         present: dict[int, set[int]] = {}
         for row in rows:
             present.setdefault(int(row["round"]), set()).add(int(row["client"]))
@@ -84,12 +114,6 @@ def _trace(path: Path) -> Availability:
             f"{where}: {error!r}. Expected always, markov:leave=P:back=P, or a CSV file with the "
             "columns round and client."
         ) from error
-    if not present or min(present) < 1:
-        raise ConfigError(f"{where}: expected at least one row, and rounds from 1.")
-    length = max(present)
-
-    def available(server_round: int, clients: Collection[int]) -> list[int]:
-        there = present.get((server_round - 1) % length + 1, set())
-        return sorted(there.intersection(clients))
-
-    return available
+    if not present or min(present) < 1 or min(map(min, present.values())) < 0:
+        raise ConfigError(f"{where}: expected at least one row, rounds from 1 and clients from 0.")
+    return Trace(present)

@@ -104,9 +104,13 @@ def _masks(config: RunConfig, clients: int) -> str:
     """Return the line on secure aggregation, or ""."""
     if not config.secure_aggregation:
         return ""
+    from fairflower.config.secure import check_secure_cohort
+    from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
     from fairflower.secure.rounds import described
 
-    masks = described(max(1, int(clients * config.fraction_train + 1e-9)))
+    asked = max(1, int(clients * config.fraction_train + 1e-9))
+    check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
+    masks = described(asked)
     return (
         f"\n  secure    sums of {masks['clients']} clients, of which up to "
         f"{masks['shares'] - masks['threshold']} may fail in training"

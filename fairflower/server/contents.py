@@ -94,6 +94,9 @@ class Info(Part, total=False):
     held_out_size: Count
     images: str
     digest: str
+    #: Digests of frozen weights that do not travel, and of a file of `participation.availability`.
+    frozen: str
+    availability: str
     clients: Required[list[Client]]
     nodes: dict[Digits, int]
     sites: Sites

@@ -265,16 +265,24 @@ class RunFolder:
         _replace(self.path / "run.json", text.encode())
 
 
+#: Facts of a run -> what has changed if they differ on resuming, and where it comes from.
+_SOURCES = {
+    "digest": ("examples", "data.dir, or the same sites and no others"),
+    "frozen": ("frozen weights", "model.weights or model.name"),
+    "availability": ("availabilities", "participation.availability"),
+}
+
+
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if data or model have changed since the run began."""
     # The path of the data identifies them only in runs of earlier versions.
     passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in passed and earlier.get(name, value) != value:
-            what = "examples" if name == "digest" else name
+            what, where = _SOURCES.get(name, (name, "data.dir, or the same sites and no others"))
             raise ConfigError(
                 f"{path} began with other data: its {what} have changed. Restore the data "
-                "(data.dir, or the same sites and no others), or start a new run."
+                f"({where}), or start a new run."
             )
 
 

@@ -19,8 +19,8 @@ from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, prepare
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
-from fairflower.models import initial_local_arrays
-from fairflower.participation.availability import read_availability
+from fairflower.models import frozen_digest, initial_local_arrays
+from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry.user_metrics import directions, load_metrics
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -93,6 +93,10 @@ class RunSetup:
             facts["secure_aggregation"] = described(
                 _num_asked(self.config, len(federation.clients))
             )
+        if frozen := frozen_digest(self.evaluator.model):
+            facts["frozen"] = frozen
+        if isinstance(self.strategy.availability, Trace):
+            facts["availability"] = self.strategy.availability.digest
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if federation.groups:
@@ -125,6 +129,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     strategy = _make_strategy(config, evaluator)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
+    if isinstance(strategy.availability, Trace):
+        strategy.availability.warn_of_strangers(num_clients)
     setup = RunSetup(config, federation, registry, evaluator, strategy)
     setup.enroll(registry.nodes)
     return setup

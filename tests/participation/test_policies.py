@@ -202,6 +202,30 @@ def test_availability_by_a_file(tmp_path: Path) -> None:
     assert trained(folder) == {1: [0, 2], 2: [1], 3: [0, 2]}
 
 
+def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,2\n")
+    folder = stopped(config(tmp_path / "run", **{"participation.availability": str(file)}), 2)
+    file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,3\r\n")
+    with pytest.raises(ConfigError, match="availabilities have changed"):
+        resume(folder)
+    file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n")  # the same again
+    resume(folder)
+
+
+def test_a_file_with_clients_that_do_not_exist(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,1\n1,4\n")
+    made = config(tmp_path, **{"participation.availability": str(file), "num-server-rounds": 1})
+    session(made).run()
+    assert "names client 4, and the federation has clients 0 to 3" in caplog.text
+    file.write_text("round,client\n1,1\n1,-1\n")
+    with pytest.raises(ConfigError, match="clients from 0"):
+        read_availability(str(file), 0)
+
+
 def test_a_round_without_available_clients_ends_the_run(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n3,0\n")

@@ -138,6 +138,13 @@ def test_undefined_metrics_are_named_with_their_reason(
     assert notes[0].startswith("Group fairness is undefined for client 2 of switzerland, client 3")
 
 
+def test_a_report_without_a_defined_metric(tmp_path: Path) -> None:
+    """Domains by health have people of one group each, so that clients compare nothing."""
+    settings = {"data.name": "randhie", "data.groups": "health", "data.clients-per-domain": 1}
+    made = hearts(tmp_path, **{**settings, "data.examples-per-client": 20})
+    assert analyze([read_run(run(made))]).tables
+
+
 def test_groups_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) -> None:
     plain, grouped = (run(hearts(tmp_path / g, **{"data.groups": g})) for g in ("", "age"))
     models = [(folder / "model.safetensors").read_bytes() for folder in (plain, grouped)]

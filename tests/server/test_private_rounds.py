@@ -104,6 +104,13 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
         ({"privacy.number-noise-multiplier": 0.0}, "leave it without noise"),
         ({"privacy.noise-multiplier": 0.0, "privacy.max-epsilon": 3.0}, "epsilon is infinite"),
         ({"privacy.delta": 0.0}, "more than 0"),
+        ({"privacy.noise-multiplier": 1e300}, "expected at most"),
+        ({"privacy.number-noise-multiplier": 1e300}, "expected at most"),
+        ({"privacy.clip": 1e300}, "too much for single precision"),
+        (
+            {"strategy.name": "fairfed", "strategy.metric": "equal_opportunity_difference"},
+            "counts of people",
+        ),
     ],
 )
 def test_what_no_proof_covers_is_refused(settings: dict[str, Any], words: str) -> None:

@@ -22,11 +22,13 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
         *(
             _baselines_table(comparison, *pair)
             for pair in zip(measures, contrasts.against_baselines, strict=True)
+            if pair[0].figures  # none if all are undefined, as with one group of people
         ),
         *(
             _groups_table(comparison, title, *pair)
             for title, groups in contrasts.further.items()
             for pair in zip(measures, groups, strict=True)
+            if pair[0].figures
         ),
     ]
 

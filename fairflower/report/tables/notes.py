@@ -303,7 +303,8 @@ def run_notes(run: Run) -> list[str]:
     if privacy := run.info.get("privacy"):
         lines.append(privacy_note(privacy))
     if loss := run.info.get("diverged"):
-        lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower train.lr.")
+        lower = "train.lr, or the noise (privacy.clip)" if privacy else "train.lr"
+        lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower {lower}.")
     if run.info.get("local_arrays"):
         lines.append(_local_note(run))
     for number, reason in run.info.get("halted_rounds", {}).items():
