@@ -98,7 +98,7 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
         ({"stop.patience": 3}, "stop.patience"),
         ({"data.validation-fraction": 0.1}, "data.validation-fraction"),
         ({"bound.clip-update-median": 1.0}, "the median depends on every client"),
-        ({"bound.clip-update-norm": 1.0}, "privacy.clip takes its place"),
+        ({"bound.clip-update-norm": 1.0}, "privacy.clip replaces it"),
         ({"observe.window": 10}, "observe.window"),
         ({"secure-aggregation": True}, "secure-aggregation"),
         ({"privacy.number-noise-multiplier": 0.0}, "leave it without noise"),
