@@ -70,6 +70,12 @@ def trial(
         raise ConfigError(
             f"--sites {sites}: the --site options determine the number of sites. Remove --sites."
         )
+    if site and configs[0].privacy.on:
+        raise ConfigError(
+            "privacy.noise-multiplier above 0: sites with folders of their own test the model "
+            "themselves, and their accuracies have no noise. Leave --site out, so that the sites "
+            "share a data set which the server tests on, or set privacy.noise-multiplier = 0."
+        )
     if site:
         nodes = nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]

@@ -303,7 +303,8 @@ class LocalDeployment:
     def run(self, config: RunConfig) -> Path:
         """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
 
-        Clients test the global model, whatever ``evaluate.by`` says.
+        Clients test the global model, whatever ``evaluate.by`` says; in runs with differential
+        privacy the server tests it.
 
         Raises
         ------
@@ -315,7 +316,8 @@ class LocalDeployment:
         if config.resume:
             place = Path(config.resume).parent
         place.mkdir(parents=True, exist_ok=True)
-        evaluate = replace(config.evaluate, by="clients")
+        by = "server" if config.privacy.on else "clients"
+        evaluate = replace(config.evaluate, by=by)
         config = replace(config, evaluate=evaluate, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
         app.mkdir(parents=True)

@@ -57,7 +57,7 @@ def noised_numbers(
         low, high = number_range(name, privacy.loss_range)
         value = float(numbers.get(name, math.nan))
         value = min(max(value, low), high) if math.isfinite(value) else high
-        purpose = (client_id, server_round(config), name)
+        purpose = (int(config.get("seed", 0)), client_id, server_round(config), name)
         draw = float(gaussian(1, noise_source(privacy.noise_seed, *purpose))[0])
         value += privacy.number_noise_multiplier * (high - low) * draw
         noised[name] = min(max(value, low), high)

@@ -1,0 +1,137 @@
+"""Time and bytes of a round under secure aggregation, beside the plain round.
+
+    python benchmarks/secure.py
+    python benchmarks/secure.py --clients 20 --quick
+
+Clients have eight random images each and train for one epoch, so that a round costs little beside
+its messages. All are in this process, on the inline engine; q-FFL, the default network. The plain
+run and the masked one are made in turn, and their first rounds are dropped.
+
+How to read it. `CPU s` is the processor time of a round, server and all clients together, and
+`x plain` its ratio to the plain round's. `MB a client` are the bytes of all messages to and from a
+client in a round, as Flower serializes them, and `messages` their number in both directions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import machine_facts, markdown, say, version_facts
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_to_proto
+from many import write_data
+from rich.console import Console
+
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig
+from fairflower.engines.inline import InlineGrid
+from fairflower.server.session import Session
+
+SIDE = 16
+
+
+class Counter:
+    """fairflower's app, and the messages and bytes to and from all clients since the last look."""
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = 0
+        self.app = ClientApp()
+        for register in (self.app.train(), self.app.train("measure"), self.app.query()):
+            register(self.answer)
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Answer a message as the app does, and count both."""
+        self.count(message)  # Flower's mod removes a part of it
+        reply = client_app(message, context)
+        self.count(reply)
+        return reply
+
+    def count(self, message: Message) -> None:
+        """Count a message."""
+        self.messages += 1
+        self.bytes += recorddict_to_proto(message.content).ByteSize()
+
+    def look(self) -> tuple[int, int]:
+        """Return the numbers, and begin again at 0."""
+        seen = self.messages, self.bytes
+        self.messages = self.bytes = 0
+        return seen
+
+
+def rounds(
+    clients: int, secure: bool, count: int, folder: Path
+) -> Iterator[tuple[float, float, int]]:
+    """Yield processor time, messages and bytes of each round but the first."""
+    config = RunConfig.from_flat(
+        {
+            "num-server-rounds": count,
+            "secure-aggregation": secure,
+            "strategy.name": "qffl",
+            "data.name": "npz",
+            "data.dir": str(folder),
+            "data.clients-per-domain": clients,
+            "data.examples-per-client": 8,
+            "train.local-epochs": 1,
+            "evaluate.every": count,
+            "checkpoint.every": 0,
+            "output-dir": str(folder / ("secure" if secure else "plain")),
+        }
+    )
+    counter = Counter()
+    seen: list[tuple[float, float, int]] = []
+    before = time.process_time()
+
+    def ended(server_round: int, _: Any) -> None:
+        nonlocal before
+        seen.append((time.process_time() - before, *counter.look()))
+        before = time.process_time()
+
+    Session(InlineGrid(counter.app, clients), config, Console(quiet=True), on_round=ended).run()
+    yield from seen[1:]
+
+
+def rows(numbers: list[int], count: int) -> Iterator[list[str]]:
+    """Yield a plain and a masked row for each number of clients."""
+    for clients in numbers:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            write_data(folder, clients, SIDE)
+            plain = 0.0
+            for secure in (False, True):
+                say(f"{clients} clients, {'masked' if secure else 'plain'}")
+                found = list(rounds(clients, secure, count, folder))
+                seconds = min(time for time, _, _ in found)
+                plain = plain or seconds
+                _, messages, size = found[-1]
+                yield [
+                    f"{clients}, {'masked' if secure else 'plain'}",
+                    f"{seconds:.2f}",
+                    f"{seconds / plain:.1f}",
+                    f"{size / clients / 1e6:.2f}",
+                    f"{messages / clients:.0f}",
+                ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", default="20,100")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    given = parser.parse_args()
+    count = 2 if given.quick else given.rounds
+    table = list(rows([int(number) for number in given.clients.split(",")], count))
+    print(f"{machine_facts()}; {version_facts('numpy', 'flwr', 'torch')}\n")
+    print(markdown(["clients", "CPU s", "x plain", "MB a client", "messages"], table))
+
+
+if __name__ == "__main__":
+    main()
