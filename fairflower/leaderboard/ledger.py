@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
@@ -57,7 +58,15 @@ class Row:
         values: dict[str, Any] = dict(cells)
         values["federation"] = int(values["federation"])
         values["seconds"] = float(values["seconds"])
-        return cls(**values)
+        row = cls(**values)
+        expected = len(row.domain_names) if row.outcome == "completed" else 0
+        if row.outcome not in get_args(Outcome) or None in values.values():
+            raise ValueError(f"outcome {row.outcome!r}, or too few cells")
+        if len(row.accuracies) != expected or not all(0 <= a <= 1 for a in row.accuracies):
+            raise ValueError(f"expected {expected} accuracies from 0 to 1")
+        if not 0 <= row.seconds < math.inf:
+            raise ValueError(f"seconds = {row.seconds}")
+        return row
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -90,14 +99,18 @@ class Ledger:
         self.rows: dict[str, Row] = {}
         if not path.exists():
             return
-        text = read_text(path)
-        whole = text[: text.rfind("\n") + 1]
-        reader = csv.DictReader(StringIO(whole), strict=True)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        try:
+            text = read_text(path)
+            whole = text[: text.rfind("\n") + 1]
+            reader = csv.DictReader(StringIO(whole), strict=True)
+            lines, columns = list(reader), tuple(reader.fieldnames or ())
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+        if columns != COLUMNS:
             raise RunFolderError(
                 f"{path} is not a leaderboard's ledger: it has unexpected columns."
             )
-        for number, cells in enumerate(reader, start=2):
+        for number, cells in enumerate(lines, start=2):
             try:
                 row = Row.read(cells)
             except (TypeError, ValueError) as error:

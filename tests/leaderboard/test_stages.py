@@ -397,3 +397,28 @@ def test_the_command_makes_all_of_it_and_nothing_twice(tmp_path: Path) -> None:
     assert "All runs are in" in again
     shown = call("leaderboard", str(file), "--benchmarks=plan", expect=2)
     assert "has no plan, but plain, noisy" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("0.5 0.6", "0.5 x"),
+        ("0.5 0.6", "0.5"),
+        ("0.5 0.6", "0.5 nan"),
+        ("completed", "won"),
+        (",9.0", ",nan"),
+        (",key", ""),
+        ("plain", '"plain'),
+        ("plain", "\udce9"),
+    ],
+)
+def test_a_damaged_ledger_is_named(tmp_path: Path, old: str, new: str) -> None:
+    row = "screening,plain,uniform,1,,a b,0.5 0.6,,completed,,cpu,9.0,digest,key\n"
+    path = tmp_path / "rows.csv"
+    for text, wrong in ((row, False), (row.replace(old, new), True)):
+        path.write_text(",".join(COLUMNS) + "\n" + text, errors="surrogateescape")
+        if not wrong:
+            assert len(Ledger(path).rows) == 1
+            continue
+        with pytest.raises(RunFolderError, match=r"rows\.csv"):
+            Ledger(path)
