@@ -79,8 +79,9 @@ for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
     home = {"env": environment(tmp_path), "cwd": tmp_path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, **home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("engine    inline, one client at a time, as Ray is not installed") == 2
-    assert 'More at a time: pip install "fairflower[sim]"' in done.stdout
+    said = "engine    inline, one client at a time, because Ray is not installed"
+    assert done.stdout.count(said) == 2
+    assert 'For parallel clients: pip install "fairflower[sim]"' in done.stdout
     assert len(list(tmp_path.glob("runs/**/model.safetensors"))) == 3
     assert (tmp_path / "runs" / "report" / "index.html").exists()
 

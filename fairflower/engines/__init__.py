@@ -1,1 +1,1 @@
-"""Engines that run the clients of a simulation; all engines give the same bits."""
+"""Engines that run the clients of a simulation. All engines give exactly the same results."""

@@ -1,4 +1,4 @@
-"""The engine that ``engine = "auto"`` stands for, and errors about engines that lack Ray."""
+"""Choice of the engine for ``engine = "auto"``, and errors if Ray is not installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _REMEDY = 'pip install "fairflower[sim]"'
 def chosen_engine(config: RunConfig) -> str:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
-    ``engine = "auto"`` is Ray if it is installed, and otherwise this process. ``NotInstalled`` if
-    the config asks for Ray, by ``engine`` or ``ray-address``, and Ray is not installed.
+    ``engine = "auto"`` means Ray if it is installed, and otherwise this process. Raises
+    ``NotInstalled`` if the config requires Ray, by ``engine`` or ``ray-address``, and Ray is not
+    installed.
     """
     if installed("ray"):
         return "ray" if config.engine == "auto" else config.engine
@@ -21,14 +22,17 @@ def chosen_engine(config: RunConfig) -> str:
     if config.engine in ("auto", "inline"):
         return "inline"
     raise NotInstalled(
-        f"engine = {config.engine!r} needs ray. Run: {_REMEDY}, or choose engine = 'inline', which "
-        "gives the same bits."
+        f"engine = {config.engine!r} needs ray. Run: {_REMEDY}, or set engine = 'inline', which "
+        "gives exactly the same results."
     )
 
 
 def engine_line(config: RunConfig) -> str:
-    """Return a line that says why a run is in this process, "" if its config chose the engine."""
+    """Explain why a run uses the inline engine; return "" if its config sets the engine."""
     if config.engine != "auto" or installed("ray"):
         return ""
-    line = f"inline, one client at a time, as Ray is not installed. More at a time: {_REMEDY}"
+    line = (
+        "inline, one client at a time, because Ray is not installed. For parallel clients: "
+        f"{_REMEDY}"
+    )
     return line + f"; workers = {config.workers} has no effect" * bool(config.workers)

@@ -1,7 +1,7 @@
-"""The inline engine: a ``Grid`` that runs the clients in turn in this process.
+"""The inline engine: a ``Grid`` that runs clients one after another in this process.
 
-For debuggers, notebooks, profilers, fast tests and machines without Ray. ServerApp, ClientApp and
-messages are the same as on any other grid.
+Useful for debuggers, notebooks, profilers, fast tests and machines without Ray. The ServerApp, the
+ClientApp and the messages are the same as on other grids.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 RUN_ID = 1
 SERVER_NODE = 1
-FIRST_NODE = 1000  # node ids that cannot be mistaken for client ids
+FIRST_NODE = 1000  # node ids that cannot be confused with client ids
 
 
 class InlineGrid(Grid):
-    """Flower's grid without network, threads or other processes.
+    """A Flower grid without network, threads or other processes.
 
-    A message is handled when its reply is first polled, so a caller can stop between two clients.
-    Node k has ``partition-id`` k.
+    A message is handled when its reply is polled for the first time, so the caller can stop between
+    two clients. Node k has ``partition-id`` k.
 
     Parameters
     ----------
     client_app : ClientApp
-        Flower's app of the clients.
+        The ClientApp of all nodes.
     num_supernodes : int
         Number of nodes.
     run_config : mapping, optional
         ``context.run_config`` of the clients.
     raise_errors : bool, default=False
-        Raise a client's exception, for debuggers, instead of returning an error reply.
+        Whether to raise a client's exception, for debugging, instead of returning an error reply.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class InlineGrid(Grid):
         self._count = 0
 
     def set_run(self, run: object) -> None:
-        """Do nothing: there is one run."""
+        """Do nothing, because there is only one run."""
 
     @property
     def run(self) -> object:  # type: ignore[override]
-        """Raise an error: the inline engine has no record of its run."""
+        """Raise ``NotImplementedError``, because the inline engine keeps no record of its run."""
         raise NotImplementedError("The inline engine keeps no record of its run.")
 
     def create_message(
@@ -85,15 +85,15 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Flower's deprecated way to make a message."""
+        """Create a message; deprecated in Flower."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes, which are connected from the start."""
+        """Return the ids of all nodes, which are always connected."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages until ``pull_messages`` runs them."""
+        """Queue messages for ``pull_messages``, which runs them; return their ids."""
         ids = []
         for message in messages:
             self._count += 1
@@ -134,14 +134,14 @@ class InlineGrid(Grid):
 
 
 def set_content(message: Message, content: Mapping[str, Any]) -> None:
-    """Set a message's content to copies of records, which share the arrays' immutable bytes."""
+    """Set a message's content to copies of records that share the arrays' immutable bytes."""
     message.__dict__["_content"] = RecordDict({name: copied(r) for name, r in content.items()})
 
 
 def answer(
     client_app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """Return the app's reply, or an error reply for its exception."""
+    """Return the app's reply, or an error reply if the app raises an exception."""
     try:
         return client_app(message, context)
     except Exception as error:
@@ -149,20 +149,20 @@ def answer(
 
 
 def memory_problem(reply: Message) -> str:
-    """Return why a client ran out of GPU memory, with sizes if known; "" if it did not."""
+    """Return why a client ran out of GPU memory, or "" if it did not."""
     return out_of_memory(str(reply.error.reason)) if reply.has_error() else ""
 
 
 def too_little_memory(reason: str) -> GpuMemoryError:
-    """Return the error, with the remedy, for a client that ran out of GPU memory."""
+    """Return the error for a client that ran out of GPU memory."""
     return GpuMemoryError(
-        f"A client ran out of GPU memory ({reason}). Resume the run with fewer clients at a time "
-        "(--workers, or a larger client-gpus) or fewer runs (--jobs), or start it with a smaller "
-        "train.batch-size or measure.memory-mb."
+        f"A client ran out of GPU memory ({reason}). Resume the run with fewer parallel clients "
+        "(--workers, or a larger client-gpus) or fewer parallel runs (--jobs), or start a new "
+        "run with a smaller train.batch-size or measure.memory-mb."
     )
 
 
 def failed(message: Message, error: Exception) -> Message:
-    """Return an error reply like those of Flower's engines, which end in the error's text."""
+    """Return an error reply like those of Flower's engines, which end with the error's text."""
     reason = f"{''.join(traceback.format_exception(error))}\nMessage: {error}"
     return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)

@@ -1,4 +1,4 @@
-"""Runs Flower apps on an engine: fairflower's on Ray, Flower's on Ray, or this process."""
+"""Starting Flower apps on an engine: fairflower's on Ray, Flower's on Ray, or this process."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ ServerMain = Callable[[Grid], None]
 def launch(
     server_main: ServerMain, config: RunConfig, num_clients: int, num_gpus: int | None = None
 ) -> None:
-    """Call ``server_main`` with a grid of ``num_clients`` nodes of fairflower's ClientApp.
+    """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
-    ``engine = "auto"`` is Ray here: `fairflower.engines.choice.chosen_engine` is asked before.
-    ``client-gpus = "auto"`` grants no GPU here: `fairflower.plans.devices` replaces it by a number.
-    ``num_gpus`` is as in `simulate`. Raises the exceptions of ``server_main`` and of `simulate`.
+    ``engine = "auto"`` means Ray here; callers resolve it with
+    `fairflower.engines.choice.chosen_engine`. ``client-gpus = "auto"`` means no GPU here; callers
+    replace it by a number (`fairflower.plans.devices`). ``num_gpus`` is as in `simulate`. Raises
+    the exceptions of ``server_main`` and of `simulate`.
     """
     server_app = ServerApp()
 
@@ -46,7 +47,7 @@ def launch(
     def main(grid: Grid, context: Context) -> None:
         server_main(grid)
 
-    # Without data.dir, the default folder differs between the nodes of a cluster.
+    # Without data.dir, the nodes of a cluster may have different default folders.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
     simulate(
         server_app,
@@ -64,7 +65,7 @@ def launch(
 
 
 def _prepare(data: DataConfig) -> str:
-    """Prepare a run's data on this machine, and return their description without paths."""
+    """Prepare a run's data on this machine, and return a description of the data without paths."""
     return replace(prepare_data(data), sources=()).to_json()
 
 
@@ -83,60 +84,63 @@ def simulate(
     fewer: bool = True,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
-    """Run any two Flower apps together, as Flower's ``run_simulation`` does.
+    """Run a ServerApp and a ClientApp, like Flower's ``run_simulation``.
 
     Parameters
     ----------
     server_app, client_app
-        Flower's apps, of the message API.
+        Flower apps that use the message API.
     num_supernodes : int
         Number of nodes. Node k's config has ``partition-id`` k and ``num-partitions``.
     engine : {"ray", "flower", "inline"}, default="ray"
-        fairflower's on Ray; Flower's on Ray; the clients in turn in this process.
-        All engines give the same results.
+        fairflower's engine on Ray, Flower's engine on Ray, or clients one after another in this
+        process. All engines give the same results.
     ray_address : str, default=""
-        Address of a Ray cluster for engine "ray": "auto", "host:port" or "ray://host:port"; ""
-        is this machine. The cluster gets this process's code of fairflower; all other modules of
-        the ClientApp must be installed on every node.
+        Address of a Ray cluster for engine "ray": "auto", "host:port" or "ray://host:port". ""
+        means this machine. This process's version of fairflower is copied to the cluster. All other
+        modules of the ClientApp must be installed on every node.
     prepare : callable, optional
-        Called once here and on every node of a cluster before clients run there, for example to
-        fetch data. Must return the same value everywhere, and may raise a ``UserError``.
+        Called once on this machine and on every node of a cluster before clients run there, for
+        example to download data. It must return the same value everywhere and may raise a
+        ``UserError``.
     workers : int, default=0
-        Clients at a time on the engines with Ray. 0 means as many as fit.
+        Number of parallel clients on engines with Ray. 0 means as many as fit.
     client_cpus, client_gpus
         CPUs and GPUs of each worker.
     num_gpus : int, optional
-        GPUs of this machine for engine "ray". Default: those that Ray finds.
+        Number of GPUs on this machine for engine "ray". Default: all GPUs that Ray detects.
     fewer : bool, default=True
-        Whether engine "ray" tries a client that runs out of GPU memory once more, with half as many
-        clients at a time.
+        Whether engine "ray" retries a client that runs out of GPU memory, once and with half as
+        many parallel clients.
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
     Returns
     -------
     Context
-        Context of the ServerApp, with its state; empty for Flower's engine.
+        Context of the ServerApp with its state. The state is empty for Flower's engine.
 
     Raises
     ------
     Exception
-        Of the ServerApp.
+        Any exception of the ServerApp.
     GpuMemoryError
         If a client runs out of GPU memory.
     ConfigError
-        If no client fits, a cluster cannot be used, or this Flower has no simulation engine.
+        If no client fits, a cluster cannot be used, or the installed Flower has no simulation
+        engine.
     """
     num_cpus = workers * client_cpus or cpus()
     if client_cpus > num_cpus and not ray_address:
         raise ConfigError(
-            f"client-cpus = {client_cpus}: {num_cpus} CPUs are available. Lower client-cpus."
+            f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
+            "client-cpus."
         )
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if engine == "flower":
         if settings:
-            raise ConfigError("Flower's engine supports no run_config. Choose engine='ray'.")
+            raise ConfigError("Flower's engine does not support run_config. Choose engine='ray'.")
         granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted)
     elif engine == "inline":
@@ -169,20 +173,20 @@ def _run_by_flower(
     num_cpus: int,
     granted: Mapping[str, float],
 ) -> None:
-    """Run the apps on Flower's deprecated engine; clients have ``num_cpus`` CPUs in total.
+    """Run the apps on Flower's deprecated engine; all clients together have ``num_cpus`` CPUs.
 
-    Only ``run_simulation`` simulates without a daemon and a copy of the app.
+    Only ``run_simulation`` needs neither a daemon nor a copy of the app.
     """
     prepare_ray()  # before Flower imports Ray
-    from flwr import simulation  # late: it is slow
+    from flwr import simulation  # imported late, because it is slow
 
     run_simulation = getattr(simulation, "run_simulation", None)
-    if not callable(run_simulation):  # a module may have this name
+    if not callable(run_simulation):  # a module may have the same name
         raise ConfigError(
-            f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose "
-            "engine = 'ray', which gives the same bits."
+            f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose engine = "
+            "'ray', which gives exactly the same results."
         )
-    local = {  # "local": do not join a cluster on this machine
+    local = {  # "local" avoids joining a cluster that runs on this machine
         "address": "local",
         "num_cpus": num_cpus,
         "logging_level": logging.ERROR,
@@ -197,11 +201,11 @@ def stop_on_interrupt(
     say: Callable[[str], Any],
     signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, *HANGUP),
 ) -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal exits at once.
+    """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal exits immediately.
 
-    The server ends the run between two replies, so that the run folder is complete. SIGHUP, which a
-    closed terminal sends, perhaps more than once, never exits at once; under `nohup` it stays
-    ignored.
+    The server ends the run between two replies, so that the run folder is complete. A closed
+    terminal sends SIGHUP, sometimes more than once, so SIGHUP never exits immediately; under
+    `nohup` it remains ignored.
     """
     stop = threading.Event()
     terminals = [place for place in (1, 2) if os.isatty(place)]
@@ -212,7 +216,7 @@ def stop_on_interrupt(
         elif stop.is_set():
             os._exit(128 + signum)
         stop.set()
-        say("Stopping: waiting for the clients at work. Press Ctrl-C again to exit at once.")
+        say("Stopping: waiting for running clients. Press Ctrl-C again to exit immediately.")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -228,7 +232,7 @@ def stop_on_interrupt(
 
 
 def _leave(terminals: Iterable[int]) -> None:
-    """Redirect output to the null device, as writing to a closed terminal is an error."""
+    """Redirect output to the null device, because writing to a closed terminal fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for place in terminals:
         os.dup2(nowhere, place)
@@ -237,7 +241,7 @@ def _leave(terminals: Iterable[int]) -> None:
 
 @contextmanager
 def quiet_flower(handler: logging.Handler) -> Iterator[None]:
-    """Show only fairflower's warnings; the run folder's log has all messages."""
+    """Show only fairflower's warnings; the run folder's log contains all messages."""
     root = logging.getLogger("flwr")
     shown, root.handlers = root.handlers, [handler]
     handler.addFilter(lambda line: line.name.startswith("flwr.fairflower"))

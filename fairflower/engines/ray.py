@@ -1,9 +1,9 @@
-"""fairflower's engine on Ray: clients on worker processes, arrays in shared memory.
+"""fairflower's engine on Ray: clients in worker processes, and arrays in shared memory.
 
-Flower's simulation engine pickles the model into and out of every message and polls for replies
-ten times a second. Here a record of arrays is put into Ray's object store once for all messages
-that carry it; workers, and the server for replies, read arrays in place. Only public interfaces of
-Ray and Flower are used.
+Flower's simulation engine pickles and unpickles the model for every message and polls for replies
+ten times a second. This engine puts a record of arrays into Ray's object store once for all
+messages that contain it. Workers, and the server for replies, read the arrays in place. Only public
+interfaces of Ray and Flower are used.
 """
 
 from __future__ import annotations
@@ -48,48 +48,48 @@ from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
 
-#: Smallest size, in bytes, of records and nodes' states that are separate Ray objects.
+#: Size in bytes from which records and nodes' states are stored as separate Ray objects.
 _LARGE = 64 * 1024
 
-#: Batches per worker: the current batch, and the next so that the worker never waits.
+#: Batches per worker: the current batch and the next, so that the worker never waits.
 _IN_FLIGHT = 2
 
-#: Largest duration of a batch of messages, in seconds.
+#: Longest duration of a batch of messages, in seconds.
 _BATCH = 0.25
 
-#: Largest batch as a share of a worker's remaining work in a round.
+#: Largest batch as a fraction of a worker's remaining work in a round.
 _SHARE = 0.7
 
-#: Seconds that a poll waits for the first reply.
+#: Seconds for which a poll waits for the first reply.
 _PATIENCE = 0.1
 
-#: Name of the server's node in messages.
+#: Name of the server's node in error messages.
 _HERE = "the server's node"
 
 
 @dataclass
 class _Task:
-    """A message without a reply."""
+    """A message that has not been answered yet."""
 
     message: Message
-    #: Records of the content that are in the object store.
+    #: Records of the message that are in the object store.
     stored: dict[str, Any]
-    #: Number of workers that died with the message.
+    #: Number of workers that died while processing the message.
     deaths: int = 0
-    #: Whether its client has run out of GPU memory.
+    #: Whether the client has run out of GPU memory.
     lacked_memory: bool = False
 
 
 @dataclass
 class _Batch:
-    """Messages that a worker answers in one call; references to the nodes' large new states."""
+    """Messages that a worker answers in one call, and references to large new states of nodes."""
 
     tasks: list[_Task]
     states: list[Any]
 
 
 class _Request(NamedTuple):
-    """A message as it is sent to a worker."""
+    """A message in the format in which a worker receives it."""
 
     message: Message  # without its large records
     names: list[str]  # names of all its records, in order
@@ -101,26 +101,27 @@ class _Request(NamedTuple):
 class RayGrid(InlineGrid):
     """A grid whose clients run on Ray actors, several at a time.
 
-    Clients that took longest in the previous round start first; fast clients are sent in batches.
-    A dead worker is replaced if its node is alive, and the clients of its current batch are tried
-    once more, each alone, on any node. If a client runs out of GPU memory, all workers are replaced
-    by half as many, and it is tried once more. Results do not depend on the assignment to workers.
+    Clients that took longest in the previous round start first, and fast clients are sent in
+    batches. If a worker dies, it is replaced if its node is alive, and the clients of its current
+    batch are retried once, each alone, on any node. If a client runs out of GPU memory, all workers
+    are replaced by half as many, and the client is retried once. Results do not depend on the
+    assignment of clients to workers.
 
     Parameters
     ----------
     workers : int
-        Number of workers; on a cluster the largest number, 0 meaning as many as fit.
+        Number of workers. On a cluster this is a maximum, and 0 means as many as fit.
     client_cpus, client_gpus
-        Resources of each worker; a share of a GPU is possible.
+        Resources of each worker; a fraction of a GPU is possible.
     num_gpus : int, optional
-        GPUs of this machine. Default: those that Ray finds.
+        Number of GPUs on this machine. Default: all GPUs that Ray detects.
     address : str
-        Address of a cluster, as in `connect`; "" is this machine.
+        Address of a cluster, as in `connect`; "" means this machine.
     prepare : callable, optional
-        Called once on every node of a cluster before clients run there; must return the same value
-        everywhere.
+        Called once on every node of a cluster before clients run there; it must return the same
+        value everywhere.
     fewer : bool
-        Whether a client that runs out of GPU memory is tried once more, with fewer at a time.
+        Whether a client that runs out of GPU memory is retried once, with fewer workers.
 
     Raises
     ------
@@ -146,15 +147,15 @@ class RayGrid(InlineGrid):
         self._fewer = fewer
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
-        # Ray's client (ray://) pickles all values, so no memory is shared.
+        # Ray's client (ray://) pickles all values, so memory cannot be shared.
         shared = not address.startswith("ray://")
         if shared:
             share_arrays()
-        # The app's module may be on the sys.path of this process only.
+        # The app's module may be only on the sys.path of this process.
         arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
         self._here = ray.get_runtime_context().get_node_id()
         self._tasks: deque[_Task] = deque()  # not sent yet
-        # Node -> its state, pickled, or a reference to a large state.
+        # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
         self._seconds: dict[
             tuple[int, str], float
@@ -191,7 +192,7 @@ class RayGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return all replies that have arrived, after a short wait for the first.
 
-        ``EngineError`` if no worker is left, or the object store and the disk are full.
+        Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
         at_work = [reference for worker in self._workers.ready for reference in worker.batches]
         if not at_work and not self._tasks:
@@ -206,8 +207,8 @@ class RayGrid(InlineGrid):
         self._hand_out()
         if not self._workers.ready and not self._workers.starting:
             raise EngineError(
-                "No worker is left, and no worker can be started: all Ray nodes are lost or refuse "
-                "workers. Restart the nodes, and resume the run."
+                "No worker is left, and no new worker can be started, because all Ray nodes are "
+                "lost or reject workers. Restart the nodes, and resume the run."
             )
         return replies
 
@@ -227,11 +228,11 @@ class RayGrid(InlineGrid):
         return [replies[i] for i in ids if i in replies]
 
     def close(self) -> None:
-        """Stop the workers, and Ray unless it is a cluster."""
+        """Stop the workers, and also Ray unless it is a cluster."""
         self._ray.shutdown()
 
     def _expected(self, task: _Task) -> float:
-        """Return the seconds of the node's last message of this type; inf for the first."""
+        """Return the duration in seconds of the node's last message of this type, or inf."""
         metadata = task.message.metadata
         return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
 
@@ -248,16 +249,16 @@ class RayGrid(InlineGrid):
     def _can_queue_behind(self, worker: Worker) -> bool:
         """Return whether the next task may queue behind a worker's batches.
 
-        Retry a crashed task alone, so that a second crash identifies it. (With two batches, the
-        first may have been answered, and its replies lost with the worker.)
+        A task whose worker crashed is retried alone, so that a second crash identifies the task.
+        (If the worker had two batches, the first may have been answered and its replies lost.)
         """
         queued = [task for batch in worker.batches.values() for task in batch.tasks]
         return not queued or not any(task.deaths for task in (self._tasks[0], *queued))
 
     def _next_batch(self) -> list[_Task]:
-        """Remove and return the first task, and further tasks up to a short duration.
+        """Remove and return the first task, and more tasks up to a short total duration.
 
-        Batches get smaller towards the end of a round, so that all workers finish together.
+        Batches become smaller towards the end of a round, so that all workers finish together.
         """
         left = sum(map(self._expected, self._tasks))
         most = min(_BATCH, _SHARE * left / len(self._workers.ready))
@@ -290,14 +291,14 @@ class RayGrid(InlineGrid):
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
         if reference not in worker.batches:
-            return []  # the worker has died, and its batches were taken back
+            return []  # the worker has died, and its batches were queued again
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
             large = iter(self._kept(worker, worker.batches[reference].states))
         except errors.RayActorError as error:
             return self._replace_dead_worker(worker, error)
-        except errors.ObjectLostError as error:  # with its node
+        except errors.ObjectLostError as error:  # lost with its node
             return self._try_again(worker.batches.pop(reference), error)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             remote = isinstance(error, errors.RayTaskError)
@@ -319,7 +320,7 @@ class RayGrid(InlineGrid):
         return [reply for reply, _, _ in replies]
 
     def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
-        """Return references to large states that survive the worker's node."""
+        """Return references to large states that remain valid if the worker's node is lost."""
         if worker.node.node_id == self._here:
             return states
         return [self._put(self._ray.get(state)) for state in states]
@@ -332,7 +333,7 @@ class RayGrid(InlineGrid):
             raise no_room_left(_HERE) from error
 
     def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
-        """Replace a dead worker."""
+        """Replace a dead worker and queue its tasks again."""
         at_work, *queued = worker.batches.values()
         self._tasks.extendleft(task for batch in reversed(queued) for task in reversed(batch.tasks))
         worker.batches = {}
@@ -342,16 +343,16 @@ class RayGrid(InlineGrid):
     def _with_fewer_workers(self, task: _Task, reason: str) -> list[Message]:
         """Replace all workers by half as many, after a client ran out of GPU memory.
 
-        All tasks at work are queued again. ``GpuMemoryError`` if the client has run out of memory
-        before, or was alone on its GPU.
+        All running tasks are queued again. Raises ``GpuMemoryError`` if the client has run out of
+        memory before or was alone on its GPU.
         """
         at_work = self._workers.tasks()
         left = 0 if task.lacked_memory or not self._fewer else self._workers.halve()
         if not left:
             raise too_little_memory(reason)
         logger.warning(
-            "A client ran out of GPU memory (%s). It is tried once more, and clients train %d at a "
-            "time from now on.",
+            "A client ran out of GPU memory (%s). It is retried once, and from now on %d clients "
+            "train in parallel.",
             *(reason, left),
         )
         task.lacked_memory = True
@@ -360,7 +361,7 @@ class RayGrid(InlineGrid):
         return []
 
     def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
-        """Queue the tasks of a dead worker once more; return error replies after a second death."""
+        """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
         self._tasks.extendleft(task for task in reversed(batch.tasks) if task.deaths == 1)
@@ -368,7 +369,7 @@ class RayGrid(InlineGrid):
 
 
 class Actor:
-    """A worker: calls the ClientApp, which it gets pickled with the paths of its modules."""
+    """A worker process that calls the ClientApp; it gets the pickled app and its module paths."""
 
     def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -381,19 +382,19 @@ class Actor:
 
     @functools.cached_property
     def _app(self) -> ClientApp:
-        """The app; an exception in its import becomes the reply to each message."""
+        """The ClientApp; an exception during its import becomes the reply to every message."""
         app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
         return app
 
     def answer(self, requests: list[_Request], *held: RecordDict) -> Any:
-        """Answer messages in order; ``held`` are the nodes' large states.
+        """Answer messages in order; ``held`` contains the large states of nodes.
 
-        Returns a list with a reply, its seconds and the node's new state per message. The state is
-        pickled, a record if it has become large, or None for nodes in ``held``, whose new states
-        follow the list.
+        Returns a list with an entry for each message: the reply, its duration in seconds and the
+        node's new state. A small state is pickled, and a state that has become large is a record.
+        For nodes in ``held`` the entry is None, and their new states are returned after the list.
         """
-        with suppress(Exception):  # an exception becomes the reply to every message
-            _ = self._app  # its import does not count as a client's time
+        with suppress(Exception):  # the exception becomes the reply to every message
+            _ = self._app  # the time of its import does not count as a client's time
         replies: list[tuple[Message, float, bytes | RecordDict | None]] = []
         large = iter(held)
         left = []
@@ -428,7 +429,7 @@ def _num_bytes(record: ArrayRecord) -> int:
 
 
 def share_arrays() -> None:
-    """Make Ray store the bytes of Flower's arrays out of band, so that they are read in place."""
+    """Make Ray store the bytes of Flower's arrays out of band, to be read without copying."""
     register = prepare_ray().util.register_serializer
     for kind in (Array, SharedArray):
         register(kind, serializer=_parts, deserializer=_whole)

@@ -1,4 +1,4 @@
-"""Ray on this machine or a cluster: connecting, and checking the cluster's nodes."""
+"""Ray on this machine or a cluster: connecting, and checking nodes."""
 
 from __future__ import annotations
 
@@ -19,48 +19,51 @@ import fairflower
 from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger, require
 from fairflower.machine import HANGUP, machine, versions
 
-#: Seconds to wait for an answer at a cluster's address.
+#: Seconds to wait for an answer from a cluster's address.
 _ANSWERS_IN = 10
 
-#: Bytes up to which Ray sends a result as a message.
+#: Largest size in bytes of a result that Ray sends as a message.
 _INLINE = 1024 * 1024
 
-#: Seconds of waiting for nodes between two warnings about them.
+#: Seconds between two warnings about nodes that the server waits for.
 _LONG = 30
 
-#: Seconds that Ray may list a killed node (about 10 were measured).
+#: Seconds for which Ray may still list a killed node (measured: about 10).
 _NOTICED_IN = 30
 
 
 def prepare_ray() -> Any:
-    """Set Ray's environment variables, import Ray and return it.
+    """Set environment variables for Ray, import Ray and return the module.
 
     By default Ray starts workers through the `uv run` of this process, warns about GPUs that it
-    hides, and sends replies from 100 KB through the object store, which takes several times the
-    processor time of a message. Ray is imported here so that no other thread sees a partial
-    import.
+    hides, and sends replies above 100 KB through the object store, which takes several times as
+    much CPU time as a message. Ray is imported in this function, so that no other thread sees a
+    partial import.
     """
     require("sim", "The engine on Ray", "ray")
     os.environ.setdefault("RAY_max_direct_call_object_size", str(_INLINE))
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray  # late: it reads these variables, and is slow
+    import ray  # imported late, because it reads these variables and is slow to import
 
     return ray
 
 
 @contextmanager
 def keeping_signals() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM, which Ray would replace by an abort.
+    """Keep this process's SIGTERM handler, which Ray would replace by an abort.
 
-    Ray's processes started meanwhile block SIGTERM and SIGHUP, so that they outlive this process
-    when a scheduler or a closed terminal signals all. Without a handler Ray installs its own.
+    Ray processes that are started in this context block SIGTERM and SIGHUP, so that they do not end
+    before this process when a scheduler or a closed terminal sends a signal to all processes. If
+    this process has no handler, Ray installs its handler.
     """
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    block = getattr(signal, "pthread_sigmask", None)  # missing on Windows, which lacks the signals
+    block = getattr(
+        signal, "pthread_sigmask", None
+    )  # missing on Windows, which does not have these signals
     mask = block(signal.SIG_BLOCK, {signal.SIGTERM, *HANGUP}) if block else None
     try:
         yield
@@ -73,26 +76,26 @@ def keeping_signals() -> Iterator[None]:
 def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     """Start Ray with ``cpus`` CPUs on this machine or, given an address, join a cluster.
 
-    ``gpus`` is this machine's number of GPUs; None means those that Ray finds.
-    The address is "auto", "host:port" or "ray://host:port". The cluster gets this process's code
-    of fairflower. ``ConfigError`` if no cluster answers at the address, or its version of Python
-    or Ray differs.
+    ``gpus`` is the number of GPUs on this machine; None means all GPUs that Ray detects. The
+    address is "auto", "host:port" or "ray://host:port". This process's version of fairflower is
+    copied to the cluster. Raises ``ConfigError`` if no cluster answers at the address, or if its
+    version of Python or Ray differs.
     """
     ray = prepare_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        # "local" does not join a cluster that runs on this machine.
+        # "local" avoids joining a cluster that runs on this machine.
         try:
             ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
         except ValueError as error:  # too little memory
             raise EngineError(
                 f"Ray cannot start ({error}). Free memory, or choose engine = 'inline'."
             ) from error
-        except Exception as error:  # untyped: Ray's processes did not start in time
+        except Exception as error:  # has no specific type: Ray's processes did not start in time
             ray.shutdown()
             raise EngineError(
                 f"Ray cannot start: {' '.join(str(error).split())} Try again when this machine is "
-                "less busy, give Ray more time (the environment variable "
+                "less busy, give Ray more time (environment variable "
                 "RAY_raylet_start_wait_time_s=120), or choose engine = 'inline'."
             ) from error
         return ray
@@ -108,8 +111,8 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
         ray.init(address, runtime_env={"py_modules": [package]}, **quiet)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"{key}: no Ray cluster answers there ({error}). Start one with `ray start --head`, "
-            "and give the address that it prints."
+            f"{key}: no Ray cluster answers at this address ({error}). Start a cluster with `ray "
+            "start --head`, and use the address that this command prints."
         ) from error
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"{key}: {' '.join(str(error).split())}") from error
@@ -117,11 +120,12 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
 
 
 def no_room_left(where: str) -> EngineError:
-    """Return the error for a full object store on a full disk."""
+    """Return the error for a full object store if the disk is full, too."""
     return EngineError(
-        f"Ray's object store on {where} is full, and so is its disk. They must hold the models "
-        "of a round. Free space on the disk of Ray's folder (RAY_TMPDIR, by default /tmp/ray), or "
-        "give Ray more memory (`ray start --object-store-memory`). The run can be resumed."
+        f"Ray's object store on {where} is full, and its disk is full, too. Together they must "
+        "hold all models of a round. Free space on the disk of Ray's folder (RAY_TMPDIR, by "
+        "default /tmp/ray), or give Ray more memory (`ray start --object-store-memory`). The run "
+        "can be resumed."
     )
 
 
@@ -129,13 +133,13 @@ class RayNode(NamedTuple):
     """A machine of a Ray cluster, or this machine."""
 
     node_id: str
-    name: str  # address, with the host name if that differs
-    capacity: int  # workers that fit
+    name: str  # address, and host name if it differs
+    capacity: int  # number of workers that fit
     gpu: str = ""  # type of its GPUs
 
 
 def nodes_alive(ray: Any, cpus: int, gpus: float) -> list[RayNode]:
-    """Return the nodes that are alive, with their capacity for workers, sorted by name."""
+    """Return all nodes that are alive, with their capacity for workers, sorted by name."""
     nodes = [
         RayNode(
             node["NodeID"],
@@ -155,7 +159,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
-    """Return how many workers fit on a node; a worker's share of a GPU is on a single GPU.
+    """Return how many workers fit on a node; a fraction of a GPU must be on a single GPU.
 
     >>> worker_capacity({"CPU": 16, "GPU": 2}, 2, 0), worker_capacity({"CPU": 16, "GPU": 2}, 2, 0.3)
     (8, 6)
@@ -168,7 +172,7 @@ def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> i
 
 
 def share_of(clients: int) -> float:
-    """Return each client's share of a GPU that ``clients`` share, rounded down to 1/10000 for Ray.
+    """Return the fraction of a GPU for each of ``clients`` clients, rounded down to 1/10000.
 
     >>> share_of(1), share_of(3), share_of(12)
     (1.0, 0.3333, 0.0833)
@@ -177,7 +181,7 @@ def share_of(clients: int) -> float:
 
 
 def assign_workers(nodes: Sequence[RayNode], most: int) -> list[RayNode]:
-    """Return the node of each of at most ``most`` workers, assigned to the nodes in turn.
+    """Assign up to ``most`` workers to the nodes in turn; return the node of each worker.
 
     >>> small, large = RayNode("s", "10.0.0.1", 1), RayNode("l", "10.0.0.2", 3)
     >>> [node.node_id for node in assign_workers([small, large], 3)]
@@ -188,28 +192,28 @@ def assign_workers(nodes: Sequence[RayNode], most: int) -> list[RayNode]:
 
 
 def pin_to_node(node: RayNode) -> dict[str, Any]:
-    """Return Ray's options that pin an actor or a task to a node."""
+    """Return Ray options that pin an actor or a task to a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
 
 
 class NodeReport(NamedTuple):
-    """A machine's report of its state."""
+    """The report of a machine that may run clients."""
 
-    error: str = ""  # why clients cannot work there
-    hardware: str = ""  # processor and kernels, on which the bits depend
+    error: str = ""  # why clients cannot run on this machine; empty if they can
+    hardware: str = ""  # processor and kernels, on which exact results depend
     prepared: Any = None
 
 
 def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) -> NodeReport:
-    """Prepare this machine, and report its hardware; on other machines called as a Ray task.
+    """Prepare this machine and report its hardware; runs as a Ray task on other machines.
 
-    ``prepare`` fetches the clients' data; ``needed`` has the required version of each package,
-    fairflower's being ignored.
+    ``prepare`` loads the clients' data. ``needed`` has the required version of each package; the
+    version of fairflower is ignored.
     """
     installed = versions()
-    # Builds for other devices differ in the local part: 2.5.1+cpu, 2.5.1+cu124.
+    # Builds for different devices differ only in the local version: 2.5.1+cpu, 2.5.1+cu124.
     lacking = [
         f"{package} {installed[package]} (needed: {version})"
         for package, version in needed.items()
@@ -217,12 +221,13 @@ def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) ->
     ]
     if lacking:
         return NodeReport(
-            f"{', '.join(lacking)}. Install the needed versions there, and restart its Ray."
+            f"{', '.join(lacking)}. Install the needed versions on this node, and restart Ray on "
+            "it."
         )
     try:
         prepared = prepare() if prepare else None
     except USER_ERRORS as error:
-        return NodeReport(f"{error} (A node uses the environment of its `ray start`.)")
+        return NodeReport(f"{error} (A node uses the environment in which `ray start` was called.)")
     facts = machine()
     torch = f"torch {installed['torch']}"
     hardware = (facts["processor"], facts["kernels"], facts["instructions"], torch)
@@ -234,9 +239,9 @@ def _public(version: str) -> str:
 
 
 class RayNodes:
-    """Nodes of a cluster; each sends a `NodeReport` before it gets workers.
+    """Nodes of a cluster. Each node sends a `NodeReport` before it gets workers.
 
-    ``cpus`` and ``gpus`` are the resources of a worker; ``prepare`` (see `report_node`) must return
+    ``cpus`` and ``gpus`` are the resources of a worker. ``prepare`` (see `report_node`) must return
     the same value on all nodes.
     """
 
@@ -248,13 +253,13 @@ class RayNodes:
         self._kinds: dict[str, list[str]] = defaultdict(list)  # -> names of nodes
 
     def grant(self, cpus: int, gpus: float) -> None:
-        """Set the resources of a worker, by which nodes that join have capacity."""
+        """Set the resources of a worker, which determine the capacity of nodes that join."""
         self._cpus, self._gpus = cpus, gpus
 
     def begin(self) -> list[RayNode]:
-        """Wait for the reports of all nodes with capacity for a worker, and return these nodes.
+        """Wait for reports of all nodes that have capacity for a worker, and return these nodes.
 
-        ``ConfigError`` lists the nodes on which clients cannot work.
+        Raises ``ConfigError`` with a list of nodes on which clients cannot run.
         """
         if self._here.error:
             raise ConfigError(self._here.error)
@@ -266,17 +271,17 @@ class RayNodes:
                 logger.warning("Waiting for Ray nodes to prepare their data: %s.", names)
         problems = [(node.name, self._problem_of(report)) for node, report in reports.items()]
         if listing := "".join(f"\n  {name}: {why}" for name, why in problems if why):
-            raise ConfigError(f"Clients cannot work on these Ray nodes:{listing}")
+            raise ConfigError(f"Clients cannot run on these Ray nodes:{listing}")
         self._compare(reports)
         return list(reports)
 
     def joined(self) -> list[RayNode]:
-        """Return new nodes that are prepared; warn of nodes that cannot be used."""
+        """Return new nodes that are ready; log a warning about nodes that cannot be used."""
         self._ask()
         reports = self._answers(0)
         for node, report in list(reports.items()):
             if problem := self._problem_of(report):
-                logger.warning("Ray node %s is left out: %s", node.name, problem)
+                logger.warning("Ray node %s is not used: %s", node.name, problem)
                 del reports[node]
             else:
                 logger.warning("Ray node %s has joined.", node.name)
@@ -285,7 +290,9 @@ class RayNodes:
 
     def _problem_of(self, report: NodeReport) -> str:
         if not report.error and report.prepared != self._here.prepared:
-            return "its data differ from this machine's. Copy the same files there."
+            return (
+                "its data differ from the data on this machine. Copy the same files to this node."
+            )
         return report.error
 
     def _ask(self) -> None:
@@ -309,7 +316,7 @@ class RayNodes:
             except (errors.TaskUnschedulableError, errors.NodeDiedError):
                 logger.warning("Ray node %s is lost.", node.name)
             except errors.RayError as error:
-                # A dying node may cause any error: of a worker, of the network.
+                # A dying node may cause any error, for example of a worker or the network.
                 if not isinstance(error, errors.RayTaskError) and self._is_gone(node):
                     logger.warning("Ray node %s is lost.", node.name)
                 else:
@@ -317,7 +324,7 @@ class RayNodes:
         return reports
 
     def _is_gone(self, node: RayNode) -> bool:
-        """Return whether a node that does not answer is lost; Ray notices it after some seconds."""
+        """Return whether a silent node is lost, which Ray notices after some seconds."""
         deadline = time.monotonic() + _NOTICED_IN
         while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
             if time.monotonic() > deadline:
@@ -333,8 +340,8 @@ class RayNodes:
         if len(self._kinds) > max(known, 1):
             listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
             logger.warning(
-                "The Ray nodes have %d kinds of hardware, which may round sums differently: the "
-                "last bits of the model depend on which node trains which client.%s",
+                "The Ray nodes have %d kinds of hardware, which may round sums differently. The "
+                "last bits of the model therefore depend on which node trains which client.%s",
                 len(self._kinds),
                 "".join(listing),
             )

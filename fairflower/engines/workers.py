@@ -1,4 +1,4 @@
-"""Workers of a grid on Ray: started on nodes with capacity, and replaced when they die."""
+"""Workers of a Ray grid: starting workers on nodes with capacity, and replacing dead workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fairflower.engines.ray_cluster import (
 )
 from fairflower.errors import ConfigError, logger
 
-#: Seconds within which the first worker of a cluster must have free CPUs and start.
+#: Seconds within which the first worker on a cluster must get free CPUs and start.
 _FIRST_WORKER = 120
 
 
 @dataclass
 class Worker:
-    """An actor, its node, and its batches in order, by the reference to their replies."""
+    """A Ray actor, its node, and its batches in order, by references to their replies."""
 
     actor: Any
     node: RayNode
@@ -31,27 +31,27 @@ class Worker:
 
 
 class Workers:
-    """Workers, which are Ray actors, on this machine or a cluster.
+    """The workers on this machine or a cluster; each is a Ray actor.
 
     Parameters
     ----------
     ray
-        The module, connected.
+        The module ``ray``, after connecting.
     actor, arguments
-        Class of the actors, and the arguments of its constructor.
+        Class of the actors, and arguments of its constructor.
     most : int
-        Largest number of workers.
+        Maximum number of workers.
     cpus, gpus
         Resources of each worker.
     cluster : RayNodes or None
-        Nodes of a cluster; None on this machine.
+        Nodes of a cluster, or None on this machine.
 
     Attributes
     ----------
     ready : list of Worker
         Workers that have started.
     starting : dict
-        Reference that becomes ready with the worker -> worker.
+        Reference that becomes ready when a worker has started -> worker.
 
     Raises
     ------
@@ -79,11 +79,15 @@ class Workers:
         self._start_workers(cluster.begin() if cluster else self._alive())
         wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
         if not self.starting:
-            raise ConfigError(f"{wanted}: no node of this Ray cluster has that many. Lower them.")
+            raise ConfigError(
+                f"{wanted}: no node of this Ray cluster has these resources. Decrease these "
+                "settings."
+            )
         if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
             raise ConfigError(
-                f"{wanted}: no node of the Ray cluster had as many free in {_FIRST_WORKER} s. Stop "
-                "other jobs (`ray status` lists used resources), or lower them."
+                f"{wanted}: no node of the Ray cluster had these resources free within "
+                f"{_FIRST_WORKER} s. Stop other jobs (`ray status` lists used resources), or "
+                "decrease these settings."
             )
 
     def look_for_nodes(self) -> None:
@@ -107,24 +111,24 @@ class Workers:
                 self.ready.append(worker)
 
     def replace(self, dead: Worker) -> None:
-        """Start a worker for a dead worker, on a node with capacity."""
+        """Replace a dead worker by a new worker on a node with capacity."""
         name = dead.node.name
-        logger.warning("A worker on %s has died. Its clients are tried once more.", name)
+        logger.warning("A worker on %s has died. Its clients are retried once.", name)
         self.ready.remove(dead)
         self._forget_lost_nodes()
         self._start_workers()
 
     def tasks(self) -> list[Any]:
-        """Return the tasks of all batches, first those that the workers are at."""
+        """Return the tasks of all batches, starting with the batches that are running."""
         batches = [[*worker.batches.values()] for worker in self.ready]
         return [t for turn in zip_longest(*batches) for batch in turn if batch for t in batch.tasks]
 
     def halve(self) -> int:
-        """Replace all workers by half as many, each with twice the share of a GPU.
+        """Replace all workers by half as many, each with twice the fraction of a GPU.
 
-        Returns the new number; 0, and nothing is done, if each worker has a GPU for itself. The
-        batches of the old workers are lost. New processes have all of the memory that old ones
-        reserved.
+        Returns the new number of workers. If each worker has a GPU of its own, nothing is done and
+        0 is returned. The batches of the old workers are lost. New processes can use all memory
+        that the old processes reserved.
         """
         cpus, gpus = self._granted
         old = [*self.ready, *self.starting.values()]
@@ -146,7 +150,7 @@ class Workers:
         return nodes_alive(self._ray, *self._granted)
 
     def _start_workers(self, newcomers: Iterable[RayNode] = ()) -> None:
-        """Start workers on nodes with capacity, up to the largest number."""
+        """Start workers on nodes with capacity, up to the maximum number."""
         self._nodes |= {node.node_id: node for node in newcomers}
         used = [worker.node.node_id for worker in (*self.ready, *self.starting.values())]
         free = [

@@ -1,1 +1,1 @@
-"""A run's final model: its loss landscape, its sharpness for each client, and its export."""
+"""A run's final model: loss landscape, sharpness for each client, and export."""

@@ -1,4 +1,4 @@
-"""The figure of a loss landscape."""
+"""Contour plots of a loss landscape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairflower.report.figures.canvas import FigureDraft, PageFigure
 if TYPE_CHECKING:
     from fairflower.final_model.landscape import Landscape, Surface
 
-#: Largest number of contour lines, and the smallest.
+#: Largest and smallest number of contour lines.
 _LINES = 18
 _FEW = 5
 _COLORS = "viridis"
@@ -29,15 +29,15 @@ _COLORS = "viridis"
 def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -> PageFigure:
     """Draw a landscape and save it as ``folder/<prefix>landscape.png`` and ``.svg``.
 
-    The rows of panels are training and test images, the columns are domains;
-    ``levels`` are the contours' losses, the same in all panels (`levels_of`).
+    Panels have a row for training images, a row for test images and a column for each domain.
+    ``levels`` are the losses of the contours in all panels (`levels_of`).
     """
     (drawn,) = canvas.save(_sketch(landscape, levels), folder, prefix)
     return drawn
 
 
 def levels_of(landscapes: Sequence[Landscape]) -> Vector:
-    """Return contour levels for several landscapes: losses in equal ratios, rounded."""
+    """Return contour levels for several landscapes: rounded losses in a geometric series."""
     every = np.concatenate([s.loss.ravel() for landscape in landscapes for s in landscape.surfaces])
     losses = every[np.isfinite(every) & (every > 0)]
     if not losses.size:
@@ -45,13 +45,13 @@ def levels_of(landscapes: Sequence[Landscape]) -> Vector:
     low, high = float(losses.min()), float(losses.max())
     ends = _rounded(low, math.floor), _rounded(high, math.ceil)
     levels = np.unique([_rounded(level, round) for level in np.geomspace(*ends, _LINES)])
-    if len(levels) < _FEW:  # the losses are equal to two digits
+    if len(levels) < _FEW:  # the losses agree to two digits
         return np.linspace(low * (1 - 1e-6), high * (1 + 1e-6), _FEW)
     return levels
 
 
 def _rounded(value: float, rule: Callable[[float], int]) -> float:
-    """Return a number rounded to two digits.
+    """Round a number to two significant digits.
 
     >>> _rounded(0.03479, round), _rounded(0.03479, math.floor), _rounded(312.4, math.ceil)
     (0.035, 0.034, 320.0)
@@ -68,7 +68,9 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
         sharex=True, sharey=True,
     )  # fmt: skip
     title = f"Loss around the model of {landscape.label}"
-    sheet.suptitle(title, x=0.01, ha="left", size=10.5)  # the file may be used without its caption
+    sheet.suptitle(
+        title, x=0.01, ha="left", size=10.5
+    )  # the figure may be used without its caption
     norm = BoundaryNorm(levels, 256)
     for surface in landscape.surfaces:
         panel = axes[splits.index(surface.split), domains.index(surface.domain)]
@@ -86,8 +88,9 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
         "landscape",
         sheet,
         title,
-        "Along two random directions with the model's filter norms; +: the model and its loss.",
-        f"Contours of the loss. Loss of the model itself: {'; '.join(said)}.",
+        "Loss along two random directions whose filters have the same norms as the model's; + "
+        "marks the model.",
+        f"Contour plots of the loss. Loss of the model itself: {'; '.join(said)}.",
     )
 
 

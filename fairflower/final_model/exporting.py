@@ -1,4 +1,4 @@
-"""A run's final model with its data's normalization, in Python and in files for other programs."""
+"""Export of a run's final model, including the normalization of its data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fairflower.final_model.landscape import load_model, load_run_model
 from fairflower.registry import KINDS
 from fairflower.report.reading import Run
 
-#: Format of an exported model -> name of its file in the run folder.
+#: Export format -> name of the file in the run folder.
 FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
 
 
 class Network(nn.Module):
-    """A classifier in eval mode that takes raw examples and normalizes them itself.
+    """A classifier in eval mode that accepts raw examples and normalizes them itself.
 
-    Images are uint8 [N, C, H, W], 0 to 255 as in image files, with the channels and the size of the
-    run's images; rows of a table are float32 [N, D], not normalized; texts are token ids, int64 [N,
-    L]. The result is logits [N, classes]; their softmax is the probabilities.
+    Images are uint8 [N, C, H, W] with values from 0 to 255, and have the channels and the size of
+    the run's images. Rows of a table are float32 [N, D] without normalization. Texts are token ids,
+    int64 [N, L]. The output is logits [N, classes]; their softmax gives probabilities.
     """
 
     mean: Tensor
@@ -45,7 +45,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map raw examples to logits."""
-        if self.kind == "images":  # with the arithmetic of `fairflower.training.batches`
+        if self.kind == "images":  # the same arithmetic as in `fairflower.training.batches`
             x = x.to(torch.float32) / 255
         if self.kind != "tokens":
             x = (x - self.mean) / self.std
@@ -53,7 +53,7 @@ class Network(nn.Module):
         return logits
 
     def examples(self, count: int) -> Tensor:
-        """Return random examples of the model's kind, the same in every call."""
+        """Return random examples that the model accepts; every call returns the same examples."""
         shape, random = self.federation.shape, torch.Generator().manual_seed(0)
         if self.kind == "images":
             return torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)
@@ -62,15 +62,15 @@ class Network(nn.Module):
         return torch.randn(count, *shape, generator=random) * self.std + self.mean
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that users of the model need, as JSON by name."""
+        """Return metadata that users of the model need, as a dict of JSON texts."""
         attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
         attributes |= {"kind": self.kind, "classes": self.federation.class_names}
         return {name: json.dumps(value) for name, value in attributes.items()}
 
 
 def network(run: Run, data_dir: str = "") -> Network:
-    """Load a run's final model, on the CPU; errors are those of `load_run_model`."""
-    if sites := run.info.get("sites"):  # the data are at the sites; the run folder describes them
+    """Load a run's final model on the CPU; raises the same errors as `load_run_model`."""
+    if sites := run.info.get("sites"):  # the sites have the data; the run folder describes them
         federation = Federation.from_json(json.dumps(sites["federation"]), run.path)
         return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu")
@@ -78,12 +78,12 @@ def network(run: Run, data_dir: str = "") -> Network:
 
 
 def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "") -> Path:
-    """Write a run's final model into a file that needs no fairflower, and return its path.
+    """Write a run's final model to a file that does not require fairflower; return its path.
 
-    ``"onnx"`` and ``"torchscript"`` are the whole `Network`, for any number of examples at a time;
-    ``"state-dict"`` has all arrays under the model's names, including frozen arrays, for
-    ``load_state_dict``, as safetensors. All files have `Network.facts` as metadata. By default
-    the file is in the run folder (`FORMATS`); an earlier file is replaced.
+    ``"onnx"`` and ``"torchscript"`` export the whole `Network`, for any batch size.
+    ``"state-dict"`` exports all arrays, including frozen arrays, for ``load_state_dict``, as
+    safetensors. All files contain `Network.facts` as metadata. By default the file is written to
+    the run folder (`FORMATS`). An existing file is replaced.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = {"onnx": _onnx, "torchscript": _torchscript, "state-dict": _state_dict}[format_]
     with replacing(path) as temporary, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about TorchScript's age and the limits of tracing
+        warnings.simplefilter("ignore")  # about TorchScript's deprecation and the limits of tracing
         try:
             write(whole, temporary, whole.facts())
         except OSError:
@@ -114,8 +114,8 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
             reason = str(error).strip().partition("\n")[0]
             raise RunFolderError(
                 f"{run.path}: {run.config['model.name']} cannot be exported as {format_} "
-                f"({type(error).__name__}: {reason}). Export its arrays instead: --format "
-                "state-dict."
+                f"({type(error).__name__}: {reason}). Use --format state-dict to export its "
+                "arrays instead."
             ) from error
     return path
 
@@ -138,7 +138,7 @@ def _onnx(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
 def _torchscript(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
     with torch.inference_mode():
         traced = torch.jit.trace(whole, whole.examples(2), check_trace=False)  # type: ignore[no-untyped-call]
-        for count in (1, 3):  # a trace may have fixed the number of examples
+        for count in (1, 3):  # tracing may have fixed the batch size
             x = whole.examples(count)
             torch.testing.assert_close(traced(x), whole(x))
     torch.jit.save(traced, path, _extra_files=dict(facts))
@@ -148,5 +148,5 @@ def _state_dict(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
     from safetensors.torch import save
 
     arrays = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
-    # `save_file` would make the file unreadable for other users.
+    # `save_file` would create a file that other users cannot read.
     path.write_bytes(save(arrays, dict(facts)))

@@ -1,7 +1,7 @@
-"""A trained model's loss landscape, and its sharpness for each client (FedISM).
+"""Loss landscape of a trained model, and its sharpness for each client (FedISM).
 
-The landscape is along two random directions (FedISM's Fig. 7). Sharpness is measured as in FedISM's
-Table 7, for any method.
+The landscape shows the loss along two random directions (FedISM's Fig. 7). Sharpness is measured as
+in FedISM's Table 7, for models of any method.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
 
-#: Largest number of points along a side of the grid; each point is a pass over the images.
+#: Largest number of points along a side of the grid; each point takes a pass over the images.
 LARGEST_GRID = 501
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Mean cross entropy around a model, on a domain's images without augmentation.
+    """Mean cross entropy around a model on a domain's images, without augmentation.
 
-    ``loss[i, j]`` of the [G, G] losses is at ``y = steps[i]``, ``x = steps[j]`` of the landscape.
+    ``loss`` has the shape [G, G]; ``loss[i, j]`` is the loss at ``y = steps[i]``, ``x = steps[j]``.
     """
 
     domain: str
@@ -63,14 +63,14 @@ class Surface:
 
 @dataclass(frozen=True)
 class Landscape:
-    """A model's surfaces by domain, first on training images and then on test images."""
+    """Loss surfaces of a model for each domain, on training images and then on test images."""
 
     label: str  # label of the run's method
-    steps: Vector  # [G], from -span to span; the model is in the middle, at 0
-    surfaces: tuple[Surface, ...]  # all along the same two directions
+    steps: Vector  # [G], from -span to span; the model is at 0, in the middle
+    surfaces: tuple[Surface, ...]  # all surfaces use the same two directions
 
     def write_csv(self, path: Path) -> None:
-        """Write the columns domain, split, x, y, loss."""
+        """Write a CSV file with the columns domain, split, x, y and loss."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["domain", "split", "x", "y", "loss"])
@@ -91,35 +91,36 @@ def landscape(
     device: str = "auto",
     advance: Callable[[], object] = lambda: None,
 ) -> Landscape:
-    """Compute the loss of ``w + x d + y e`` for a run's final model w.
+    """Compute the loss of ``w + x d + y e`` on a grid of x and y, for a run's final model w.
 
-    d and e are random directions with w's filter norms (`filter_normalized`). Batch norm keeps its
-    running statistics. On a CPU each point of the grid is computed by a single thread, so the
-    result does not depend on the number of cores.
+    d and e are random directions with the filter norms of w (`filter_normalized`). Batch norm uses
+    its running statistics. On a CPU a single thread computes each point of the grid, so the result
+    does not depend on the number of cores.
 
-    x and y each take ``grid`` values from ``-span`` to ``span``; an odd number, so that the model
-    itself is a point. At 1 a filter is moved by its own norm (Li et al.: 1). ``images`` is the
-    number of random images of each domain and split; 0 means all. The ``seed`` draws images and
-    directions, so runs of a network get the same draws. ``data_dir`` is the data folder, if it is
-    not that of the training; ``advance`` is called after every point, by any thread.
+    x and y each take ``grid`` values from ``-span`` to ``span``. ``grid`` must be odd, so that the
+    model itself is a point of the grid. A step of 1 moves each filter by its norm (Li et al. use a
+    span of 1). ``images`` is the number of random images per domain and split; 0 means all.
+    ``seed`` determines images and directions, so all runs of the same network get the same draws.
+    ``data_dir`` is the data folder if it differs from the folder used in training. ``advance`` is
+    called after every point, from any thread.
 
     Raises
     ------
     ConfigError
-        If grid, span or device are invalid; the message names the command's option.
+        If grid, span, images or device are invalid; the message names the option of the command.
     RunFolderError
         If the run has no model, or its model does not fit the config.
     DataError
         If the run's data are not on this machine.
     """
     if grid < 3 or grid % 2 == 0:
-        raise ConfigError(f"--grid {grid}: expected an odd number from 3 on.")
+        raise ConfigError(f"--grid {grid}: expected an odd number of at least 3.")
     if grid > LARGEST_GRID:
         raise ConfigError(f"--grid {grid}: expected at most {LARGEST_GRID}.")
     if not 0 < span < float("inf"):
         raise ConfigError(f"--span {span}: expected a finite number above 0.")
     if images < 0:
-        raise ConfigError(f"--images {images}: expected a number, or 0 for all.")
+        raise ConfigError(f"--images {images}: expected a positive number, or 0 for all images.")
     config, federation, model, chosen = load_run_model(run, data_dir, device)
     sets = [(domain, split) for split in SPLITS for domain in federation.domains]
     data = [_images(federation, *which, images, seed, chosen) for which in sets]
@@ -149,31 +150,33 @@ def load_run_model(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    `RunFolderError` if the run has no model, or it does not fit the config; `ConfigError` if this
-    version would give the clients different images.
+    Raises `RunFolderError` if the run has no model or the model does not match the config, and
+    `ConfigError` if this version would give the clients different images.
     """
     check_same_data(run.path, run.info, run.config)
     path = run.path / "model.safetensors"
     if not path.is_file():
-        raise RunFolderError(f"{run.path} has no model.safetensors: no round was trained in full.")
+        raise RunFolderError(
+            f"{run.path} has no model.safetensors, because the run did not complete any round."
+        )
     model = build_model(config.model.to_receive(), config.client, federation, seed=0)
     try:
         set_arrays(model, load_file(path), config.model.name)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{path} is not a {config.model.name} for these data: {error}"
+            f"{path} does not contain a {config.model.name} for these data: {error}"
         ) from error
     return model.eval()
 
 
 def filter_normalized(model: nn.Module, seed: int) -> list[Tensor]:
-    """Draw a random direction whose filters are as long as the model's.
+    """Draw a random direction whose filters have the same norms as the model's filters.
 
-    For every trainable parameter w, d is drawn from a Gaussian and scaled, ``d_i <- ||w_i|| /
-    ||d_i|| d_i``, for each filter i: an output channel of a convolution, or a row of a matrix. For
-    parameters of one dimension (biases, and scales and shifts of norms) d is 0, as in the authors'
-    code (Li et al., NeurIPS 2018). Draws are made on the CPU for every device. Returns a tensor for
-    every trainable parameter, in its shape and on its device.
+    For every trainable parameter w, a Gaussian d is drawn, and each filter i is scaled: ``d_i <-
+    ||w_i|| / ||d_i|| d_i``. A filter is an output channel of a convolution, or a row of a matrix.
+    For one-dimensional parameters (biases, and scales and shifts of norms) d is 0, as in the
+    authors' code (Li et al., NeurIPS 2018). Random numbers are always drawn on the CPU. Returns a
+    tensor for every trainable parameter, with the parameter's shape and device.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = []
@@ -196,11 +199,12 @@ def surfaces(
     batch_size: int = 500,
     advance: Callable[[], object] = lambda: None,
 ) -> Vector:
-    """Return the mean cross entropy of ``w + x d + y e`` on S sets, [S, G, G]: set, y, x.
+    """Return the mean cross entropy of ``w + x d + y e`` for S data sets, shape [S, G, G].
 
-    ``model`` has w; its mode is used, and it is not changed. The
-    ``directions`` d and e have a tensor for every trainable parameter; ``steps``, [G], are the
-    values of x, and of y. ``advance`` is called after every point, from any thread.
+    The axes of the result are data set, y and x. ``model`` has the parameters w; it is not changed,
+    and its mode (train or eval) is kept. The ``directions`` d and e each have a tensor for every
+    trainable parameter. ``steps``, shape [G], are the values of x and of y. ``advance`` is called
+    after every point, from any thread.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     threads = cpus() if on_cpu else 1
@@ -223,7 +227,7 @@ def surfaces(
             advance()
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        # An error or interrupt cancels the points that are not begun.
+        # An error or an interrupt cancels the points that have not started.
         grid_losses = list(pool.map(losses_at, product(steps.tolist(), repeat=2)))
     return np.array(grid_losses).T.reshape(len(data), len(steps), len(steps))
 
@@ -257,7 +261,7 @@ class ClientSharpness:
 
     label: str
     seed: int
-    values: Mapping[str, Vector]  # domain -> its clients' sharpness, [k]
+    values: Mapping[str, Vector]  # domain -> sharpness for each of its clients, shape [k]
 
     @property
     def over_clients(self) -> tuple[float, float]:
@@ -274,14 +278,14 @@ def client_sharpness(
     device: str = "auto",
     advance: Callable[[], object] = lambda: None,
 ) -> ClientSharpness:
-    """Measure the final model's sharpness on every client's training images, not augmented.
+    """Measure the final model's sharpness on each client's training images, not augmented.
 
-    ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. ``rho`` is the radius
-    (`fairflower.clients.sharpness`), by default the run's ``measure.rho``; ``advance`` is called
-    after every client.
+    ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. ``rho`` is the perturbation
+    radius (`fairflower.clients.sharpness`); the default is the run's ``measure.rho``. ``advance``
+    is called after every client.
     """
     if rho is not None and not 0 <= rho < float("inf"):
-        raise ConfigError(f"--rho {rho}: expected a finite number from 0 on.")
+        raise ConfigError(f"--rho {rho}: expected a finite number of at least 0.")
     config, federation, model, chosen = load_run_model(run, data_dir, device)
     radius = config.measure.rho if rho is None else rho
     values: dict[str, list[float]] = {domain: [] for domain in federation.domains}
@@ -295,7 +299,7 @@ def client_sharpness(
 
 
 def write_csv(measured: Iterable[ClientSharpness], path: Path) -> None:
-    """Write the columns method, seed, domain, place (of the client in its domain), sharpness."""
+    """Write a CSV file: method, seed, domain, place (client's index in its domain), sharpness."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""Models by name, and their common base class `Classifier`."""
+"""Building models by name, and their common base class `Classifier`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __getattr__ = renamed(__name__, remember="cache_first_stage", recall="cached_fir
 
 
 class Classifier(nn.Module):
-    """Base of all models, a feature extractor under a linear head: ``head(features(x))``.
+    """Base class of models: a feature extractor with a linear head, ``head(features(x))``.
 
-    Some trainers need the features (MOON, FedProto, ...). A subclass sets ``head`` and defines
-    ``features``. Its constructor gets the number of classes and the shape of an example: (channels,
-    height, width) of an image, (D,) of D features, or (vocabulary, length) of token ids, which are
-    0 to vocabulary - 1.
+    Some methods of local training, such as MOON and FedProto, use the features. A subclass sets
+    ``head`` and defines ``features``. Its constructor gets the number of classes and the shape of
+    an example: (channels, height, width) for an image, (D,) for D features, or (vocabulary, length)
+    for token ids from 0 to vocabulary - 1.
 
     Examples
     --------
@@ -48,12 +48,12 @@ class Classifier(nn.Module):
     #: Kinds of examples that the model accepts: "images", "features" or "tokens".
     kinds: ClassVar[tuple[str, ...]] = ("images",)
 
-    #: True if ``features`` begins with a frozen stage, ``first_stage``. Its output for an image
-    #: never changes, so batches may carry it (`cache_first_stage`).
+    #: Whether ``features`` begins with a frozen stage, ``first_stage``. The output of this stage
+    #: for an image never changes, so it can be cached (`cache_first_stage`).
     two_stages: ClassVar[bool] = False
 
     def features(self, x: Tensor) -> Tensor:
-        """Map examples, for example normalized images [N, C, H, W], to the head's input [N, D]."""
+        """Map examples, such as normalized images [N, C, H, W], to the head's inputs [N, D]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,34 +62,34 @@ class Classifier(nn.Module):
         return logits
 
     def represent(self, x: Tensor) -> Tensor:
-        """Map examples to vectors [N, D] that identify the client's type; by default features."""
+        """Map examples to vectors [N, D] that represent the client; by default, the features."""
         return self.features(x)
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """Return the output of the frozen stage of ``features``, without a gradient."""
+        """Return the output of the frozen stage of ``features``, without gradients."""
         raise NotImplementedError
 
     def travelling(self) -> dict[str, Tensor]:
-        """Return the arrays that server and clients exchange, by name; by default the state dict.
+        """Return the arrays that server and clients exchange; by default, the state dict.
 
-        A model leaves out frozen arrays that all clients have from the start.
+        A model may exclude frozen arrays that all clients have from the start.
         """
         return self.state_dict()
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays of any model that server and clients exchange, without copying.
+    """Return the arrays of a model that server and clients exchange, without copying.
 
-    Arrays that stay with the clients (`keep_local`) are not among them.
+    Arrays that stay at the clients (`keep_local`) are not included.
     """
     local = initial_local_arrays(model)
     return {name: tensor for name, tensor in _arrays(model).items() if name not in local}
 
 
 def keep_local(model: nn.Module, names: Iterable[str]) -> None:
-    """Let these arrays of a fresh model stay with the clients, and remember their initial values.
+    """Mark arrays of a new model that stay at the clients, and remember their initial values.
 
-    Names of arrays that do not travel anyway are ignored. A second call changes nothing.
+    Names of arrays that are never exchanged are ignored. A second call has no effect.
     """
     if not hasattr(model, "_initial_local_arrays"):
         arrays, chosen = _arrays(model), set(names)
@@ -98,13 +98,13 @@ def keep_local(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def initial_local_arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Return the initial values of the arrays that stay with the clients, by name."""
+    """Return the initial values of the arrays that stay at the clients, by name."""
     initial: dict[str, Tensor] = getattr(model, "_initial_local_arrays", {})
     return initial
 
 
 def local_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays that stay with the clients, by name, without copying."""
+    """Return the arrays that stay at the clients, by name, without copying."""
     local = initial_local_arrays(model)
     return {name: tensor for name, tensor in _arrays(model).items() if name in local}
 
@@ -129,12 +129,12 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters of any model, by name, in its order."""
+    """Return the trainable parameters of a model by name, in the order of the model."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Return copies of the arrays that server and clients exchange, by name; bfloat16 as float32.
+    """Copy the arrays that server and clients exchange; bfloat16 becomes float32.
 
     Examples
     --------
@@ -152,17 +152,17 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def _sent_as(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of a tensor in messages: float32 for bfloat16, which NumPy lacks."""
+    """Return a tensor's dtype in messages: float32 for bfloat16, which NumPy does not have."""
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str) -> None:
-    """Copy arrays into a model; ``owner`` is the model's owner in error messages.
+    """Copy arrays into a model; error messages begin with ``owner``.
 
     Raises
     ------
     ValueError
-        If the arrays differ from the model's in names, shapes or dtypes.
+        If names, shapes or dtypes of the arrays differ from those of the model.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
         raise ValueError(
-            f"{owner}: expected the {len(tensors)} arrays of the model, got {len(arrays)}. "
+            f"{owner}: expected {len(tensors)} arrays, as the model has, but got {len(arrays)}. "
             f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}."
         )
     for name, tensor in tensors.items():
@@ -184,9 +184,9 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
         expected = (torch.empty(0, dtype=_sent_as(tensor)).numpy().dtype, tuple(tensor.shape))
         if got != expected:
             raise ValueError(
-                f"{owner}: array {name!r} should be {expected[0]} {expected[1]}, "
-                f"got {got[0]} {got[1]}. Send the shapes and dtypes of the model "
-                "(Flower's FedAvg makes integer buffers float64, fairflower's does not)."
+                f"{owner}: array {name!r} should be {expected[0]} {expected[1]}, got {got[0]} "
+                f"{got[1]}. Send arrays with the shapes and dtypes of the model. (Flower's FedAvg "
+                "converts integer buffers to float64; fairflower's FedAvg does not.)"
             )
     for name, tensor in tensors.items():
         if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
@@ -196,10 +196,10 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
 
 
 def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
-    """Attach the output [N, D] of ``Classifier.first_stage`` to its batch [N, C, H, W].
+    """Attach the output [N, D] of ``Classifier.first_stage`` to a batch [N, C, H, W].
 
-    It is attached to this tensor object: tensors computed from the batch (augmented, mixed,
-    sliced) do not carry it.
+    The output belongs to this tensor object only. Tensors computed from the batch, for example by
+    augmentation, mixing or slicing, do not have it.
     """
     batch: Any = x
     batch.first_stage = (result, _version(x))
@@ -207,7 +207,7 @@ def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
 
 
 def cached_first_stage(x: Tensor) -> Tensor | None:
-    """Return the output attached to a batch; None if there is none or the batch was changed.
+    """Return the output attached to a batch, or None if it is missing or the batch has changed.
 
     Examples
     --------
@@ -233,29 +233,29 @@ def build(
     weights: str = "",
     adapter: str = "",
 ) -> Classifier:
-    """Build a model by name, with initial weights that depend on the seed alone.
+    """Build a model by name; its initial weights depend only on the seed.
 
     Parameters
     ----------
     name
         Value of ``model.name``.
     num_classes
-        Outputs of the head.
+        Number of classes, which is the number of outputs of the head.
     shape
         Shape of an example; see `Classifier`.
     seed
-        Seed of the initial weights. Torch's global generator is not changed.
+        Random seed of the initial weights. Torch's global generator is not changed.
     weights
-        For models that can be pretrained: a file, or ``imagenet``; empty for the model's default.
-        For models of libraries also ``random``.
+        Pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
+        model's default. Models of libraries also support ``random``.
     adapter
-        For ``timm:NAME`` and ``hf:NAME``: an adapter of the frozen network; empty for none.
+        Adapter for a frozen ``timm:NAME`` or ``hf:NAME`` network. Empty means no adapter.
 
     Raises
     ------
     ConfigError
-        For an unknown name, examples that the model does not accept, or weights that are missing or
-        of another model.
+        If the name is unknown, the model does not accept the examples, or the weights are missing
+        or belong to another model.
 
     Examples
     --------
@@ -269,7 +269,8 @@ def build(
     pretrained = {"weights": weights} if chosen.pretrained else {}
     if not isinstance(chosen.factory, type):
         _check_call(name, chosen.factory, num_classes, shape, **pretrained, **chosen.args)
-    # devices=[]: weights are drawn on the CPU, whatever device they go to later.
+    # devices=[], because weights are always drawn on the CPU, even if they are moved to a GPU
+    # later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = chosen.make(num_classes, shape, **pretrained)
@@ -281,7 +282,7 @@ def build(
 
 
 def _adapt(model: Any, adapter: str) -> None:
-    """Freeze the body of a `BodyClassifier` and add an adapter to it."""
+    """Freeze the body of a `BodyClassifier` and add an adapter."""
     chosen = AdapterSpec.read(adapter)
     chosen.check()
     chosen.make(model.body)
@@ -289,7 +290,7 @@ def _adapt(model: Any, adapter: str) -> None:
 
 
 def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Raise ``ConfigError`` if a function does not accept the arguments of a call."""
+    """Raise ``ConfigError`` if a function cannot be called with these arguments."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # the function is not written in Python

@@ -1,4 +1,4 @@
-"""Adapters: few trained parameters in a frozen network (``model.adapter``)."""
+"""Adapters, which add a few trained parameters to a frozen network (``model.adapter``)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def lora(
     dropout: Annotated[float, Range(0, 1)] = 0.0,
     targets: str = "all",
 ) -> None:
-    """Freeze a network and add low-rank adapters to some of its layers, by PEFT.
+    """Freeze a network and add low-rank adapters to some of its layers, using PEFT.
 
-    A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]; B is 0 at
-    first (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).
+    A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]. B is
+    initially 0 (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).
 
     Parameters
     ----------
     r
-        Rank. Default 8 (PEFT).
+        Rank of the adapters. Default 8 (PEFT).
     alpha
-        Scale. Default 16, twice the rank (the paper's code).
+        Scale of the adapters. Default 16, twice the rank, as in the paper's code.
     dropout
-        Probability of dropout before A. Default 0.
+        Dropout probability before A. Default 0.
     targets
-        Last parts of the layers' names, separated by commas (``query,value``); ``all``: every
+        Comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every
         linear layer.
 
     Raises
     ------
     ConfigError
-        If a target matches no layer; the message has the names that exist.
+        If a target does not match any layer; the message lists the available names.
     NotInstalled
-        If PEFT is missing.
+        If PEFT is not installed.
     """
     require("hf", "model.adapter = 'lora'", "peft")
     from peft import LoraConfig, inject_adapter_in_model
@@ -58,7 +58,7 @@ def lora(
 
 
 def _matching(body: nn.Module, targets: str) -> list[str]:
-    """Return the full names of the layers that ``targets`` choose."""
+    """Return the full names of the layers that ``targets`` selects."""
     layers = _layers(body)
     linear = [name for name in layers if not isinstance(body.get_submodule(name), nn.Conv2d)]
     if targets == "all" and linear:
@@ -77,7 +77,7 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
 
 
 def _layers(body: nn.Module) -> list[str]:
-    """Return the names of the layers that LoRA can adapt; Conv1D is GPT-2's linear layer."""
+    """Return the names of layers that LoRA can adapt; Conv1D is the linear layer of GPT-2."""
     return [
         name
         for name, module in body.named_modules()
@@ -86,7 +86,7 @@ def _layers(body: nn.Module) -> list[str]:
 
 
 def _last_parts(names: Iterable[str]) -> str:
-    """Return the last parts of names; a number is joined with the part before it.
+    """Return the last parts of names; if the last part is a number, include the part before it.
 
     >>> _last_parts(["a.0.query", "a.1.query", "a.conv.0"])
     'query, conv.0'
@@ -95,4 +95,4 @@ def _last_parts(names: Iterable[str]) -> str:
     for name in names:
         *above, last = name.split(".")
         parts[f"{above[-1]}.{last}" if last.isdigit() and above else last] = None
-    return ", ".join(parts) or "none: it has neither linear layers nor convolutions"
+    return ", ".join(parts) or "none, because it has neither linear layers nor convolutions"

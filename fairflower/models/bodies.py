@@ -1,4 +1,4 @@
-"""Base of classifiers whose features a network of another library computes."""
+"""Base class of classifiers that use a network of another library for features."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fairflower.models import Classifier
 
 
 class BodyClassifier(Classifier):
-    """Network ``body`` of another library under a linear head.
+    """A classifier with a network of another library as ``body`` and a linear head.
 
-    Without an adapter all arrays are trained and exchanged. After `freeze` these are the head, and
-    what an adapter has added to the body; all clients have the rest from the start.
+    Without an adapter, all arrays are trained and exchanged. After `freeze`, only the head and the
+    parameters that an adapter has added to the body are trained and exchanged; all clients have the
+    other arrays from the start.
 
     Parameters
     ----------
@@ -27,7 +28,7 @@ class BodyClassifier(Classifier):
     width
         Number of features.
     num_classes
-        Outputs of the head.
+        Number of classes, which is the number of outputs of the head.
     """
 
     def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
@@ -37,14 +38,14 @@ class BodyClassifier(Classifier):
         self.frozen = False
 
     def freeze(self) -> None:
-        """Let only trained arrays travel; an adapter has frozen the others."""
+        """Exchange only trained arrays from now on; an adapter has frozen the others."""
         self.frozen = True
         for parameter in self.new_parameters():
             parameter.requires_grad_(True)
         self.train(self.training)
 
     def new_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield parameters of the body that are new in this run, and trained with the head."""
+        """Yield parameters of the body that are new in this run and are trained with the head."""
         yield from ()
 
     def travelling(self) -> dict[str, Tensor]:
@@ -56,7 +57,7 @@ class BodyClassifier(Classifier):
         return {name: array for name, array in state.items() if name in trained}
 
     def train(self, mode: bool = True) -> BodyClassifier:
-        """Set the mode of all layers; batch norms of a frozen body stay in eval mode."""
+        """Set the mode of all layers; batch norm layers of a frozen body stay in eval mode."""
         super().train(mode)
         if self.frozen:
             for module in self.body.modules():
@@ -65,13 +66,13 @@ class BodyClassifier(Classifier):
         return self
 
     def to_head(self, features: Tensor) -> Tensor:
-        """Return features in the type of the head."""
+        """Convert features to the dtype of the head."""
         return features.to(self.head.weight.dtype)
 
 
 @contextmanager
 def same_for_every_seed() -> Iterator[None]:
-    """Draw random weights from a fixed seed: frozen weights must be equal at all clients."""
+    """Draw random weights from a fixed seed, because all clients need the same frozen weights."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(0)
     try:
@@ -81,17 +82,17 @@ def same_for_every_seed() -> Iterator[None]:
 
 
 def as_rgb(x: Tensor, name: str) -> Tensor:
-    """Return images [N, 1 or 3, H, W] with three channels; ``name`` is the model, for errors."""
+    """Convert images [N, 1 or 3, H, W] to three channels; ``name`` is the model in errors."""
     if x.shape[1] not in (1, 3):
         raise ConfigError(
-            f"{name} needs images of 1 or 3 channels, got {x.shape[1]} channels. Choose another "
-            "model.name."
+            f"{name} needs images with 1 or 3 channels, but got {x.shape[1]} channels. Choose "
+            "another model.name."
         )
     return x.expand(-1, 3, -1, -1)
 
 
 def resized(x: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Return images [N, C, H, W] at this height and width; None changes nothing."""
+    """Resize images [N, C, H, W] to this height and width; None means no resizing."""
     if size is None or tuple(x.shape[2:]) == size:
         return x
     return F.interpolate(x, size, mode="bilinear", antialias=True)

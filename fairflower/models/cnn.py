@@ -1,4 +1,4 @@
-"""Small convolutional network without batch statistics, the default on a CPU."""
+"""Small convolutional network with group norm; the default model for images."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _SMALLEST = 8  # pixels, which three poolings reduce to 1
 
 
 class CNN(Classifier):
-    """Three 3x3 convolutions of 16, 32 and 64 channels, each followed by pooling, norm and ReLU.
+    """Three 3x3 convolutions with 16, 32 and 64 channels, each followed by pooling, norm and ReLU.
 
-    Group norm (Wu & He 2018) stores no statistics of a client's data, so averaging the parameters
-    averages the whole model. Pooling comes before the norm instead of after the ReLU, which leaves
-    the norm a quarter of the pixels: a training step takes up to 30 % less time. The head sees all
-    positions of the feature maps; a head on their mean is far worse on digits after 15 rounds.
-    Images have at least 8x8 pixels.
+    Group norm (Wu & He 2018) does not store statistics of a client's data, so averaging the
+    parameters averages the whole model. Pooling comes before the norm instead of after the ReLU.
+    The norm therefore processes a quarter of the pixels, and a training step takes up to 30 % less
+    time. The head uses all positions of the feature maps; a head on their mean is far less accurate
+    on digits after 15 rounds. Images must have at least 8x8 pixels.
 
     Parameters
     ----------
     norm : {"group", "batch"}
-        Kind of normalization. ``"batch"`` is for methods that are about BatchNorm, such as FedBN.
+        Type of normalization. ``"batch"`` is for methods that handle BatchNorm layers, such as
+        FedBN.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class CNN(Classifier):
         channels, height, width = shape
         if min(height, width) < _SMALLEST:
             raise ConfigError(
-                f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, "
+                f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, but "
                 f"got {height}x{width}. Increase data.image-size."
             )
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)

@@ -1,4 +1,4 @@
-"""Bag of embeddings, the default for texts."""
+"""Bag of embeddings, the default model for texts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fairflower.models import Classifier
 
 
 class EmbeddingBag(Classifier):
-    """Linear classifier of the mean token embedding of a text, as in fastText.
+    """Linear classifier on the mean token embedding of a text, as in fastText.
 
     A. Joulin, E. Grave, P. Bojanowski, T. Mikolov, *Bag of tricks for efficient text
-    classification* (EACL 2017), without its n-grams. The order of the tokens does not matter, and
-    zeros, the padding of short texts, do not count.
+    classification* (EACL 2017), without n-grams. The order of the tokens does not matter. Zeros,
+    which pad short texts, are ignored.
 
     Parameters
     ----------
     width
-        Size of an embedding. Default 64.
+        Dimension of an embedding. Default 64.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("tokens",)
@@ -30,7 +30,7 @@ class EmbeddingBag(Classifier):
     ) -> None:
         super().__init__()
         vocabulary, _ = shape
-        # Not nn.EmbeddingBag, whose gradients a GPU sums in a random order.
+        # nn.EmbeddingBag is not used, because a GPU sums its gradients in random order.
         self.tokens = nn.Embedding(vocabulary, width, padding_idx=0)
         self.head = nn.Linear(width, num_classes)
 

@@ -1,4 +1,4 @@
-"""A network's arrays in two parts: its head, and its body."""
+"""Dividing the arrays of a network into head and body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fairflower.models import local_tensors, travelling
 
 
 def head_arrays(model: nn.Module) -> list[str]:
-    """Return the names of the arrays of ``model.head`` that travel.
+    """Return the names of the arrays of ``model.head`` that are exchanged.
 
-    ``ConfigError`` if the network has no such layer, or no other arrays.
+    Raises ``ConfigError`` if the network has no layer ``head``, or no other arrays.
 
     >>> from fairflower.models import build
     >>> head_arrays(build("mlp", num_classes=3, shape=(5,), seed=0))
@@ -21,7 +21,7 @@ def head_arrays(model: nn.Module) -> list[str]:
 
 
 def body_arrays(model: nn.Module) -> list[str]:
-    """Return the names of the travelling arrays outside of the head; see `head_arrays`."""
+    """Return the names of the exchanged arrays outside the head; see `head_arrays`."""
     return _parts(model)[1]
 
 
@@ -33,8 +33,8 @@ def _parts(model: nn.Module) -> tuple[list[str], list[str]]:
     if missing:
         raise ConfigError(
             f"{type(model).__name__} has no {missing[0]} that is sent: its arrays are "
-            f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. The client divides a "
-            "network into `head` and the rest. Name the last layer `head`, as a Classifier does, "
-            "or choose another client.name."
+            f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. This client needs a "
+            "network with a layer `head` and other layers. Name the last layer `head`, as in a "
+            "Classifier, or choose another client.name."
         )
     return head, body

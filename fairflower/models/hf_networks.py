@@ -1,4 +1,4 @@
-"""Classifiers of transformers for images and texts: ``model.name = "hf:NAME-or-folder"``."""
+"""Image and text classifiers of transformers: ``model.name = "hf:NAME-or-folder"``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 class HFClassifier(BodyClassifier):
-    """Image or text classifier of transformers, with its last linear layer as ``head``.
+    """Image or text classifier of transformers; its last linear layer is the ``head``.
 
-    With an adapter, the layers between the pretrained part and the head are trained as well.
+    With an adapter, the layers between the pretrained part and the head are also trained.
     """
 
     def __init__(self, body: nn.Module, num_classes: int, config: Any) -> None:
@@ -32,13 +32,13 @@ class HFClassifier(BodyClassifier):
         self.size = (size, size) if isinstance(size, int) else tuple(size) if size else None
 
     def new_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters outside of the pretrained part."""
+        """Yield the parameters outside the pretrained part."""
         for name, parameter in self.body.named_parameters():
             if not name.startswith(self._prefix):
                 yield parameter
 
     def features(self, x: Tensor) -> Tensor:
-        """Map images [N, C, H, W], or token ids [N, L] padded by zeros, to features [N, D]."""
+        """Map images [N, C, H, W], or token ids [N, L] padded with zeros, to features [N, D]."""
         if x.is_floating_point():
             pixels = resized(as_rgb(x, "A network of transformers"), self.size)
             kind = next(self.body.parameters()).dtype
@@ -57,32 +57,34 @@ def hf(
     *,
     dtype: Dtype = "float32",
 ) -> HFClassifier:
-    """Build ``model.name = "hf:NAME-or-folder"``: a classifier of images or, for token ids, texts.
+    """Build ``model.name = "hf:NAME-or-folder"``: an image or text classifier.
 
     Parameters
     ----------
     name
-        Folder that ``save_pretrained`` wrote, or name at the Hugging Face Hub, which is looked up
-        in the cache; nothing is downloaded.
+        Folder written by ``save_pretrained``, or name at the Hugging Face Hub. A name is looked up
+        in the local cache; nothing is downloaded.
     weights
-        Empty: the pretrained weights. ``random``: random weights by the folder's ``config.json``.
+        Empty for the pretrained weights, or ``random`` for random weights of the network that the
+        folder's ``config.json`` describes.
     dtype
-        Type of the pretrained weights. bfloat16 travels as float32.
+        Data type of the pretrained weights. bfloat16 is sent as float32.
 
     Raises
     ------
     ConfigError
-        If configuration or weights are not at hand, or the network does not suit the examples.
+        If the configuration or the weights are not available, or the network does not support the
+        examples.
     NotInstalled
-        If transformers or PEFT is missing.
+        If transformers or PEFT is not installed.
     """
     require("hf", f"model.name = 'hf:{name}'")
     import transformers as library
 
     if weights not in ("", RANDOM_WEIGHTS):
         raise ConfigError(
-            f"model.weights = {weights!r}: weights of 'hf:{name}' are in its folder. Leave it "
-            "empty, or set it to random."
+            f"model.weights = {weights!r}: the weights of 'hf:{name}' are always read from its "
+            "folder. Leave model.weights empty, or set it to random."
         )
     texts = len(shape) == 2
     auto: Any = library.AutoModelForImageClassification
@@ -109,12 +111,12 @@ def hf(
 
 
 def is_folder(name: str) -> bool:
-    """Return whether the name of a network is a folder on this machine."""
+    """Return whether a network's name is a folder on this machine."""
     return Path(name).expanduser().is_dir()
 
 
 def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
-    """Replace the classifier's last linear layer by nothing; return the number of its inputs."""
+    """Remove the classifier's last linear layer, and return the layer's number of inputs."""
     names = [
         name
         for name, module in body.named_modules()
@@ -134,29 +136,29 @@ def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
 
 
 def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
-    """Raise ``ConfigError`` for another kind of examples, or more ids or tokens than it takes."""
+    """Raise ``ConfigError`` if the network does not support the kind or size of the examples."""
     if type(config) not in auto._model_mapping:
         kind = "texts" if len(shape) == 2 else "images"
         raise ConfigError(
-            f"model.name = 'hf:{name}': transformers has no classifier of {kind} with "
-            f"{config.model_type}. Choose another network, or other data."
+            f"model.name = 'hf:{name}': transformers has no {config.model_type} classifier for "
+            f"{kind}. Choose another network or other data."
         )
     if len(shape) == 2:
         most = getattr(config, "max_position_embeddings", None)
         if shape[0] > config.vocab_size:
             raise ConfigError(
-                f"model.name = 'hf:{name}': it knows {config.vocab_size} token ids, and the data "
-                f"have {shape[0]}. Use the network's tokenizer (texts:tokenizer={name})."
+                f"model.name = 'hf:{name}': its vocabulary has {config.vocab_size} token ids, but "
+                f"the data have {shape[0]}. Use the network's tokenizer (texts:tokenizer={name})."
             )
         if most and shape[1] > most:
             raise ConfigError(
-                f"model.name = 'hf:{name}': it takes {most} tokens, and the texts have {shape[1]}. "
-                f"Shorten them (texts:length={most})."
+                f"model.name = 'hf:{name}': it accepts at most {most} tokens, but the texts have "
+                f"{shape[1]}. Shorten the texts (texts:length={most})."
             )
 
 
 def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
-    """Raise ``ConfigError`` if weights of the pretrained part are missing, except a pooler's."""
+    """Raise ``ConfigError`` if pretrained weights other than those of a pooler are missing."""
     lost = [
         key
         for key in missing
@@ -165,13 +167,13 @@ def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
     if lost:
         raise ConfigError(
             f"model.name = 'hf:{name}': its weights lack {len(lost)} arrays ({sorted(lost)[0]}, "
-            "...). Its config.json is of another network than its weights."
+            "...). Its config.json and its weights belong to different networks."
         )
 
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn an error about a network's missing files into a ``ConfigError`` with the remedy."""
+    """Convert an error about missing files of a network to a ``ConfigError`` with a remedy."""
     try:
         yield
     except ConfigError:
@@ -181,20 +183,20 @@ def _explained(name: str) -> Iterator[None]:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"model.name = 'hf:{name}': the folder cannot be read as a network: {reason} It "
-                "needs config.json and model.safetensors, as save_pretrained writes them; without "
-                "the latter, set model.weights = 'random'."
+                "needs config.json and model.safetensors, as save_pretrained writes them; "
+                "without model.safetensors, set model.weights = 'random'."
             ) from error
         raise ConfigError(
-            f"model.name = 'hf:{name}': neither a folder nor in the cache of the Hugging Face Hub, "
-            "and a run downloads nothing. Download it on every machine that computes: hf download "
-            f"{name}. Or download its config.json, model.safetensors and tokenizer files to a "
-            "folder, and set model.name = 'hf:FOLDER'."
+            f"model.name = 'hf:{name}': this is neither a folder nor a network in the local cache "
+            "of the Hugging Face Hub, and runs do not download networks. Download it on every "
+            f"machine that trains or tests: hf download {name}. Or download its config.json, "
+            "model.safetensors and tokenizer files to a folder, and set model.name = 'hf:FOLDER'."
         ) from error
 
 
 @contextmanager
 def _quiet(log: Any) -> Iterator[None]:
-    """Suppress transformers' warnings of a new head, and its progress bars."""
+    """Suppress transformers' progress bars and its warnings about a new head."""
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()

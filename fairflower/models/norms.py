@@ -1,16 +1,16 @@
-"""Arrays of a network's normalization layers, by the type of the layers."""
+"""Names of the arrays of a network's normalization layers."""
 
 from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-#: Batch and instance norms of all dimensions, and those without running statistics.
+#: Batch and instance norm layers of all dimensions, and norm layers without running statistics.
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def norm_arrays(model: nn.Module, *, affine: bool) -> list[str]:
-    """Return the names of running statistics and, with ``affine``, of scale and shift.
+    """Return the names of running statistics and, with ``affine``, of scales and shifts.
 
     >>> norm_arrays(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), affine=False)
     ['1.running_mean', '1.running_var', '1.num_batches_tracked']

@@ -1,4 +1,4 @@
-"""Multilayer perceptron, the default for features."""
+"""Multilayer perceptron, the default model for features."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fairflower.models import Classifier
 
 
 class MLP(Classifier):
-    """Two hidden layers with ReLU, on features or on the flattened pixels of an image.
+    """Two hidden layers with ReLU, for features or the flattened pixels of an image.
 
-    There is no norm layer: batch statistics depend on a client's data, and averages of them do not
-    fit any client. Features must therefore be standardized (`fairflower.data.FeatureSet`).
+    The network has no norm layers, because batch statistics depend on a client's data and their
+    averages do not fit any client. Features must therefore be standardized
+    (`fairflower.data.FeatureSet`).
 
     Parameters
     ----------

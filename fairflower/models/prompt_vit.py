@@ -14,51 +14,52 @@ from fairflower.models import Classifier, cached_first_stage
 if TYPE_CHECKING:  # two seconds to import, and every command reads FedGC's arguments
     from torchvision.models import VisionTransformer
 
-#: Global prompts (released code; the paper does not say).
+#: Number of global prompts (from the released code; the paper gives no number).
 NUM_PROMPTS = 4
 
 
 class PromptViT(Classifier):
-    """Frozen Vision Transformer with global prompts, customized to each image (FedGCR, AAAI 2024).
+    """Frozen Vision Transformer with global prompts, adapted to each image (FedGCR, AAAI 2024).
 
-    With ViT(x) the class token of the frozen transformer after its last norm, and ViT(x | p) the
-    class token with prompts appended to the sequence of tokens::
+    Let ViT(x) be the class token of the frozen transformer after its last norm, and ViT(x | p) the
+    class token if prompts p are appended to the sequence of tokens::
 
         z_raw = ViT(x)                                   first stage, no gradient
         h     = GC-Net(z_raw)                            type-specific prompt
         z     = ViT(x | p_1 + h, ..., p_4 + h)           second stage
         y     = head(z)
 
-    Every image has its h. The prompts p, GC-Net and the head are trained and exchanged; all clients
-    have the same transformer from the start. Since z_raw of an image never changes, it is computed
-    once and cached (`fairflower.clients.Images`), so images are not augmented.
+    Every image has its own h. The prompts p, GC-Net and the head are trained and exchanged; all
+    clients have the same transformer from the start. Because z_raw of an image never changes, it is
+    computed once and cached (`fairflower.clients.Images`). Images are therefore not augmented.
 
-    Images are resized to the transformer's size; gray images get three channels.
+    Images are resized to the transformer's input size, and gray images get three channels.
 
     Parameters
     ----------
     vit
-        Pretrained transformer; its head is removed.
+        The pretrained transformer, whose head is removed.
     num_classes
-        Outputs of the head.
+        Number of classes, which is the number of outputs of the head.
     shape
-        C, H, W of an image.
+        Shape (C, H, W) of an image.
     gc_net
-        False leaves out GC-Net, so that h = 0 (visual prompt tuning, Jia et al., ECCV 2022): the
-        base of the paper's ablation (Table 5), and the model for strategies that are compared with
-        FedGC. Prompts and head start as in the network with GC-Net of the same seed.
+        Whether to use GC-Net. Without it h = 0, as in visual prompt tuning (Jia et al., ECCV 2022).
+        This is the baseline of the paper's ablation (Table 5) and the model for strategies that are
+        compared with FedGC. With the same seed, the initial prompts and head are the same with and
+        without GC-Net.
 
     Raises
     ------
     ConfigError
-        If the images have neither 1 nor 3 channels.
+        If the images do not have 1 or 3 channels.
 
     Notes
     -----
-    Where the paper gives no details, the released code decides: four prompts drawn from
-    N(0, 0.02^2) without positional embedding; GC-Net d -> 4 d -> d with a ReLU; a linear head (the
-    paper: "MLP"). Left out are its 10 % dropout of z, and its mixing of the h of a batch, in which
-    sample b gets the h of four other samples.
+    Details that the paper does not give follow the released code: four prompts drawn from N(0,
+    0.02^2) without positional embedding, a GC-Net d -> 4 d -> d with a ReLU, and a linear head (the
+    paper says "MLP"). Two parts of the released code are omitted: the 10 % dropout of z, and the
+    mixing of h within a batch, where sample b gets the h of four other samples.
     """
 
     two_stages = True
@@ -74,12 +75,12 @@ class PromptViT(Classifier):
         super().__init__()
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"A ViT needs images of 1 or 3 channels, got {shape[0]} channels. "
-                "Choose another model.name."
+                f"A ViT needs images with 1 or 3 channels, but got {shape[0]} channels. Choose "
+                "another model.name."
             )
         d = vit.hidden_dim
         self.prompts = nn.Parameter(torch.empty(NUM_PROMPTS, d).normal_(std=0.02))
-        # Drawn also without GC-Net, so that a seed gives both networks the same head.
+        # GC-Net is always drawn, so that a seed gives the same head with and without GC-Net.
         drawn = nn.Sequential(nn.Linear(d, 4 * d), nn.ReLU(), nn.Linear(4 * d, d))
         self.gc_net = drawn if gc_net else None
         self.head = nn.Linear(d, num_classes)
@@ -87,9 +88,9 @@ class PromptViT(Classifier):
         self.vit = vit.requires_grad_(False).eval()
 
     def first_stage(self, x: Tensor) -> Tensor:
-        """Return z_raw [N, d] of normalized images [N, C, H, W], cached if possible.
+        """Return z_raw [N, d] of normalized images [N, C, H, W], from the cache if possible.
 
-        Images with a gradient are not looked up in the cache, and z_raw then has a gradient.
+        For images that require gradients, the cache is not used, and z_raw has a gradient.
         """
         cached = None if x.requires_grad else cached_first_stage(x)
         if cached is not None:
@@ -98,14 +99,14 @@ class PromptViT(Classifier):
             return self._class_token(x)
 
     def customise(self, x: Tensor) -> Tensor:
-        """Return the type-specific prompt h [N, d] of each image; 0 without GC-Net."""
+        """Return the type-specific prompt h [N, d] of each image, which is 0 without GC-Net."""
         if self.gc_net is None:
             return x.new_zeros(x.shape[0], self.prompts.shape[1])
         h: Tensor = self.gc_net(self.first_stage(x))
         return h
 
     def prompted(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return z [N, d] of images with the prompts p + h, for h [N, d]."""
+        """Return z [N, d] of images for the prompts p + h, where h has the shape [N, d]."""
         return self._class_token(x, self.prompts + h[:, None])
 
     def features(self, x: Tensor) -> Tensor:
@@ -113,10 +114,10 @@ class PromptViT(Classifier):
         return self.prompted(x, self.customise(x))
 
     def represent(self, x: Tensor) -> Tensor:
-        """Map images to h [N, d], which the paper's Eq. 4 averages to the client's representation.
+        """Map images to h [N, d]; a client's representation is the mean of h (the paper's Eq. 4).
 
-        Without GC-Net, map them to z_raw [N, d], the input of GC-Net: unlike z it does not change
-        during training.
+        Without GC-Net, images are mapped to z_raw [N, d], the input of GC-Net, which unlike z does
+        not change during training.
         """
         return self.first_stage(x) if self.gc_net is None else self.customise(x)
 

@@ -1,4 +1,4 @@
-"""FedGCR's networks by name: torchvision's Vision Transformers, with prompts (`PromptViT`)."""
+"""FedGCR's networks by name: Vision Transformers of torchvision with prompts (`PromptViT`)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from fairflower.models.weights import (
 def prompt_vit_tiny(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-tiny"``; default weights: those shipped with fairflower.
+    """Build ``model.name = "prompt-vit-tiny"``; fairflower includes its default weights.
 
-    0.76 M frozen parameters, and 0.13 M trained parameters for ten classes. The weights were
-    pretrained on characters of matplotlib's fonts (``experiments/pretrain_vit_tiny.py``).
+    The network has 0.76 M frozen parameters and, for ten classes, 0.13 M trained parameters. The
+    weights were pretrained on characters in matplotlib's fonts
+    (``experiments/pretrain_vit_tiny.py``).
     """
     if weights == "imagenet":
         raise ConfigError(
-            "model.weights = 'imagenet': not available for prompt-vit-tiny. Leave model.weights "
-            "empty for the shipped weights, or set it to a file."
+            "model.weights = 'imagenet': prompt-vit-tiny has no ImageNet weights. Leave "
+            "model.weights empty for the included weights, or set it to a file."
         )
     vit = vit_tiny()
     arrays = load_weights_file(weights) if weights else _shipped()
@@ -39,17 +40,17 @@ def prompt_vit_tiny(
 
 
 def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``model.name = "vpt-vit-tiny"``: no GC-Net, 1,802 trained parameters."""
+    """Build ``model.name = "vpt-vit-tiny"``, without GC-Net; it has 1,802 trained parameters."""
     return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
 
 
 def prompt_vit_b_16(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-b-16"``, the paper's; default weights: ImageNet's.
+    """Build ``model.name = "prompt-vit-b-16"``, the network of the paper.
 
-    85.8 M frozen parameters, and 4.73 M trained parameters for ten classes. ImageNet's weights are
-    torchvision's ``IMAGENET1K_V1``, downloaded once to torch's cache.
+    The network has 85.8 M frozen parameters and, for ten classes, 4.73 M trained parameters. The
+    default weights are torchvision's ``IMAGENET1K_V1``, which are downloaded once to torch's cache.
     """
     vit = vit_b_16()
     published = ViT_B_16_Weights.IMAGENET1K_V1
@@ -60,15 +61,15 @@ def prompt_vit_b_16(
 
 
 def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``model.name = "vpt-vit-b-16"``: no GC-Net, 10,762 trained parameters."""
+    """Build ``model.name = "vpt-vit-b-16"``, without GC-Net; it has 10,762 trained parameters."""
     return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
-    """Build torchvision's ViT at a CPU's size: 16 tokens of a 32x32 image, 5 layers, d = 128.
+    """Build a small torchvision ViT for CPUs: 16 tokens of a 32x32 image, 5 layers, d = 128.
 
-    Patches of 8x8 pixels first pass three convolutions of stride 2, with which a small transformer
-    learns from few images (Xiao et al., NeurIPS 2021).
+    Patches of 8x8 pixels first pass through three convolutions with stride 2, which help a small
+    transformer to learn from few images (Xiao et al., NeurIPS 2021).
     """
     return VisionTransformer(
         image_size=32,
@@ -84,7 +85,7 @@ def vit_tiny(num_classes: int = 1) -> VisionTransformer:
 
 @cache
 def _shipped() -> dict[str, Tensor]:
-    """Return the shipped weights of the tiny ViT, 3 MB; cached, since decoding is slow."""
+    """Return the included weights of the tiny ViT (3 MB); cached, because decoding is slow."""
     file = resources.files(__package__).joinpath("vit_tiny.json")
     return decode_json_weights(file.read_text(encoding="ascii"))
 

@@ -1,4 +1,4 @@
-"""ResNets of basic blocks (He et al. 2016): the papers' small ones and torchvision's 18."""
+"""ResNets with basic blocks (He et al. 2016): the papers' small ResNets and ResNet-18."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fairflower.models.weights import copy_into, from_torchvision, load_weights_
 
 
 class ResNet(Classifier):
-    """torchvision's ResNet of basic blocks, with its last layer as ``head``.
+    """torchvision's ResNet with basic blocks; its last layer is the ``head``.
 
     Parameters
     ----------
     blocks
         Number of blocks in each of the four stages (64, 128, 256 and 512 channels).
     num_classes
-        Outputs of the head.
+        Number of classes, which is the number of outputs of the head.
     """
 
     def __init__(self, blocks: Sequence[int], num_classes: int) -> None:
@@ -38,39 +38,41 @@ class ResNet(Classifier):
 
 
 def resnet10(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
-    """Build FedHEAL's and FedEquilibria's network: a block per stage, for small images.
+    """Build ResNet-10 for small images, the network of FedHEAL and FedEquilibria.
 
-    4,903,242 parameters for color images and ten classes.
+    It has one block per stage, and 4,903,242 parameters for color images and ten classes.
     """
     return _small_image_resnet((1, 1, 1, 1), num_classes, shape)
 
 
 def resnet12(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
-    """Build ResNet-10 with a second block in the first stage; 4,977,226 parameters."""
+    """Build ResNet-12: ResNet-10 with a second block in the first stage, 4,977,226 parameters."""
     return _small_image_resnet((2, 1, 1, 1), num_classes, shape)
 
 
 def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> ResNet:
-    """Build torchvision's ResNet-18, FedISM's network: a 7x7 stem of stride 2 and a max-pool.
+    """Build torchvision's ResNet-18, the network of FedISM, with a 7x7 stem and a max-pool.
 
     Parameters
     ----------
     weights
-        ``imagenet``: torchvision's ``IMAGENET1K_V1``, downloaded once to torch's cache. A file: the
-        state dict of a ``resnet18``, without its head. Empty: random. ImageNet's weights expect its
-        mean and standard deviation, with which digits, office-caltech, pacs, ham10000, isic2019 and
-        rsna-ich are normalized here; the other data sets are not.
+        ``imagenet`` for torchvision's ``IMAGENET1K_V1``, which are downloaded once to torch's
+        cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty for
+        random weights. ImageNet's weights expect images that are normalized with ImageNet's mean
+        and standard deviation. Of the built-in data sets, digits, office-caltech, pacs, ham10000,
+        isic2019 and rsna-ich are normalized in this way.
 
     Raises
     ------
     ConfigError
-        If the weights are missing or of another network, or the images have no 3 channels.
+        If the weights are missing or belong to another network, or the images do not have 3
+        channels.
     """
     model = ResNet((2, 2, 2, 2), num_classes)
     if weights:
         if shape[0] != 3:
             raise ConfigError(
-                f"model.weights = {weights!r}: these weights are for images of 3 channels, and "
+                f"model.weights = {weights!r}: these weights are for images with 3 channels, but "
                 f"the data have {shape[0]}. Leave model.weights empty."
             )
         published = ResNet18_Weights.IMAGENET1K_V1
@@ -86,10 +88,10 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
 def _small_image_resnet(
     blocks: Sequence[int], num_classes: int, shape: tuple[int, int, int]
 ) -> ResNet:
-    """Build a ResNet with a 3x3 stem of stride 1, no max-pool and PyTorch's default initialization.
+    """Build a ResNet with a 3x3 stem, without max-pool and with PyTorch's initialization.
 
-    torchvision draws convolutions from another distribution (He et al. 2015, fan-out); FedHEAL's
-    released network keeps PyTorch's default.
+    The stem has stride 1. torchvision initializes convolutions from another distribution (He et al.
+    2015, fan-out), but FedHEAL's released network uses PyTorch's default.
     """
     model = ResNet(blocks, num_classes)
     model.body.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)

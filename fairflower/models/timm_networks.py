@@ -1,4 +1,4 @@
-"""Networks of timm for images: ``model.name = "timm:NAME"``, and its ViTs with prompts."""
+"""Image classifiers of timm (``model.name = "timm:NAME"``), and ViTs of timm with prompts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fairflower.registry import RANDOM_WEIGHTS
 
 
 class TimmClassifier(BodyClassifier):
-    """Network of timm under a linear head.
+    """A network of timm with a linear head.
 
-    Gray images get three channels. Images are resized to ``image_size`` or, if the network takes
-    images of a single size, to that size. They are normalized as the data set declares, even if the
+    Gray images get three channels. Images are resized to ``image_size`` or, if the network accepts
+    only a single size, to that size. They are normalized as the data set specifies, even if the
     network was pretrained with another normalization.
     """
 
@@ -38,8 +38,8 @@ class TimmClassifier(BodyClassifier):
 class TimmPromptViT(PromptViT):
     """FedGCR's prompts for a frozen ViT of timm; see `PromptViT`.
 
-    Prompts follow the tokens of the image. A ViT that averages tokens averages only those of the
-    image.
+    Prompts follow the tokens of the image. If a ViT averages tokens, it averages only the tokens of
+    the image.
     """
 
     def __init__(
@@ -74,17 +74,20 @@ def timm(
     Parameters
     ----------
     weights
-        Empty: timm's pretrained weights, from the cache of the Hugging Face Hub; nothing is
-        downloaded. A .safetensors or .pth file of the network. ``random``: random weights.
+        Empty for timm's pretrained weights in the local cache of the Hugging Face Hub (nothing is
+        downloaded), a .safetensors or .pth file with weights of the network, or ``random`` for
+        random weights.
     image_size
-        Side of the images that the network gets; 0: the network's own, or the data's.
+        Width and height to which images are resized. 0 means the network's size or, if it accepts
+        any size, the size of the data.
 
     Raises
     ------
     ConfigError
-        If timm has no such network, or its weights are not at hand or of another network.
+        If timm does not have this network, or the weights are not available or belong to another
+        network.
     NotInstalled
-        If timm is missing.
+        If timm is not installed.
     """
     body = _body(name, weights, image_size)
     return TimmClassifier(body, num_classes, _fixed_size(body, image_size))
@@ -101,7 +104,7 @@ def prompt_timm(
 ) -> TimmPromptViT:
     """Build ``model.name = "prompt-timm:NAME"``; ``weights`` and ``image_size`` as in `timm`.
 
-    ``ConfigError`` if NAME is not a Vision Transformer of timm.
+    Raises ``ConfigError`` if NAME is not a Vision Transformer of timm.
     """
     body = _body(name, weights, image_size)
     from timm.models.vision_transformer import VisionTransformer
@@ -109,7 +112,8 @@ def prompt_timm(
     if not isinstance(body, VisionTransformer):
         raise ConfigError(
             f"model.name = 'prompt-timm:{name}': prompts need a Vision Transformer (vit_*, "
-            f"deit_*), and this is a {type(body).__name__}. Choose one, or 'timm:{name}'."
+            f"deit_*), but this is a {type(body).__name__}. Choose a Vision Transformer, or "
+            f"model.name = 'timm:{name}'."
         )
     return TimmPromptViT(body, num_classes, shape, gc_net)
 
@@ -122,7 +126,7 @@ def vpt_timm(
     *,
     image_size: Annotated[int, Range(0)] = 0,
 ) -> TimmPromptViT:
-    """Build ``model.name = "vpt-timm:NAME"``: no GC-Net."""
+    """Build ``model.name = "vpt-timm:NAME"``, without GC-Net."""
     return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
 
 
@@ -149,7 +153,7 @@ def _body(name: str, weights: str, image_size: int) -> nn.Module:
 
 
 def _load(body: Any, name: str, weights: str) -> None:
-    """Copy pretrained weights into a network, as timm names and shapes them."""
+    """Copy pretrained weights into a network, with timm's names and shapes."""
     config = body.pretrained_cfg
     arrays = load_weights_file(weights or _cached(config.get("hf_hub_id"), name))
     convert = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
@@ -161,26 +165,27 @@ def _load(body: Any, name: str, weights: str) -> None:
 
 
 def _cached(repository: str | None, name: str) -> str:
-    """Return the file of a network's weights in the cache of the Hugging Face Hub."""
+    """Return the file with a network's weights in the local cache of the Hugging Face Hub."""
     from huggingface_hub import try_to_load_from_cache
 
     if not repository:
         raise ConfigError(
-            f"model.weights = '': timm has no pretrained weights of {name!r}. Set it to a file of "
-            "weights, or to random."
+            f"model.weights = '': timm has no pretrained weights for {name!r}. Set model.weights "
+            "to a file of weights, or to random."
         )
     found = try_to_load_from_cache(repository, "model.safetensors")
     if not isinstance(found, str):
         raise ConfigError(
-            f"The weights of {name!r} are not on this machine, and a run downloads nothing. "
-            f"Download them on every machine that computes: hf download {repository} "
-            "model.safetensors. Or set model.weights to a file with them, or to random."
+            f"The weights of {name!r} are not on this machine, and runs do not download "
+            f"weights. Download them on every machine that trains or tests: hf download "
+            f"{repository} model.safetensors. Or set model.weights to a file with these weights, "
+            "or to random."
         )
     return found
 
 
 def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:
-    """Return height and width of the images that a network gets; None means any size."""
+    """Return the height and width of images that a network accepts; None means any size."""
     size = getattr(getattr(body, "patch_embed", None), "img_size", None)
     if body.pretrained_cfg.get("fixed_input_size") and size:
         return int(size[0]), int(size[1])

@@ -1,4 +1,4 @@
-"""Pretrained weights, read without unpickling code."""
+"""Reading pretrained weights, without unpickling code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ __getattr__ = renamed(__name__, from_text="decode_json_weights", from_file="load
 
 
 def decode_json_weights(text: str) -> dict[str, Tensor]:
-    """Decode named tensors from JSON: floats as float16 in base 85, integers as a list.
+    """Decode named tensors from JSON, where floats are float16 in base 85 and integers are lists.
 
-    Flower app bundles hold text files only. ``experiments/pretrain_vit_tiny.py`` writes them.
+    The format is JSON, because Flower app bundles contain only text files.
+    ``experiments/pretrain_vit_tiny.py`` writes the weights.
 
     Examples
     --------
@@ -47,12 +48,12 @@ def decode_json_weights(text: str) -> dict[str, Tensor]:
 
 
 def load_weights_file(path: str) -> dict[str, Tensor]:
-    """Load named tensors from a .safetensors file, or from a state dict written by torch.save.
+    """Load named tensors from a .safetensors file or from a state dict saved by torch.save.
 
     Raises
     ------
     ConfigError
-        If the file is missing or not readable as either.
+        If the file is missing or cannot be read.
     """
     file = Path(path).expanduser()
     check_file(path)
@@ -75,7 +76,7 @@ def load_weights_file(path: str) -> dict[str, Tensor]:
 
 
 def check_file(path: str) -> None:
-    """Raise ``ConfigError`` if ``model.weights`` is not a file, without reading it."""
+    """Raise ``ConfigError`` if ``model.weights`` is not an existing file; the file is not read."""
     if not Path(path).expanduser().is_file():
         raise ConfigError(
             f"model.weights = {path!r}: file not found. Expected a .safetensors file, or a .pth "
@@ -84,19 +85,19 @@ def check_file(path: str) -> None:
 
 
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
-    """Load named tensors that torchvision publishes, downloaded once to torch's cache.
+    """Load named tensors published by torchvision, which are downloaded once to torch's cache.
 
     Raises
     ------
     ConfigError
-        If the download fails or does not match its hash; the message has the address.
+        If the download fails or does not match its hash; the message contains the address.
     """
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"The weights {weights} cannot be downloaded ({error}). Download {weights.url} by "
-            "other means, and set model.weights to the file."
+            f"The weights {weights} cannot be downloaded ({error}). Download {weights.url} in "
+            "another way, and set model.weights to the file."
         ) from error
 
 
@@ -107,23 +108,24 @@ def copy_into(
     kind: str,
     source: str,
 ) -> None:
-    """Copy pretrained weights, without their head, into a network that has no head.
+    """Copy pretrained weights, except those of the head, into a network without a head.
 
     Parameters
     ----------
     network
-        Network to fill.
+        Network that receives the weights.
     arrays
-        Named tensors. BatchNorm's step counters, which older files lack, may be missing.
+        Named tensors. Step counters of BatchNorm may be missing, because older files do not have
+        them.
     head
-        Prefix of the arrays of the head, or several.
+        Prefix, or several prefixes, of the names of the head's arrays.
     kind, source
         Name of the network and of the file, for error messages.
 
     Raises
     ------
     ConfigError
-        If arrays are missing, unknown or of another shape.
+        If arrays are missing or unknown, or have the wrong shape.
     """
     body = {name: array for name, array in arrays.items() if not name.startswith(head)}
     try:
@@ -131,6 +133,6 @@ def copy_into(
     except RuntimeError as error:
         reason = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
         raise ConfigError(
-            f"model.weights = {source!r}: weights of another network: {reason} "
-            f"Set model.weights to a file with the state dict of {kind}."
+            f"model.weights = {source!r}: these weights belong to another network: {reason} Set "
+            f"model.weights to a file with the state dict of {kind}."
         ) from error

@@ -1,1 +1,1 @@
-"""Plans of several runs: comparisons, studies, and their execution."""
+"""Planning and executing several runs: comparisons and tuning studies."""

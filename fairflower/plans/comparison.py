@@ -1,4 +1,4 @@
-"""Runs the plan of a comparison in its folder: the runner of command line and Python."""
+"""Running a comparison in its folder, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def run_comparison(
     jobs: int | None,
     at_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run the remaining runs of a plan; run folders are in ``folder/runs``.
+    """Run the remaining runs of a plan; their run folders are in ``folder/runs``.
 
     Completed runs are kept, and unfinished runs are resumed.
 
     Parameters
     ----------
     jobs : int or None
-        Number of parallel runs; None: `fairflower.plans.plan.auto_jobs`.
+        Number of parallel runs; None means `fairflower.plans.plan.auto_jobs`.
     at_end : callable
-        Called when the runs have ended, also after a failure or interruption, if any run can be
-        read.
+        Called when the runs have ended, even after a failure or an interruption, provided that some
+        run can be read.
 
     Raises
     ------
     ConfigError
-        If another process uses the folder, or its runs are of other data.
+        If another process uses the folder, or its runs used other data.
     UserError, OSError, KeyboardInterrupt
-        As `fairflower.plans.execution.execute`.
+        As in `fairflower.plans.execution.execute`.
     """
     announce(plan, console)
     with locked_folder(folder):

@@ -1,4 +1,4 @@
-"""Use of this machine's GPUs by the runs of a plan: how many clients or runs share a GPU."""
+"""Use of this machine's GPUs: how many clients or runs share a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflower.training.gpus import gpu_names, unused_gpu
 
 @dataclass(frozen=True)
 class Placement:
-    """The engine's config, the number of GPUs for Ray, and a line about the device to print."""
+    """Config for the engine, number of GPUs for Ray, and a line about the device to print."""
 
     config: RunConfig
     num_gpus: int | None = None
@@ -27,10 +27,10 @@ class Placement:
 
 
 def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
-    """Return the device of the clients, for runs that follow each other.
+    """Choose the device of the clients, for runs that are executed one after another.
 
-    ``client-gpus = "auto"`` becomes a share of a GPU, so that as many clients train in parallel as
-    the GPUs' memory and the CPUs allow. A number is kept.
+    ``client-gpus = "auto"`` is replaced by a fraction of a GPU, such that as many clients train in
+    parallel as GPU memory and CPUs allow. A number is not changed.
 
     Raises
     ------
@@ -54,23 +54,23 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {workers} client{'s' * (workers > 1)} at a time"
-    if pinned:  # Ray would hide this GPU from workers to which it assigns another GPU
+    if pinned:  # Ray would hide this GPU from workers that get another GPU
         return Placement(replace(config, client_gpus=0.0, workers=workers), None, line)
     share = share_of(-(-workers // count))
     return Placement(replace(config, client_gpus=share, workers=workers), count, line)
 
 
 def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
-    """Return the number of parallel runs that fit in the GPU's memory; None on the CPU.
+    """Return how many parallel runs fit in the GPU's memory; None on the CPU.
 
-    ``ConfigError`` if a client does not fit even alone.
+    Raises ``ConfigError`` if not even a single client fits.
     """
     device = choose_device(runs[0].train.device)
     return None if device.type == "cpu" else _room(_methods(runs), device).runs()
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
-    """Describe in a line the device that parallel runs use; "" on a machine without a GPU."""
+    """Describe the device of parallel runs in a line; "" on a machine without a GPU."""
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line
@@ -80,13 +80,13 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
     if others and runs[0].train.device in ("auto", "cuda"):
         line += (
             f"; {others} more GPU{'s are' if others > 1 else ' is'} not used by parallel runs "
-            "(--jobs 1 uses all)"
+            "(--jobs 1 uses all GPUs)"
         )
     return line
 
 
 def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
-    """Return a run for each pair of client (with its arguments) and set of measurements."""
+    """Return a run for each combination of client (with arguments) and set of measurements."""
     kinds = {(run.client.label, run.strategy.make().measurements): run for run in reversed(runs)}
     return tuple(kinds.values())
 
@@ -103,7 +103,9 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
         if config.train.device != "auto":
             return Placement(config, line=f"{name}, shared by all clients without a limit")
         how = 'client-gpus = "auto" uses it'
-        return Placement(config, line=f"cpu for clients (client-gpus = 0): {name} is unused; {how}")
+        return Placement(
+            config, line=f"cpu for clients, because client-gpus = 0; {name} is unused ({how})"
+        )
     if gpus > count:
         raise ConfigError(
             f"client-gpus = {gpus:g}: this machine has {count} GPU{'s' * (count > 1)}, {name}. Set "
@@ -116,15 +118,15 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
 
 
 def _without_gpu(config: RunConfig) -> Placement:
-    """Return the placement on the CPU; its line says why, if the machine has a GPU."""
+    """Return a placement on the CPU; its line says why if the machine has a GPU."""
     why = unused_gpu() if config.train.device == "auto" else ""
     if config.client_gpus not in ("auto", 0.0) and config.engine != "inline":
         asked = f"client-gpus = {config.client_gpus:g}"
         if config.train.device == "cpu":
             raise ConfigError(
-                f"{asked}: train.device = 'cpu' uses no GPU. Remove one of the two settings."
+                f"{asked}: train.device = 'cpu' does not use a GPU. Remove one of the two settings."
             )
-        why = why or "PyTorch finds no GPU"
+        why = why or "PyTorch does not find a GPU"
         raise ConfigError(f"{asked}: {why}. Set client-gpus = 'auto' to train on the CPU.")
     return Placement(config, line=f"cpu: {why}" if why else "")
 
@@ -133,7 +135,7 @@ def _on_cluster(config: RunConfig) -> Placement:
     line = ""
     if config.client_gpus == "auto" and config.train.device != "cpu":
         line = (
-            "cpu for clients on a cluster: client-gpus = 'auto' does not use a cluster's GPUs; set "
-            "client-gpus to each client's share of a GPU to use them"
+            "cpu for clients on a cluster, because client-gpus = 'auto' does not use GPUs of a "
+            "cluster. To use them, set client-gpus to the fraction of a GPU per client"
         )
     return Placement(config, line=line)

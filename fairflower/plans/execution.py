@@ -1,4 +1,4 @@
-"""Executes a plan and prints its progress."""
+"""Executing a plan and printing its progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.trackers import check_tracker
 
-if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
+if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flower is needed
     from flwr.serverapp import Grid
 
     from fairflower.data import Federation
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 @contextmanager
 def spinner(what: str, console: Console) -> Iterator[Status]:
-    """Show a spinner with a text, or print the text if the console is not a terminal."""
+    """Show a spinner with a text, or only print the text if the console is not a terminal."""
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:
@@ -43,12 +43,12 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
 
 @contextmanager
 def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
-    """Create the folder of a comparison or ``study``, and lock it against other processes.
+    """Create the folder of a comparison or a study, and lock it against other processes.
 
-    ``ConfigError`` if another process has locked it, or if it belongs to a study instead of a
-    comparison or the reverse.
+    Raises ``ConfigError`` if another process has locked the folder, if the folder of a comparison
+    is needed but this is the folder of a study, or vice versa.
     """
-    # A study whose file was deleted still has its trials.
+    # If a study's file was deleted, its trials are still there.
     has_study = is_study(folder) or (study and (folder / "trials").exists())
     if has_study != study and (has_study or (folder / "runs").exists()):
         raise ConfigError(
@@ -64,12 +64,12 @@ def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
 
 
 def announce(plan: Plan, console: Console) -> None:
-    """Print the plan's summary."""
+    """Print a summary of a plan."""
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
 
 
 def setup_summary(plan: Plan, federation: Federation) -> str:
-    """Return the lines on the data of all runs of a plan, and on their training settings."""
+    """Return lines that describe the data and the training settings of all runs of a plan."""
     from fairflower.data.cache import make_data_set
 
     def shared(key: str) -> str:
@@ -78,7 +78,7 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
 
     clients, domains = len(federation.clients), len(federation.domains)
     sizes = {
-        "to train on": sum(client.num_examples for client in federation.clients),
+        "for training": sum(client.num_examples for client in federation.clients),
         "for validation": sum(federation.validation_sizes),
         "for tests": sum(federation.test_sizes),
     }
@@ -88,8 +88,8 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
     return (
         f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
         f"{'s' * (domains > 1)}"
-        + ", by data.imbalance-factor and not data.clients-per-domain" * unequal
-        + f", not from data.dir, which {data.name} does not read" * unread
+        + ", set by data.imbalance-factor instead of data.clients-per-domain" * unequal
+        + f", not read from data.dir, because {data.name} does not use it" * unread
         + f"; {federation.kind}: "
         + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
         + f"\n  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
@@ -101,7 +101,7 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
 
 
 def _masks(config: RunConfig, clients: int) -> str:
-    """Return the line on secure aggregation, or ""."""
+    """Return a line about secure aggregation, or "" if it is off."""
     if not config.secure_aggregation:
         return ""
     from fairflower.config.secure import check_secure_cohort
@@ -112,22 +112,22 @@ def _masks(config: RunConfig, clients: int) -> str:
     check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
     masks = described(asked)
     return (
-        f"\n  secure    sums of {masks['clients']} clients, of which up to "
-        f"{masks['shares'] - masks['threshold']} may fail in training"
+        f"\n  secure    sums over {masks['clients']} clients, of which up to "
+        f"{masks['shares'] - masks['threshold']} may fail during training"
     )
 
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
-    """Return the plan without completed runs and with stopped runs resumed; print their numbers.
+    """Return the plan without completed runs, and with stopped runs to resume; print counts.
 
-    Earlier runs are read from the run folders below ``folder``.
+    Earlier runs are read from all run folders below ``folder``.
     """
     from fairflower.report import find_readable_runs
 
     planned = len(plan.runs)
     plan = plan.without(find_readable_runs(folder))
     if len(plan.runs) < planned:
-        console.print(f"{planned - len(plan.runs)} of {planned} runs are completed already.")
+        console.print(f"{planned - len(plan.runs)} of {planned} runs are already completed.")
     plan = plan.resuming(resumable_configs(folder))
     if count := sum(bool(config.resume) for config in plan.runs):
         console.print(f"{count} of {planned} runs are resumed.")
@@ -142,25 +142,26 @@ def execute(
     on_round: OnRound | None = None,
     study: Study | None = None,
 ) -> list[Path]:
-    """Run a plan and return the run folders.
+    """Run a plan and return its run folders.
 
     Parameters
     ----------
     folders : list, optional
-        Receives each run folder when its run ends, also if a later run fails.
+        Receives each run folder when its run ends, even if a later run fails.
     jobs : int or None
-        Number of parallel runs; None: `fairflower.plans.plan.auto_jobs`.
+        Number of parallel runs; None means `fairflower.plans.plan.auto_jobs`.
     on_round : callable, optional
-        As in `fairflower.server.session.Session`; the runs are then sequential.
+        As in `fairflower.server.session.Session`. If given, the runs are executed one after
+        another.
     study : Study, optional
-        Adds runs as others end. With a study, each run has a separate process.
+        Adds runs when other runs end. With a study, each run has its own process.
 
     Raises
     ------
     KeyboardInterrupt
         After Ctrl-C, SIGTERM or a notebook's stop button.
     UserError, OSError
-        The first failure of a run, after the other runs have ended.
+        The first failure of a run; raised after all other runs have ended.
     """
     folders = [] if folders is None else folders
     if not plan.runs:
@@ -175,12 +176,14 @@ def execute(
         from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
-    if study is None:  # before the data: an error if Ray is wanted and not installed
+    if (
+        study is None
+    ):  # before the data are prepared: raises an error if Ray is required but not installed
         first = replace(first, engine=chosen_engine(first))
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
-        check_file(weights)  # before the data, which may take minutes to prepare
+        check_file(weights)  # before preparing the data, which may take minutes
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)

@@ -44,22 +44,22 @@ from fairflower.server.session import Session
 
 
 class Study(Protocol):
-    """Interface of objects that add runs to a plan as others end."""
+    """Interface for adding runs to a plan when other runs end."""
 
     #: Expected number of remaining runs.
     total: int
 
     def watch(self, config: RunConfig) -> OnRound | None:
-        """Return the callback for every round of a run that begins, or None."""
+        """Return the callback for all rounds of a run that starts, or None."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start, and whether to ignore the error."""
+        """Record how a run ended; return new runs to start, and whether to ignore the error."""
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Return the runs to start after a run's process died: this run again, if needed."""
+        """Return the runs to start after a run's process died, including this run if needed."""
 
 
-#: Run folder, and a line on the last tested round.
+#: Run folder, and a line about the last tested round.
 _Result = tuple[Path, str]
 
 
@@ -73,25 +73,25 @@ def execute_parallel(
 ) -> None:
     """Run a plan in ``jobs`` parallel processes, each on the inline engine.
 
-    Parallel runs use the cores better than the clients of a run, which wait for each other every
-    round. Results have the same bits on every engine. Each process uses a core and the memory of
-    a run. If a process dies, its run is resumed once from its last checkpoint; so is a run that
-    runs out of GPU memory, with half as many runs at a time from then on. The first failure is
-    raised after all other runs have ended.
+    Parallel runs use the cores better than parallel clients of a run, which wait for each other in
+    every round. Results are exactly the same on every engine. Each process uses a core and the
+    memory of a run. If a process dies, its run is resumed once from its last checkpoint. If a run
+    is out of GPU memory, it is also resumed once, and from then on half as many runs are executed
+    in parallel. The first failure is raised after all other runs have ended.
 
     Parameters
     ----------
     stop : threading.Event
-        When set, running runs stop between two replies, and no other run starts.
+        When set, running runs stop between two replies, and no new run starts.
     folders : list
         Receives each run folder when its run ends.
     study : Study, optional
-        Adds runs as others end.
+        Adds runs when other runs end.
     """
     with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
         runs = _Runs(console, folders, processes, study)
         total = study.total if study else len(plan.runs)
-        task = bar.add_task(f"{jobs} run{'s' * (jobs > 1)} at a time", total=total)
+        task = bar.add_task(f"{jobs} parallel run{'s' * (jobs > 1)}", total=total)
         new = plan.runs
         while True:
             for config in new:
@@ -112,7 +112,7 @@ def execute_parallel(
 
 
 class _Runs:
-    """Records and prints how runs ended, and decides which runs follow."""
+    """Records and prints how runs ended, and decides which runs to start next."""
 
     def __init__(
         self, console: Console, folders: list[Path], processes: _Processes, study: Study | None
@@ -120,26 +120,26 @@ class _Runs:
         self._console, self._folders = console, folders
         self._processes, self._study = processes, study
         self._deaths: Counter[str] = Counter()
-        self.failure: BaseException | None = None  # the first of a run
+        self.failure: BaseException | None = None  # first failure of a run
 
     def ended(self, config: RunConfig, future: Future[_Result]) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs that follow, and whether the run is over."""
+        """Record how a run ended; return the runs to start next, and whether the run is over."""
         title = f"{config.label}, seed {config.seed}"
         problem: Exception | None = None
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
             if self._is_first_death(config, title):
-                self._print("yellow", f"{title}: its process died.", "The run is repeated.")
+                self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
-                f"The process of {title} died twice, perhaps for lack of memory. Repeat the "
-                "command with fewer parallel runs (--jobs): the run is resumed."
+                f"The process of {title} died twice, perhaps because of too little memory. Repeat "
+                "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:
             retries = config.gpu_memory_errors == "retry" and self._is_first_death(config, title)
             if retries and (left := self._processes.halve()):
-                after = f"The run is repeated, with {left} at a time from now on."
+                after = f"The run is retried; from now on {left} runs are executed in parallel."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
                 return self._again(config)
             problem = error
@@ -176,16 +176,16 @@ class _Runs:
         self._console.print(line, soft_wrap=True, highlight=False)
 
 
-#: Errors of a run after which its process is replaced; a new process has all of the GPU memory
-#: that the old one reserved.
+#: Errors after which a run's process is replaced. A new process can use all GPU memory that the old
+#: process reserved.
 _FATAL = (BrokenProcessPool, RunInterrupted, GpuMemoryError)
 
 
 class _Processes:
-    """Pool of processes with a run each; if a process dies, only its run is affected."""
+    """Pool of processes that execute one run each, so that a dying process affects only its run."""
 
     def __init__(self, most: int) -> None:
-        # spawn: a fork would copy the locks of torch's threads in any state.
+        # Use spawn, because a fork would copy the locks of torch's threads in an arbitrary state.
         self._most = most
         self._context = multiprocessing.get_context("spawn")
         self._reader, self._writer = self._context.Pipe(duplex=False)
@@ -220,7 +220,7 @@ class _Processes:
         return ended
 
     def halve(self) -> int:
-        """Make half as many runs at a time; return the new number, 0 if there was only one."""
+        """Halve the number of parallel runs and return it; return 0 if it was already 1."""
         if self._most < 2:
             return 0
         self._most //= 2
@@ -229,11 +229,11 @@ class _Processes:
         return self._most
 
     def stop(self) -> None:
-        """Ask all runs to stop."""
+        """Request all runs to stop."""
         self._writer.close()
 
     def close(self) -> None:
-        """Wait for the running runs, then end the processes."""
+        """Wait until all running runs have ended, and then end the processes."""
         self._waiting.clear()
         for process in [*self._idle, *(process for _, process in self.at_work.values())]:
             process.shutdown(wait=True)
@@ -261,7 +261,7 @@ def _processes(most: int) -> Iterator[_Processes]:
         processes.close()
 
 
-#: Set in a worker process that was asked to stop: it starts no further run.
+#: Set in a worker process that has been requested to stop, so that it starts no further run.
 _stopping = threading.Event()
 
 
@@ -274,9 +274,9 @@ def _prepare_worker(stop: Connection) -> None:
 
 
 def _stop_with_parent(stop: Connection) -> None:
-    """Wait until the parent process closes the pipe; a run handles SIGTERM as Ctrl-C.
+    """Wait until the parent process closes the pipe, then raise SIGTERM, which stops the run.
 
-    The parent sends no signal, because on Windows that ends a process at once.
+    The parent process does not send a signal, because on Windows a signal ends a process at once.
     """
     with suppress(EOFError, OSError):
         stop.recv_bytes()
@@ -284,7 +284,7 @@ def _stop_with_parent(stop: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit with the parent process, so that a new command can resume the run folders."""
+    """Exit when the parent process ends, so that a new command can resume the run folders."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -292,7 +292,7 @@ def _end_with_parent() -> None:
 
 
 def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
-    """Run a config in this process; return its folder and a line on its last tested round."""
+    """Run a config in this process; return its folder and a line about the last tested round."""
     if _stopping.is_set():
         raise RunInterrupted
     console = Console(file=io.StringIO())

@@ -1,4 +1,4 @@
-"""A plan: run configs of strategies and clients on several federations, or with several seeds."""
+"""A plan: run configs of strategies and clients for several federations or seeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from fairflower.server.callbacks import OnRound
 
 
-#: A larger number of federations or seeds is refused as a typing error.
+#: Largest number of federations or seeds; a larger number is assumed to be a typing error.
 MOST_SEEDS = 1000
 
 #: Default of ``--federations``.
@@ -49,23 +49,24 @@ def grid_configs(
     shared: Mapping[str, Any] | None = None,
     clients: Sequence[ClientConfig] = (),
 ) -> list[RunConfig]:
-    """Return the run config of every client with every strategy.
+    """Return a run config for every combination of client and strategy.
 
     Parameters
     ----------
     flat : mapping
-        Run config keys of all runs. Its ``strategy.*`` and ``client.*`` arguments belong to the
-        methods that it names, and apply only to these (`MethodSpec.override`).
+        Run config keys for all runs. The arguments ``strategy.*`` and ``client.*`` apply only to
+        the methods that ``flat`` names (`MethodSpec.override`).
     strategies, clients : sequence, optional
-        Methods. Their arguments override all others. Default: the methods that ``flat`` names.
+        Strategies and clients. Their arguments override all others. Default: the methods that
+        ``flat`` names.
     shared : mapping, optional
-        ``strategy.*`` and ``client.*`` arguments for every method that has them; they override
+        Arguments ``strategy.*`` and ``client.*`` for all methods that have them. They override
         ``flat``.
 
     Raises
     ------
     ConfigError
-        If no method has an argument in ``shared``, or a config is invalid.
+        If no method has an argument in ``shared``, or if a config is invalid.
 
     Examples
     --------
@@ -90,24 +91,24 @@ def single_run_config(
     client: ClientConfig | None,
     overrides: Mapping[str, Any],
 ) -> RunConfig:
-    """Return a run's config: ``flat`` with other methods, then ``overrides`` over all.
+    """Return a run's config: ``flat`` with the given methods, and ``overrides`` over all.
 
-    A ``strategy`` or ``client`` that ``flat`` names, too, keeps the arguments that ``flat`` has
-    for it and that it does not set itself.
+    If ``flat`` names the same strategy or client, its arguments in ``flat`` are kept unless the
+    given method sets them.
     """
     for choice in filter(None, (strategy, client)):
         flat = choice.override(flat)
     config = RunConfig.from_flat({**flat, **overrides})
     if config.resume:
         raise ConfigError(
-            f"resume = {config.resume!r}: use --resume (in Python, resume=), which brings its "
-            "settings."
+            f"resume = {config.resume!r}: this setting cannot be set here. Use --resume (in "
+            "Python, the argument resume), which also restores the run's settings."
         )
     return config
 
 
 def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
-    """Return the methods, each with the shared arguments that it accepts and does not set."""
+    """Add shared arguments to each method that accepts them and does not set them."""
     table = f"{choices[0].TABLE}."
     args = {
         key_to_argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)
@@ -116,7 +117,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
         if not any(arg in choice.factory.arguments() for choice in choices):
             methods = ", ".join(dict.fromkeys(choice.name for choice in choices))
             raise ConfigError(
-                f"{table}{argument_to_key(arg)} is an argument of none of {methods}. Remove it."
+                f"{table}{argument_to_key(arg)} is not an argument of {methods}. Remove it."
             )
     return [
         dataclasses.replace(
@@ -129,7 +130,7 @@ def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choic
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Return the numbers of an option's value, for example ``"0,1,5"`` or ``"0-2"``.
+    """Parse the numbers in an option's value, for example ``"0,1,5"`` or ``"0-2"``.
 
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
@@ -141,10 +142,10 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     except ValueError:
         seeds = []
     if len(seeds) > MOST_SEEDS:
-        raise ConfigError(f"{option} {text!r}: more than {MOST_SEEDS} numbers. Name fewer.")
+        raise ConfigError(f"{option} {text!r}: more than {MOST_SEEDS} numbers. Give fewer numbers.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"{option} {text!r}: expected different numbers, for example 0,1,2 or 0-2."
+            f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
         )
     return seeds
 
@@ -152,17 +153,18 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 def replicates(
     federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
 ) -> tuple[list[int], bool]:
-    """Return the numbers of federations or of seeds, and whether they are federations.
+    """Return the numbers of federations or seeds, and whether they are federations.
 
-    Without either, the federations are `FEDERATIONS`. ``ConfigError`` if both are given, or if the
-    numbers are not different whole numbers.
+    If neither is given, the federations are `FEDERATIONS`. Raises ``ConfigError`` if both are
+    given, or if the numbers are not distinct integers.
 
     >>> replicates(None, "0-2"), replicates([3, 7], None)
     (([0, 1, 2], False), ([3, 7], True))
     """
     if seeds is not None and federations is not None:
         raise ConfigError(
-            "--federations and --seeds: give one of them. A federation's number is its seed, too."
+            "--federations and --seeds cannot be combined, because a federation's number is also "
+            "its seed. Remove one of them."
         )
     name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
     values = FEDERATIONS if values is None else values
@@ -173,7 +175,7 @@ def replicates(
     except (TypeError, ValueError):
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{name} = {values!r}: expected different numbers, for example range(3).")
+        raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
     return numbers, seeds is None
 
 
@@ -193,25 +195,25 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
     ) -> Plan:
-        """Return the plan of every client with every strategy and seed.
+        """Return a plan with every combination of client, strategy and seed.
 
         Parameters
         ----------
         flat, shared, clients
             As in `grid_configs`.
         strategies : sequence
-            Strategies; uniform averaging is always added. If empty: FedAvg and the strategy that
-            ``flat`` names.
+            Strategies; uniform averaging is always added. If empty, FedAvg and the strategy that
+            ``flat`` names are used.
         seeds : sequence of int
             Seeds of the runs.
         federations : bool
-            Whether each seed also draws a federation: ``data.seed`` = ``seed`` sets the partition
-            and the clients' data. Default: all runs share the federation of ``data.seed``.
+            Whether each seed also defines a federation, by setting ``data.seed`` to the seed. By
+            default all runs share the federation of ``data.seed``.
 
         Raises
         ------
         ConfigError
-            As in `grid_configs`, or if a method is named twice.
+            As in `grid_configs`, or if a method is given twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -225,26 +227,27 @@ class Plan:
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
-                    raise ConfigError(f"Method {label!r} is named twice. Remove the second entry.")
+                    raise ConfigError(f"Method {label!r} is given twice. Remove one of them.")
                 unit = "federation" if federations else "seed"
                 name = f"{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
         return cls(runs)
 
     def leaving_each_out(self, domains: Sequence[str]) -> Plan:
-        """Return the plan with each domain held out in turn.
+        """Return a plan that repeats the runs with each domain held out in turn.
 
-        ``ConfigError`` for fewer than two domains, or a plan that holds out a domain already.
+        Raises ``ConfigError`` for fewer than two domains, or if the plan already holds out a
+        domain.
         """
         if len(domains) < 2:
             raise ConfigError(
-                f"Leave one domain out: {', '.join(domains)} leaves no domain to train on. Choose "
-                "data with several domains."
+                f"Leaving out {', '.join(domains)} would leave no domain to train on. Choose data "
+                "with several domains."
             )
         if held_out := self.runs[0].data.held_out:
             raise ConfigError(
-                f"data.held-out = {held_out!r}: leaving one domain out sets it for each domain in "
-                "turn. Remove it."
+                f"data.held-out = {held_out!r}: leaving one domain out sets data.held-out for "
+                "each domain in turn. Remove this setting."
             )
         return Plan(
             [
@@ -261,9 +264,9 @@ class Plan:
         )
 
     def summary(self) -> str:
-        """Return the plan in words: data, rounds, methods, seeds and output folder.
+        """Describe the plan: data, rounds, methods, seeds and output folder.
 
-        A single run takes one line.
+        The description of a single run is one line.
 
         >>> plan = Plan.grid({"output-dir": "/out"}, StrategyConfig.parse("fedheal:tau=0.4"), [0])
         >>> print(plan.summary())
@@ -273,7 +276,7 @@ class Plan:
           client    sgd
           seed      0
           to        /out
-        Arguments that are not shown are the methods' defaults.
+        Arguments that are not shown have their default values.
         """
         runs = self.runs
         same_data = len({config.data.seed for config in runs}) == 1
@@ -294,13 +297,13 @@ class Plan:
                 lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
         if not several:
             return ", ".join(lines)
-        return "\n".join([*lines, "Arguments that are not shown are the methods' defaults."])
+        return "\n".join([*lines, "Arguments that are not shown have their default values."])
 
     def without(self, made: Iterable[Run]) -> Plan:
-        """Return the plan without runs that are completed already.
+        """Return the plan without runs that are already completed.
 
-        Two runs are the same if their `run_key` is. ``ConfigError`` if the clients of an earlier
-        run had other data than the clients of the new run would get.
+        Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
+        earlier run had other data than the clients of the new run would get.
         """
         made = list(made)
         for run in made:
@@ -311,7 +314,7 @@ class Plan:
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """Return the plan with ``resume`` set for each run that has an unfinished run folder.
 
-        ``unfinished`` are configs with ``resume``; if several match a run, the last is used.
+        ``unfinished`` are configs that have ``resume``; if several match a run, the last is used.
         """
         folders = {run_key(config.to_flat()): config.resume for config in unfinished}
         return Plan(
@@ -329,11 +332,14 @@ class Plan:
         folders: list[Path],
         on_round: OnRound | None = None,
     ) -> None:
-        """Make the runs in turn; append each run's folder to ``folders`` when it ends.
+        """Execute the runs one after another; append each run folder to ``folders``.
 
-        A run that fails does not prevent the others. The first failure is raised at the end.
+        If a run fails, the other runs are still executed, and the first failure is raised at the
+        end.
         """
-        from fairflower.server.session import Session  # late: as Flower and torch, it is slow
+        from fairflower.server.session import (
+            Session,
+        )  # imported late, because Flower and torch are slow to import
 
         failure: Exception | None = None
         for number, config in enumerate(self.runs, 1):
@@ -360,44 +366,46 @@ class Plan:
 
 
 def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
-    """Return what identifies a run: the `method_key` of its run config keys, and its seed."""
+    """Return the key that identifies a run: its `method_key` and its seed."""
     return method_key(flat), int(flat.get("seed", 0))
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
-    """Return the number of parallel runs; None leaves the number to `auto_jobs`.
+    """Return the number of parallel runs; None means that `auto_jobs` decides.
 
-    ``jobs`` None gives 1 if the run config keys in ``flat`` choose an engine, its workers or a
-    cluster, and None otherwise. ``ConfigError`` for several jobs on a cluster or another engine.
+    If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
+    None otherwise. Raises ``ConfigError`` for several jobs on a cluster or on another engine than
+    inline.
     """
     if jobs not in (None, 1) and flat.get("ray-address"):
         raise ConfigError(
-            f"--jobs {jobs}: parallel runs work only on this machine, and ray-address = "
-            f"{flat['ray-address']!r} is given. Leave --jobs or --ray-address out."
+            f"--jobs {jobs}: parallel runs work only on this machine, but ray-address = "
+            f"{flat['ray-address']!r} is set. Remove --jobs or ray-address."
         )
     if jobs not in (None, 1) and flat.get("engine", "auto") not in ("auto", "inline"):
         raise ConfigError(
-            f"--jobs {jobs}: parallel runs are each on the inline engine, and engine = "
-            f"{flat['engine']!r} is given. Leave one of them out."
+            f"--jobs {jobs}: parallel runs need the inline engine, but engine = "
+            f"{flat['engine']!r} is set. Remove --jobs or engine."
         )
     chosen = "ray-address" in flat or "workers" in flat or flat.get("engine", "auto") != "auto"
     return 1 if jobs is None and chosen else jobs
 
 
 def auto_jobs(plan: Plan, runs: int | None = None) -> int:
-    """Return the number of parallel runs that suits this machine.
+    """Choose the number of parallel runs for this machine.
 
-    As many as the cores allow, if there are at least as many runs; otherwise 1, since the clients
-    of a single run use several cores, too, or without Ray the number of runs. On a GPU, as many as
-    its memory holds as well; 1 if ``client-gpus`` is a number, since it is about the clients of a
-    single run.
+    The number is as large as the cores and, on a GPU, its memory allow. If there are fewer runs, it
+    is 1 with Ray, whose parallel clients use all cores, and the number of runs without Ray. If
+    ``client-gpus`` is a number, it is 1, because this setting is about parallel clients.
 
     Parameters
     ----------
     runs : int, optional
-        Expected number of runs. Default: the number in the plan.
+        Expected number of runs. Default: the number of runs in the plan.
     """
-    from fairflower.plans.devices import runs_that_fit  # late: torch is slow to import
+    from fairflower.plans.devices import (
+        runs_that_fit,
+    )  # imported late, because torch is slow to import
 
     if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
         return 1

@@ -1,4 +1,4 @@
-"""Which differences a planned comparison can detect, by the spread of earlier runs."""
+"""Statistical power: which differences a comparison can detect, given earlier runs."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from fairflower.report.measures import fairness
 from fairflower.report.methods import group_runs
 from fairflower.statistics.power import LEVEL, detectable, needed, needed_for_equivalence
 
-#: Difference, in points, for which the required number of federations is computed.
+#: Difference in percentage points for which the required number of federations is computed.
 EFFECT = 2.0
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Spread of a metric's paired differences to Uniform, in percentage points."""
+    """Spread of a metric's paired differences from Uniform, in percentage points."""
 
     metric: str
-    sd: float  # root mean of the methods' variances
-    margin: float  # two methods within it count as equivalent
+    sd: float  # square root of the mean of the methods' variances
+    margin: float  # largest difference that counts as equivalent
     methods: int
-    unit: str  # what pairs differ in: federations, or seeds of a federation
+    unit: str  # what a pair shares: a federation, or a seed of a single federation
 
 
 @dataclass(frozen=True)
 class Power:
-    """Differences of a metric that a design detects with 80 % power, in percentage points."""
+    """What a design detects for a metric with 80 % power; differences in percentage points."""
 
     spread: Spread
-    detectable: float  # smallest difference
-    for_difference: int  # federations that a difference of `EFFECT` takes
-    for_equivalence: int  # federations that equivalence within the margin takes
+    detectable: float  # smallest detectable difference
+    for_difference: int  # number of federations needed to detect a difference of `EFFECT`
+    for_equivalence: int  # number of federations needed to show equivalence within the margin
 
 
 def comparisons_of(plan: Plan) -> int:
-    """Return how many methods are compared with uniform averaging by the same client.
+    """Return how many methods are compared with uniform averaging with the same client.
 
     >>> from fairflower.config import StrategyConfig
     >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])
@@ -55,9 +55,9 @@ def comparisons_of(plan: Plan) -> int:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the spread of paired differences to Uniform in worst domain, STD and average.
+    """Return the spread of paired differences from Uniform in worst domain, STD and average.
 
-    ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
+    Raises ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
     """
     variances: dict[str, list[float]] = {}
     margins: dict[str, float] = {}
@@ -79,8 +79,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
                 margins[metric.name] = metric.margin
     if not variances:
         raise ConfigError(
-            "The earlier runs show no spread: no method shares two federations or seeds with "
-            "uniform averaging. Name other runs with --pilot."
+            "The spread cannot be estimated from the earlier runs, because no method shares two "
+            "federations or seeds with uniform averaging. Choose other runs with --pilot."
         )
     return [
         Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), units[0])
@@ -89,7 +89,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
 
 def level_of(methods: int, metrics: int = 3) -> float:
-    """Return the level of each test: 0.05 divided by the number of tests (Bonferroni).
+    """Return the significance level of each test: 0.05 divided by the number of tests.
 
     >>> level_of(5) == 0.05 / 15
     True
@@ -98,9 +98,9 @@ def level_of(methods: int, metrics: int = 3) -> float:
 
 
 def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
-    """Return the smallest detectable difference in standard deviations of paired differences.
+    """Return the smallest detectable difference, in standard deviations of paired differences.
 
-    NaN for a single federation.
+    The result is NaN for a single federation.
 
     >>> round(detectable_in_sd(5, 10), 2)
     1.58
@@ -111,10 +111,11 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
 
 
 def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
-    """Return, by metric, the difference that ``federations`` detect, and how many are needed.
+    """Return the detectable difference and the number of federations needed, for each metric.
 
-    ``methods`` are compared with uniform averaging and corrected for together. Tests are paired
-    two-sided t tests; two one-sided tests show equivalence (`fairflower.statistics.power`).
+    ``methods`` methods are compared with uniform averaging, with a Bonferroni correction over
+    methods and metrics. Tests are paired two-sided t tests; two one-sided tests show equivalence
+    (`fairflower.statistics.power`).
     """
     level = level_of(methods, len(known_spreads))
     in_sd = detectable_in_sd(methods, federations, len(known_spreads))

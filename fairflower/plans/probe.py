@@ -1,4 +1,4 @@
-"""Memory of a run on a GPU, measured by a client's first epoch in a separate process."""
+"""GPU memory of a run, measured in a client's first epoch in a separate process."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from fairflower.errors import ConfigError, EngineError
 from fairflower.server.setup import set_up
 from fairflower.training.gpus import free_memory, out_of_memory, peak_memory
 
-#: Multiple of the measured bytes that is set aside: later rounds and fragments need more.
+#: Factor applied to the measured bytes, because later rounds and fragmentation need more.
 _MARGIN = 1.2
 
 
 class Need(NamedTuple):
-    """Bytes on a GPU, with a margin: for a client's process, and for the server's tests."""
+    """GPU memory needed by a client's process and by the server's tests, in bytes with a margin."""
 
     client: int
     server: int
 
 
 class Room(NamedTuple):
-    """Free bytes of a GPU, and the need of runs that are to share them."""
+    """Free memory of a GPU in bytes, and the memory that runs need."""
 
     free: int
     need: Need
 
     def clients(self, gpus: int = 1) -> int:
-        """Return how many clients fit on ``gpus`` such GPUs, beside the server's tests on one."""
+        """Return how many clients fit on ``gpus`` GPUs if one also runs the server's tests."""
         client = max(self.need.client, 1)
         return max(1, (self.free - self.need.server) // client) + (gpus - 1) * (self.free // client)
 
     def runs(self) -> int:
-        """Return how many runs fit, each of which trains one client at a time and tests."""
+        """Return how many runs fit if each run trains one client at a time."""
         return max(1, self.free // max(self.need.client + self.need.server, 1))
 
 
 def measure(configs: Sequence[RunConfig], device: torch.device) -> Room:
-    """Return the GPU memory that runs with different methods need, by the largest need.
+    """Measure the GPU memory that runs with different methods need; return the largest need.
 
-    For each run, a new process trains the largest client for an epoch and tests once.
-    ``ConfigError`` if a client does not fit on the GPU even alone.
+    For each run, a new process trains the largest client for an epoch and tests the model once.
+    Raises ``ConfigError`` if not even a single client fits on the GPU.
     """
     free = free_memory(device)
     needs = in_process(tuple(configs), device, free)
@@ -71,14 +71,16 @@ def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) ->
     """Call `probe` for each config in a new process."""
     context = multiprocessing.get_context("spawn")
     needs = []
-    for config in configs:  # a process each, so that methods do not share reserved memory
+    for (
+        config
+    ) in configs:  # one process for each config, so that methods do not share reserved memory
         with without_main(), ProcessPoolExecutor(1, context) as process:
             try:
                 needs.append(process.submit(probe, config, device, free).result())
             except BrokenProcessPool as error:
                 raise EngineError(
                     "The process that measures a client's memory died. Set client-gpus to the "
-                    "share of a GPU per client, or --jobs to the number of parallel runs."
+                    "fraction of a GPU per client, or --jobs to the number of parallel runs."
                 ) from error
     return needs
 
@@ -115,17 +117,18 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
 
 
 def does_not_fit(config: RunConfig, needed: int, free: int, more: str = "") -> ConfigError:
-    """Return the error for a model too large for a client to train on the GPU."""
+    """Return the error for a model that is too large to be trained on the GPU."""
     return ConfigError(
         f"{config.label} with {config.model.name}: a single client needs {more}{needed:,} bytes "
-        f"of GPU memory, and {free:,} are free. Lower train.batch-size or measure.memory-mb, stop "
-        "other programs on the GPU (`nvidia-smi` lists them), or set train.device = 'cpu'."
+        f"of GPU memory, but only {free:,} are free. Decrease train.batch-size or "
+        "measure.memory-mb, stop other programs on the GPU (`nvidia-smi` lists them), or set "
+        "train.device = 'cpu'."
     )
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the user's script, so that processes started meanwhile do not execute it again."""
+    """Hide the user's script, so that processes started in this context do not execute it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""The tuning protocol, which is the same for all methods, and the pruning of trials."""
+"""The tuning protocol, which is the same for all methods, and pruning of trials."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics.metrics import AVG, MIN
 
-#: Name of the file in a study's folder, and of the SQLite file that Optuna wrote in its place.
+#: Name of a study's file, and name of the SQLite file that earlier versions wrote instead.
 STUDY, OPTUNA_STUDY = "study.json", "study.db"
 
-#: Trials are pruned whose accuracy is lower by this fraction than that of the paper's values.
+#: A trial is pruned if its accuracy is lower than with the paper's values by this amount.
 _BEHIND = 0.1
 
-#: Key of the share of validation images, and its default in a study.
+#: Key of the fraction of validation images, and its default in a study.
 VALIDATION, SHARE = "data.validation-fraction", 0.2
 
-#: Key of the number of validation images of each domain, instead of a share.
+#: Key of the number of validation images per domain, which replaces the fraction.
 EXAMPLES = "data.validation-examples"
 
 
 def is_study(folder: Path) -> bool:
-    """Return whether a folder has the file of a study."""
+    """Return whether a folder contains a study."""
     return (folder / STUDY).exists() or (folder / OPTUNA_STUDY).exists()
 
 
@@ -38,17 +38,17 @@ class TuningProtocol:
     Attributes
     ----------
     budget : int
-        Trials of each method.
+        Number of trials per method.
     seeds : sequence of int
-        Seeds of the tests.
+        Random seeds of the tests.
     select : str
-        Criterion of the choice, a key of `fairflower.report.tuning.CRITERIA`.
+        Criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`.
     metric : str
         Metric of the criterion, a key of `fairflower.report.tuning.METRICS`.
     training : bool
-        Whether learning rate and local epochs are tuned, too.
+        Whether learning rate and local epochs are also tuned.
     defaults : bool
-        Whether the paper's values are tested, too.
+        Whether the paper's values are also tested.
     prune : bool
         Whether trials that are clearly worse than the paper's values are stopped early.
     federations : bool
@@ -66,15 +66,15 @@ class TuningProtocol:
 
 
 def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
-    """Raise ``ConfigError`` if a test would have the seed of the trials."""
+    """Raise ``ConfigError`` if a test would have the same seed as the trials."""
     if seed in seeds:
         raise ConfigError(
-            f"{option}: {seed} is the seed of the trials, and tests need different seeds. {remedy}."
+            f"{option}: {seed} is the seed of the trials, but tests need different seeds. {remedy}."
         )
 
 
 def selection_score(select: str, accuracies: Iterable[float]) -> float:
-    """Return a trial's score, worst or average accuracy; NaN if a domain lacks a test."""
+    """Return a trial's score: worst or average accuracy, or NaN if a domain was not tested."""
     values = list(accuracies)
     if not all(map(math.isfinite, values)):
         return math.nan
@@ -83,16 +83,16 @@ def selection_score(select: str, accuracies: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class BaselinePruner:
-    """Prunes a trial whose score is below a floor in the second half of the rounds.
+    """Prunes a trial if its score is below a floor in the second half of the rounds.
 
     Attributes
     ----------
     select : str
         Criterion.
     figures : sequence of str
-        Names of the metric of each domain, from which the score is computed.
+        Names of the metrics, one per domain, from which the score is computed.
     floors : mapping
-        Lowest score by round.
+        Lowest acceptable score for each round.
     """
 
     select: str
@@ -108,10 +108,10 @@ class BaselinePruner:
         rounds: int,
         images: float,
     ) -> BaselinePruner:
-        """Return a pruner with floors ten points below the ``curve`` of the paper's values.
+        """Return a pruner with floors 0.1 below the ``curve`` of scores with the paper's values.
 
-        The margin is at least two standard errors of a difference of two accuracies on that many
-        ``images`` (`effective_sample_size`).
+        The margin is at least two standard errors of the difference between two accuracies on
+        ``images`` images (`effective_sample_size`).
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
         floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
@@ -125,15 +125,15 @@ class BaselinePruner:
         if value < floor - 1e-9:  # tolerance for rounding at the floor
             raise Pruned(
                 f"pruned in round {server_round}: {100 * value:.1f} % on validation images, below "
-                f"the floor of {100 * floor:.1f} % that follows from the paper's values"
+                f"the floor of {100 * floor:.1f} % derived from the trial with the paper's values"
             )
 
 
 def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
-    """Return the number of images that give plain accuracy the variance of a metric.
+    """Return the number of images on which plain accuracy has the variance of ``metric``.
 
-    Class-balanced accuracy of K classes with n_c images each has the variance of accuracy on
-    K^2 / sum(1 / n_c) images.
+    Balanced accuracy of K classes with n_c images each has the same variance as accuracy on K^2 /
+    sum(1 / n_c) images.
 
     >>> round(effective_sample_size(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)
     7.84

@@ -1,4 +1,4 @@
-"""Which arguments of a method are tuned, and in which ranges."""
+"""Search space of tuning: which arguments of a method are tuned, and in which ranges."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TunableArgument(NamedTuple):
 
 
 def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
-    """Return the arguments to tune of a config's methods, by run config key.
+    """Return the arguments to tune of a config's strategy and client, by run config key.
 
-    These are the arguments with a numeric default and a search range that the config does not set.
-    With ``training`` also the learning rate, from a fifth to five times the config's, and the local
-    epochs, from 1 to twice the config's.
+    These are all arguments that have a numeric default and a search range and that the config does
+    not set. With ``training``, they include the learning rate, from a fifth to five times the
+    config's value, and the number of local epochs, from 1 to twice the config's value.
     """
     arguments = {
         f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(

@@ -1,4 +1,4 @@
-"""The file of a study: the settings and the finished trials of each method, as JSON."""
+"""The JSON file of a study, with the settings and the finished trials of each method."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from fairflower.server.contents import Count, conform
 
 
 class TrialEntry(TypedDict):
-    """A finished trial in the file."""
+    """A finished trial, as stored in the file."""
 
     number: Count
     values: dict[str, float]
     outcome: Outcome
-    accuracies: list[float | None]  # None: the domain was not tested
+    accuracies: list[float | None]  # None means that the domain was not tested
     reason: str
 
 
 class MethodEntry(TypedDict):
-    """A method in the file; ``facts`` are the settings that all of its trials share."""
+    """A method, as stored in the file; ``facts`` are the settings that all of its trials share."""
 
     facts: dict[str, Any]
     trials: list[TrialEntry]
 
 
 class Content(TypedDict):
-    """Content of the file."""
+    """The whole content of the file."""
 
     methods: dict[str, MethodEntry]
 
 
 class StudyFile:
-    """The settings and the finished trials of a study's methods, kept in a file.
+    """Settings and finished trials of a study's methods, stored in a file.
 
-    The file is replaced atomically after each trial, so a killed study loses nothing.
+    The file is replaced atomically after each trial, so a killed study loses no finished trial.
 
     Raises
     ------
@@ -53,7 +53,7 @@ class StudyFile:
         self._methods = _read(path) if path.exists() else {}
 
     def facts(self, method: str) -> dict[str, Any] | None:
-        """Return a method's facts, or None if the study does not have the method yet."""
+        """Return a method's facts, or None if the method is not in the study yet."""
         return self._methods[method]["facts"] if method in self._methods else None
 
     def trials(self, method: str) -> dict[int, Trial]:
@@ -97,6 +97,6 @@ def _read(path: Path) -> dict[str, MethodEntry]:
         return content["methods"]  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
         raise RunFolderError(
-            f"{path} is damaged ({error}). Delete it and repeat the command: trials are read again "
-            "from their run folders."
+            f"{path} is damaged ({error}). Delete the file and repeat the command, which reads "
+            "the trials again from their run folders."
         ) from error

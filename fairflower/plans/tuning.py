@@ -1,10 +1,10 @@
 """Tuning of methods on validation images: trials, choice of values, and tests.
 
-Every method has the same number of trials. The first trial has the paper's values. The others are
-drawn at random from the ranges declared with the arguments (`fairflower.arguments.Search`), before
-the first run and independently of the number of parallel runs. Trials never use test images. Only
-the chosen values are tested, in runs with other seeds. The outcomes of the trials are stored in a
-JSON file (`fairflower.plans.study_file`).
+Every method gets the same number of trials. The first trial uses the paper's values. The values of
+the other trials are drawn at random from the ranges declared with the arguments
+(`fairflower.arguments.Search`); they do not depend on earlier trials or on the number of parallel
+runs. Trials never use test images. Only the chosen values are tested, in runs with other seeds. The
+outcomes of the trials are stored in a JSON file (`fairflower.plans.study_file`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fairflower.server.contents import read_config, read_facts
 
 @dataclass
 class MethodStudy:
-    """Study of a method: its trials, their outcomes, and the remaining runs."""
+    """The study of a method: trials, their outcomes, and remaining runs."""
 
     config: RunConfig  # of the trials, without the drawn values
     protocol: TuningProtocol
@@ -58,7 +58,7 @@ class MethodStudy:
         self._check()
 
     def _check(self) -> None:
-        """Raise ``ConfigError`` if the folder has a study with other settings, ranges or data."""
+        """Raise ``ConfigError`` if the folder's study has different settings, ranges or data."""
         flat, left_out = self.config.to_flat(), {*execution(), *self.search_space}
         facts: dict[str, Any] = {
             "ranges": {key: str(argument.search) for key, argument in self.search_space.items()},
@@ -76,18 +76,19 @@ class MethodStudy:
         for name, now in facts.items():
             before = earlier.get(name)
             if name == "settings":
-                # A study from before a setting existed used what is now its default.
+                # A study that is older than a setting used the current default of the setting.
                 before, now = {**keys(), **(before or {})}, {**keys(), **now}
             if now != before:
                 raise ConfigError(
-                    f"{self.folder} has a study of {self.name} with other {name}: "
-                    f"{_difference(before, now)}. Give the study's {name}, or another --output-dir."
+                    f"{self.folder} has a study of {self.name} with different {name}: "
+                    f"{_difference(before, now)}. Use the {name} of the study, or choose another "
+                    "--output-dir."
                 )
 
     # --- trials --------------------------------------------------------------------------
 
     def values(self, number: int) -> dict[str, float]:
-        """Return a trial's values; shared keys like the learning rate are equal for all methods."""
+        """Return a trial's values; a key that methods share has equal values for all of them."""
         if number == 0:
             return {key: argument.default for key, argument in self.search_space.items()}
         return {
@@ -103,7 +104,7 @@ class MethodStudy:
         return self.folder / "trials" / f"{file_name(self.name)}-trial{number}"
 
     def tuned(self) -> Tuned:
-        """Return the trials as the report shows them."""
+        """Return all trials, in the format of the report."""
         finished = self.file.trials(self.name)
         trials = [
             finished.get(number) or Trial(number, self.values(number), "unfinished")
@@ -115,8 +116,8 @@ class MethodStudy:
     def record_outcomes(self) -> None:
         """Record the outcomes of trials that have finished.
 
-        ``ConfigError`` if a run folder of a trial has other settings than the trial, which can
-        happen if the study's file was deleted.
+        Raises ``ConfigError`` if the run folder of a trial has different settings than the trial,
+        which can happen if the study's file was deleted.
         """
         for trial in self.tuned().trials:
             path = self.path(trial.number)
@@ -124,8 +125,8 @@ class MethodStudy:
                 continue
             if run_key(read_config(path)) != run_key(self._trial_config(trial).to_flat()):
                 raise ConfigError(
-                    f"{path} has other settings than the trial of {self.name}. Give the study's "
-                    "settings, or another --output-dir."
+                    f"{path} has different settings than the trial of {self.name}. Use the "
+                    "settings of the study, or choose another --output-dir."
                 )
             facts = read_facts(path)
             outcome, reason = _outcome(facts)
@@ -138,29 +139,29 @@ class MethodStudy:
             elif run and outcome == "completed":
                 accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
                 if not run.fully_tested():
-                    outcome, reason = "lost", "not every domain was tested throughout"
+                    outcome, reason = "lost", "some domains were not tested in every round"
             ended = replace(trial, outcome=outcome, accuracies=tuple(accuracies), reason=reason)
             self.file.add_trial(self.name, ended)
 
     def _curve(self, run: Run | None) -> dict[int, float]:
-        """Return the criterion's score by round."""
+        """Return the score of each round."""
         if run is None:
             return {}
         pairs = zip(run.rounds.tolist(), self.selection_metric(run), strict=True)
         return {r: selection_score(self.protocol.select, accuracies) for r, accuracies in pairs}
 
     def selection_metric(self, run: Run) -> NDArray[np.float64]:
-        """Return the criterion's metric, shape [rounds, domains]."""
+        """Return the metric of the criterion, shape [rounds, domains]."""
         metric = self.protocol.metric
         return run.accuracy if metric == "accuracy" else run.scores[metric]
 
     # --- runs ----------------------------------------------------------------------------
 
     def pending_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now and were not started before.
+        """Return the runs that can start now and have not been started.
 
-        The trial of the paper's values comes first, since others are pruned by it; then the other
-        trials; then the tests.
+        The trial with the paper's values comes first, because other trials are pruned by comparison
+        with it. The other trials follow, and then the tests.
         """
         left = [trial for trial in self.tuned().trials if trial.outcome == "unfinished"]
         first = [trial for trial in left if trial.number == 0]
@@ -170,22 +171,22 @@ class MethodStudy:
         return new
 
     def _trial(self, trial: Trial) -> RunConfig:
-        """Return a trial's run, resumed if it has a checkpoint."""
+        """Return the run of a trial, resumed if it has a checkpoint."""
         path = self.path(trial.number)
         if path.exists() and path.name not in self.submitted:
             try:
                 return resumed_config(path, {})
-            except (ConfigError, RunFolderError):  # it has no run.json yet, or no checkpoint
+            except (ConfigError, RunFolderError):  # it has no run.json or no checkpoint
                 shutil.rmtree(path)
         return self._trial_config(trial)
 
     def _trial_config(self, trial: Trial) -> RunConfig:
-        """Return a trial's run from the first round."""
+        """Return the run of a trial, starting with the first round."""
         values: dict[str, Any] = {**trial.values, "run-name": self.path(trial.number).name}
         return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
-        """Return the trials whose values are tested, by the prefix of the tests' run names."""
+        """Return the trials whose values are tested, by the prefix of their tests' run names."""
         name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
@@ -194,7 +195,7 @@ class MethodStudy:
         return tested
 
     def tests(self) -> Iterator[tuple[Trial, Run]]:
-        """Yield the completed tests, each with the trial whose values it has."""
+        """Yield the completed tests, each with the trial whose values it uses."""
         made = {run_key(run.config): run for run in self._made() if run.status == "completed"}
         for trial, config in self._planned():
             if run := made.get(run_key(config.to_flat())):
@@ -215,7 +216,7 @@ class MethodStudy:
         return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
-        """Yield all tests, each with the trial whose values it has."""
+        """Yield all planned tests, each with the trial whose values it uses."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
         for run, trial in self._tested().items():
@@ -227,7 +228,7 @@ class MethodStudy:
                 yield trial, RunConfig.from_flat({**flat, **trial.values, **drawn})
 
     def _made(self) -> list[Run]:
-        """Return the tests that can be read, whatever their status."""
+        """Return all tests that can be read, with any status."""
         return [run for path in self._folders() if (run := _read(path))]
 
     def _lost(self) -> dict[Hashable, str]:
@@ -244,7 +245,7 @@ class MethodStudy:
         return (info.parent for info in (self.folder / "runs").glob(names))
 
     def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return a trial's pruner; None for a test and for the trial of the paper's values."""
+        """Return a trial's pruner; None for tests and for the trial with the paper's values."""
         first, *others = self.tuned().trials
         names = {self.path(trial.number).name for trial in others}
         if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
@@ -260,29 +261,29 @@ class MethodStudy:
 
     @cached_property
     def _images(self) -> float:
-        """The smallest `effective_sample_size` of a domain's validation images."""
+        """Smallest `effective_sample_size` of the validation images of any domain."""
         federation = prepare(self.config.data)
         labels = (federation.test(domain, "validation").y for domain in federation.domains)
         return min(effective_sample_size(domain, self.protocol.metric) for domain in labels)
 
 
 class TuningStudies:
-    """Studies of several methods in a folder: a `fairflower.plans.parallel.Study`.
+    """Studies of several methods in a folder; implements `fairflower.plans.parallel.Study`.
 
     Parameters
     ----------
     folder : Path
-        Folder of ``study.json``, ``trials/`` and ``runs/``. Completed runs are kept.
+        Folder with ``study.json``, ``trials/`` and ``runs/``. Completed runs are kept.
     configs : sequence of RunConfig
-        Methods, with the seed of their trials.
+        Configs of the methods, with the seed of their trials.
     protocol : TuningProtocol
         Settings of the study.
 
     Raises
     ------
     ConfigError
-        If a test would have the trials' seed or federation, or if the folder has a study with other
-        ranges, settings or data.
+        If a test would have the same seed or federation as the trials, or if the folder has a study
+        with different ranges, settings or data.
     RunFolderError
         If the study's file is damaged.
     """
@@ -295,8 +296,8 @@ class TuningStudies:
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
         if protocol.federations and configs[0].data.seed in protocol.seeds:
             raise ConfigError(
-                f"--federations: {configs[0].data.seed} is the federation of the trials, and tests "
-                "need different federations. Choose different federations, or change the "
+                f"--federations: {configs[0].data.seed} is the federation of the trials, but "
+                "tests need different federations. Choose different federations, or change the "
                 "federation of the trials with --set data.seed=N."
             )
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
@@ -316,17 +317,17 @@ class TuningStudies:
             self.total += left + tests if left else len(method.submitted)
 
     def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return the pruner of a trial that begins, or None."""
+        """Return the pruner of a trial that starts, or None."""
         return self._of(config).watch(config)
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start, and whether it diverged."""
+        """Record how a run ended; return new runs to start, and whether the run diverged."""
         method = self._of(config)
         method.record_outcomes()
         return method.pending_runs(), isinstance(error, Diverged)
 
     def died(self, config: RunConfig) -> list[RunConfig]:
-        """Return the runs to start after a run's process died: this run again, if needed."""
+        """Return the runs to start after a run's process died, including this run if needed."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
         method.record_outcomes()
@@ -341,10 +342,10 @@ class TuningStudies:
 
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
-    """Return outcome and reason of a run; the outcome is None if the run is to be resumed."""
+    """Return outcome and reason of a run; the outcome is None if the run should be resumed."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
-        # The trial's values do not cause other failures, for example a full disk.
+        # Other failures, for example a full disk, are not caused by the trial's values.
         prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
     if facts["status"] == "pruned":
@@ -353,7 +354,7 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
 
 
 def _read(path: Path) -> Run | None:
-    """Return a run, or None if it has no tested round."""
+    """Read a run; return None if it has no tested round."""
     try:
         return read_run(path)
     except RunFolderError:
@@ -361,8 +362,8 @@ def _read(path: Path) -> Run | None:
 
 
 def _difference(before: Any, now: Any) -> str:
-    """Return the difference between two facts in words; for settings the first difference."""
+    """Describe the difference between two facts; for settings, describe the first difference."""
     if isinstance(now, dict):
         key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-        return f"{key} was {before.get(key, 'not tuned')}, and is {now.get(key, 'not tuned')}"
-    return f"it was {before}, and is {now}"
+        return f"{key} was {before.get(key, 'not tuned')} and is now {now.get(key, 'not tuned')}"
+    return f"it was {before} and is now {now}"

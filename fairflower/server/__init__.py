@@ -1,1 +1,1 @@
-"""A run at the server, from the first round to the run folder."""
+"""The server's part of a run: registration, rounds, evaluation, checkpoints and run folder."""

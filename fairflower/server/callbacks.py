@@ -1,4 +1,4 @@
-"""Callbacks after each round: a tracker, and the user's function."""
+"""Callbacks that are called after each round: a tracker and the user's function."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fairflower.server.folder import RunFolder
 from fairflower.server.history import Metrics
 from fairflower.trackers import Tracker, tracker_class
 
-#: Called with a round's number and metrics; True stops the run after the round.
+#: Called with a round's number and metrics; returning True stops the run after the round.
 OnRound = Callable[[int, Metrics], object]
 
 
 class CallbackList:
-    """Calls the tracker of the setting ``track``, and ``on_round``, after each round.
+    """Calls ``on_round`` and the tracker set by ``track`` after each round.
 
-    If the tracker fails, it is dropped with a warning; an exception of ``on_round`` ends the run.
+    If the tracker fails, it is disabled with a warning. An exception in ``on_round`` ends the run.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig, on_round: OnRound | None) -> None:
@@ -27,7 +27,7 @@ class CallbackList:
         self._tracker: Tracker | None = None
 
     def begin(self, after: int) -> None:
-        """Start tracking; ``after`` is the last round of a resumed run, -1 for a new run."""
+        """Start tracking; ``after`` is the last completed round, or -1 for a new run."""
         track = self._config.track
         if track == "none":
             return
@@ -38,7 +38,7 @@ class CallbackList:
         self._folder.note("tracked", {**keys, track: self._tracker.key})
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
-        """Call both after a round; return True if ``on_round`` stops the run."""
+        """Call tracker and ``on_round`` after a round; return True if the run should stop."""
         self._track(lambda tracker: tracker.round(server_round, metrics))
         if self._on_round is None or server_round == 0:
             return False
@@ -49,7 +49,7 @@ class CallbackList:
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
     def end(self) -> None:
-        """Give the tracker the final metrics and the status of the run."""
+        """Pass the final metrics and the status of the run to the tracker."""
         status, final = str(self._folder.fact("status")), self._folder.metrics.final()
         self._track(lambda tracker: tracker.end(status, final))
 
@@ -59,6 +59,6 @@ class CallbackList:
                 call(self._tracker)
             except Exception as error:  # libraries and the network may raise anything
                 logger.warning(
-                    "track = %s failed and is switched off: %s", self._config.track, error
+                    "track = %s failed and is now disabled: %s", self._config.track, error
                 )
                 self._tracker = None

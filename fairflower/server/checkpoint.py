@@ -1,9 +1,9 @@
-"""Checkpoints, from which a stopped or killed run is resumed.
+"""Checkpoints for resuming stopped or killed runs.
 
-A checkpoint is a file ``checkpoints/round-000007.safetensors`` of the run folder. It has the global
-model and the state of strategy and exchanges as arrays; in its header the round, the wall time, the
-run config and the sizes of growing files. Random draws are derived from the seed and their purpose,
-so there is no generator state.
+A checkpoint is a file such as ``checkpoints/round-000007.safetensors`` in the run folder. Its
+arrays are the global model and the state of the strategy and the exchanges. Its header has the
+round, the wall time, the run config and the sizes of files that grow. There is no state of random
+generators, because random draws are derived from the seed and their purpose.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.server.contents import read_config, read_facts
 
-#: Settings that may change when a run is resumed: of its execution, without the folder, and the
-#: number of rounds. (More rounds change the result of methods with a schedule over all rounds.)
+#: Settings that may change when a run is resumed: execution settings except the folder, and the
+#: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
+#: rounds.)
 CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-rounds"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a run after a round."""
+    """The state of a run after a round."""
 
     server_round: int  # 0 before training
     model: Arrays  # the global model
@@ -38,7 +39,7 @@ class Checkpoint:
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Write a checkpoint into a run folder, and delete all but the newest ``keep``."""
+    """Write a checkpoint to a run folder, and delete all but the newest ``keep`` checkpoints."""
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
     facts = {
@@ -53,9 +54,9 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load(run: Path) -> Checkpoint | None:
-    """Return the newest readable checkpoint of a run folder; None if there are no files.
+    """Return the newest readable checkpoint of a run folder, or None if there are none.
 
-    Damaged checkpoints are skipped with a warning; ``ConfigError`` if all are damaged.
+    Damaged checkpoints are skipped with a warning. Raises ``ConfigError`` if all are damaged.
     """
     problems = []
     for path in _paths(run):
@@ -63,7 +64,7 @@ def load(run: Path) -> Checkpoint | None:
             arrays, facts = read_arrays(path)
         except DamagedFile as error:
             problems.append(str(error))
-            logger.warning("%s The previous checkpoint is tried.", error)
+            logger.warning("%s Trying the previous checkpoint.", error)
             continue
         return Checkpoint(
             server_round=facts["round"],
@@ -88,20 +89,20 @@ def prune(run: Path, keep: int) -> None:
 
 
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
-    """Return the config to resume a run, with settings that the user gave.
+    """Return the config for resuming a run, including settings given by the user.
 
     Parameters
     ----------
     run : Path
         Run folder.
     given : mapping
-        Run config keys of `CHANGEABLE`; other keys must have the run's values.
+        Run config keys in `CHANGEABLE`. Other keys must have the same values as in the run.
 
     Raises
     ------
     ConfigError
-        If ``run`` is not a run folder, the run is completed, its clients would get other data, or
-        another setting is given or was changed in its ``config.toml``.
+        If ``run`` is not a run folder, the run is completed, its clients would get different data,
+        or a setting that may not change is different in ``given`` or in ``config.toml``.
     """
     run = run.expanduser().absolute()
     try:
@@ -128,25 +129,27 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         )
     if config.num_server_rounds < done:
         raise ConfigError(
-            f"num-server-rounds = {config.num_server_rounds}: {run} has {done} rounds already."
+            f"num-server-rounds = {config.num_server_rounds}: {run} already has {done} rounds."
         )
     if facts["status"] == "completed" and config.num_server_rounds == done:
         raise ConfigError(
-            f"{run} is completed: all of its {done} rounds are done. Raise num-server-rounds, or "
-            "start a new run."
+            f"{run} is completed: all of its {done} rounds are done. Increase num-server-rounds, "
+            "or start a new run."
         )
     if done and not _paths(run):
-        raise ConfigError(f"{run} has no checkpoint (checkpoint.every = 0?). Start a new run.")
+        raise ConfigError(
+            f"{run} has no checkpoint (perhaps because checkpoint.every = 0). Start a new run."
+        )
     if facts["status"] == "completed" and facts.get("client_state"):
         raise ConfigError(
-            f"{run} is completed, and the state of its clients ({config.client.name}) was deleted. "
-            "Start a new run with more rounds."
+            f"{run} is completed, and the state of its clients ({config.client.name}) was deleted "
+            "after the last round. Start a new run with more rounds."
         )
     return config
 
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if settings differ from those of the newest readable checkpoint."""
+    """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
     for path in _paths(run):
         with suppress(DamagedFile):
             begun = sealed_facts(path).get("config")
@@ -163,29 +166,29 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"{run / 'config.toml'} was changed since the run began: {'; '.join(changed)}. Undo "
-            "the change, or start a new run with this file as --config."
+            f"{run / 'config.toml'} has been changed since the run began: {'; '.join(changed)}. "
+            "Undo the change, or start a new run with this file as --config."
         )
 
 
 def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if a run's images were chosen differently, by an earlier version.
+    """Raise ``ConfigError`` if an earlier version chose a run's images differently.
 
-    Newer versions write ``images``, a fingerprint of the chosen images, to ``run.json``
-    (``facts``).
+    Newer versions write ``images``, a fingerprint of the chosen images, to ``run.json``, which is
+    passed as ``facts``.
     """
     redrawn = config.get("data.corrupted-clients") or config.get("data.name") == "pacs"
     if "images" not in facts and redrawn:
         raise ConfigError(
-            f"{run} was made by an earlier version, which chose the images of clean and "
-            "corrupted clients, and PACS's test images, differently. Start a new run."
+            f"{run} was started with an earlier version, which chose the images of clean and "
+            "corrupted clients and the test images of PACS differently. Start a new run."
         )
 
 
 def resumable_configs(folder: Path) -> Iterator[RunConfig]:
-    """Yield the configs to resume all runs below a folder that can be resumed.
+    """Yield the configs of all runs below a folder that can be resumed.
 
-    They are sorted by the number of finished rounds.
+    The configs are sorted by the number of completed rounds.
     """
     resumable = []
     for info in sorted(folder.rglob("run.json")):

@@ -1,7 +1,7 @@
-"""Contents of a run folder's files: declared once, and checked wherever they are read.
+"""Types of the contents of a run folder's files, which are checked when files are read.
 
-A run folder may be damaged, or come from anybody. Reading it raises only `RunFolderError`, which
-names the file, the field and what was expected.
+A run folder may be damaged or come from other people. Reading it raises only `RunFolderError`,
+which names the file, the field and the expected content.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fairflower.errors import ConfigError, RunFolderError, is_text, quoted
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
-#: Doubles represent all whole numbers up to this one.
+#: Largest integer up to which doubles represent all integers.
 Count = Annotated[int, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e12)]
 Digits = Annotated[str, re.compile(r"\d{1,9}", re.ASCII)]
 
 
 class Client(TypedDict):
-    """A client in ``run.json``: `fairflower.data.ClientInfo`."""
+    """A client in ``run.json``; see `fairflower.data.ClientInfo`."""
 
     client_id: Count
     domain: str
@@ -51,14 +51,14 @@ class Client(TypedDict):
 
 
 class Sites(TypedDict):
-    """Description of a federation of sites, with which its run can be resumed."""
+    """Description of a federation of sites, which is needed to resume its run."""
 
     federation: dict[str, Any]
     numbered: bool
 
 
 class Part(TypedDict, total=False):
-    """The entries of ``run.json`` about a session of a run."""
+    """Entries of ``run.json`` about a session of a run, from a start to a stop."""
 
     versions: dict[str, str | None]
     machine: dict[str, str | float | None]
@@ -78,7 +78,7 @@ class Info(Part, total=False):
     seconds: Seconds | None
     rounds: Required[Count]
     command: str
-    # It names a folder that is deleted after the run.
+    # The run id names a folder that is deleted after the run.
     run_id: Annotated[str, re.compile("[0-9a-f]{32}")]
     num_parameters: Count | None
     model_bytes: Count | None
@@ -105,20 +105,20 @@ class Info(Part, total=False):
     ended_early: str | None
     diverged: float | None
     client_state: bool
-    #: Metrics of the user: 1 if more is better, -1 if less is.
+    #: User-defined metrics: 1 if higher is better, -1 if lower is better.
     metrics: dict[str, int]
     skipped_metrics: dict[str, str]
-    #: Sensitive attribute -> names of its groups of people.
+    #: Sensitive attribute -> names of the groups of people.
     groups: dict[str, list[str]]
-    #: Place -> metrics of group fairness that are undefined there, with the reason.
+    #: Where a metric of group fairness is undefined -> the metrics, with reasons.
     undefined_metrics: dict[str, str]
-    #: How rounds are masked under secure aggregation, and the reasons of rounds without a sum.
+    #: Parameters of secure aggregation, and the reasons for rounds without a sum.
     secure_aggregation: dict[str, int]
     halted_rounds: dict[Digits, str]
 
 
 class Record(TypedDict, total=False):
-    """A line of ``diagnostics.jsonl``; fields that a strategy adds may hold anything."""
+    """A line of ``diagnostics.jsonl``; fields added by a strategy may contain anything."""
 
     round: Required[Count]
     client_ids: list[Count]
@@ -137,7 +137,7 @@ class Value(NamedTuple):
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return a run folder's ``run.json``."""
+    """Read ``run.json`` in a run folder."""
     file = path / "run.json"
     try:
         text = paths.read_text(file)
@@ -155,14 +155,16 @@ def read_facts(path: Path) -> dict[str, Any]:
     strangers = [client for client in info["clients"] if client["domain"] not in domains]
     if strangers:
         number = strangers[0]["client_id"]
-        raise RunFolderError(f"{file}: client {number} is of none of the domains.")
+        raise RunFolderError(
+            f"{file}: the domain of client {number} is not in the list of domains."
+        )
     if not domains or len(set(domains)) < len(domains):
-        raise RunFolderError(f"{file}: domains = {quoted(domains)}: expected different names.")
+        raise RunFolderError(f"{file}: domains = {quoted(domains)}: expected distinct names.")
     return info  # type: ignore[no-any-return]
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return all settings of a run folder, by run config key."""
+    """Read all settings of a run, by run config key."""
     file = path / "config.toml"
     try:
         settings = read_toml(file)
@@ -173,15 +175,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(text if named else f"{file}: {text}") from error
     if "strategy.name" not in settings:
         raise RunFolderError(
-            f"{file} has no strategy.name: it was emptied or cut off. Restore the file, or leave "
-            "the run out."
+            f"{file} has no strategy.name, so the file is empty or incomplete. Restore the file, "
+            "or omit this run."
         )
-    # A run made before a setting existed ran with what is now its default.
+    # A run that is older than a setting used the current default of the setting.
     return RunConfig().concise() | settings
 
 
 def read_history(path: Path) -> list[Value]:
-    """Return the lines of a ``history.csv``, without an unfinished last line."""
+    """Read the lines of a ``history.csv``; an incomplete last line is ignored."""
     reader = csv.reader(whole_lines(path), strict=True)
     rows = []
     try:
@@ -211,7 +213,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf", re.ASCI
 
 
 def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
-    """Return a record for each round: of its training and, if replies were dropped, its test."""
+    """Read the records of all rounds: of training and, if replies were dropped, of tests."""
     if not path.exists():
         return ()
     records: dict[int, dict[str, Any]] = {}
@@ -224,7 +226,7 @@ def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; a `RunFolderError` if it cannot be read."""
+    """Read a text file; raise `RunFolderError` if this fails."""
     try:
         return paths.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -232,7 +234,7 @@ def read_text(path: Path) -> str:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a file, without an unfinished last line."""
+    """Read the lines of a file; an incomplete last line is ignored."""
     lines = read_text(path).splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
@@ -258,7 +260,7 @@ _WORDS |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
 def conform(value: Any, hint: Any, name: str = "") -> None:
-    """Check a value from JSON against a type; ``ValueError`` names the part that does not fit.
+    """Check a value from JSON against a type; raise ``ValueError`` naming the invalid part.
 
     >>> conform({"domain": "a", "client_id": -1}, Client)
     Traceback (most recent call last):
@@ -306,7 +308,7 @@ def _conform_fields(value: Any, hint: Any, name: str) -> None:
 
 
 def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
-    """Check a value against several types, at most one of which is not a plain type."""
+    """Check a value against a union of types, at most one of which is not a plain type."""
     others = [hint for hint in hints if hint not in _PLAIN]
     if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
         words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)

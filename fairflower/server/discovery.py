@@ -1,4 +1,4 @@
-"""Discovery: which client each connected node is and which data it has."""
+"""Discovery: asking connected nodes which client they are and which data they have."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fairflower.data import Federation
 from fairflower.errors import ConfigError, DataError, RunInterrupted, logger
 from fairflower.server.transport import send_and_receive
 
-#: Folder of a federation whose data are at the clients.
+#: Placeholder for the data folder of a federation whose clients have the data.
 _ELSEWHERE = Path("at-the-clients")
 
-#: Missing clients that an error lists; a node may claim that there are billions.
+#: Largest number of missing clients that an error lists; a node may claim billions of clients.
 _MAX_LISTED = 100
 
 
@@ -33,18 +33,18 @@ class NodeInfo(NamedTuple):
     federation: Federation | None  # the data set of which the node has a share
 
 
-#: By node id.
+#: Descriptions by node id.
 NodeInfos = dict[int, NodeInfo]
 
 
 class NodeDiscovery:
-    """Asks every node once which client it is.
+    """Asks every node, once, which client it is.
 
-    ``timeout`` is the time in seconds to wait for an answer, and for missing nodes. With
-    ``settings``, a run config, nodes prepare their data and describe them.
+    ``timeout`` is the number of seconds to wait for an answer and for missing nodes. If
+    ``settings``, a run config, is given, nodes prepare their data and describe them.
     """
 
-    #: Seconds until the first log line about missing clients.
+    #: Seconds until missing clients are logged for the first time.
     PATIENCE = 5.0
 
     def __init__(
@@ -54,22 +54,22 @@ class NodeDiscovery:
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.infos: NodeInfos = {}
         self.problems: dict[int, str] = {}  # by node id
-        #: Query id -> node id of queries without an answer so far.
+        #: Query id -> node id, for queries without an answer.
         self.silent: dict[str, int] = {}
         self._begin = time.monotonic()
         self._next_notice, self._pause = self._begin + self.PATIENCE, 0.05
 
     def online(self) -> set[int]:
-        """Return the ids of connected nodes, and forget the answers of all others."""
+        """Return the ids of connected nodes, and forget the answers of all other nodes."""
         online = set(self.grid.get_node_ids())
-        # A SuperNode that disconnected is asked again when it is back.
+        # A SuperNode that has disconnected is asked again when it reconnects.
         self.infos = {node: info for node, info in self.infos.items() if node in online}
         self.problems = {node: why for node, why in self.problems.items() if node in online}
         self.silent = {query: node for query, node in self.silent.items() if node in online}
         return online
 
     def ask(self, known: Collection[int] = ()) -> bool:
-        """Ask new nodes that are not in ``known``; return whether there were any."""
+        """Ask new nodes that are not in ``known``; return whether there were new nodes."""
         fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []
@@ -93,9 +93,9 @@ class NodeDiscovery:
         return bool(fresh)
 
     def wait(self, notice: str) -> bool:
-        """Wait a moment for more nodes; return False after ``timeout``.
+        """Wait a moment for more nodes; return False after the timeout.
 
-        ``RunInterrupted`` if ``stop`` is set.
+        Raises ``RunInterrupted`` if ``stop`` is set.
         """
         now = time.monotonic()
         if now > self._begin + self.timeout:
@@ -109,7 +109,7 @@ class NodeDiscovery:
         return True
 
     def missing(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
-        """Return the error about clients that did not connect; ``ids`` are all clients' ids."""
+        """Return the error about missing clients; ``ids`` are the ids of all clients."""
         present = {info.number for info in self.infos.values()}
         absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
         if ids is not None:
@@ -120,8 +120,8 @@ class NodeDiscovery:
         patience = ""
         if self.silent:
             patience = (
-                " A connected node without an answer may still be preparing its data: "
-                "raise round-timeout."
+                " Connected nodes that have not answered may still be preparing their data; in "
+                "this case increase round-timeout."
             )
         reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
         return ConfigError(
@@ -131,7 +131,7 @@ class NodeDiscovery:
 
 
 def _parse_reply(reply: Message) -> NodeInfo:
-    """Return a node's description of itself; ``ValueError`` says what is wrong with it."""
+    """Parse a node's description of itself; raise ``ValueError`` if it is invalid."""
     if reply.has_error():
         raise ValueError(shorten_error(reply.error.reason or "no reason given"))
     fields = dict(next(iter(reply.content.config_records.values()), {}))
@@ -140,7 +140,9 @@ def _parse_reply(reply: Message) -> NodeInfo:
         raise ValueError("it does not say which client it is (partition-id or domain)")
     site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
     if site and len(site.domains + site.clients) != 2:
-        raise ValueError("a site has a single client and domain, but the node describes several")
+        raise ValueError(
+            "a site must have a single client and a single domain, but the node describes several"
+        )
     return NodeInfo(number, size, site, federation)
 
 
@@ -151,7 +153,7 @@ def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | No
         federation = Federation.from_json(str(fields[key]), _ELSEWHERE)
         federation.check()
     except DataError as error:
-        raise ValueError(f"it describes impossible data: {error}") from error
+        raise ValueError(f"its description of its data is invalid: {error}") from error
     except Exception as error:  # another version, or a hostile node, may send anything
         raise ValueError(f"its description of its data cannot be read ({error!r})") from error
     return federation
@@ -163,6 +165,6 @@ def _whole_number(fields: Mapping[str, object], key: str) -> int | None:
         return None
     if isinstance(value, int) and 0 <= value < 2**31:
         return value
-    # Python does not print integers of thousands of digits.
+    # Python does not print integers with thousands of digits.
     shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
-    raise ValueError(f"its {key}{shown} is not a whole number from 0 to 2**31")
+    raise ValueError(f"its {key}{shown} is not an integer from 0 to 2**31")

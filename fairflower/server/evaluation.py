@@ -1,4 +1,4 @@
-"""Centralized evaluation: tests the global model on every domain at the server."""
+"""Centralized evaluation: testing the global model on all domains at the server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from fairflower.training.gpus import out_of_memory
 
 
 class CentralizedEvaluator:
-    """Builds the initial model, and tests a global model on each domain.
+    """Builds the initial model, and tests global models on each domain.
 
-    Test examples are loaded on first use and stay on the device, images as uint8. On a CPU each
-    batch is tested by a single thread, so results do not depend on the number of cores.
+    Test examples are loaded on first use and stay on the device (images as uint8). On a CPU, a
+    single thread tests each batch, so results do not depend on the number of cores.
     """
 
     def __init__(self, config: RunConfig, federation: Federation) -> None:
@@ -39,15 +39,15 @@ class CentralizedEvaluator:
         self.batch_size = config.evaluate.batch_size
         self.auc = config.evaluate.auc or federation.auc
         self.metrics = config.evaluate.metrics
-        #: By client, and of the held-out domain, the counts of people of the last test.
+        #: Counts of people in the last test, for each client and for the held-out domain.
         self.group_counts: dict[int, Counts] = {}
         self.held_out_counts: Counts | None = None
-        #: By domain, the user's metrics that failed in the last test, with the reasons.
+        #: User-defined metrics that failed in the last test, with the reasons, by domain.
         self.failed: dict[str, dict[str, str]] = {}
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
-        #: Whether the held-out domain is tested a second time, with its own statistics.
+        #: Whether the held-out domain is also tested with BatchNorm statistics of its own.
         self.adabn = config.evaluate.adabn and bool(layers_with_statistics(self.model))
         self.threads = cpus() if self.device.type == "cpu" else 1
         self._tests: dict[tuple[str, str], list[Examples]] = {}
@@ -63,12 +63,12 @@ class CentralizedEvaluator:
 
     @property
     def buffers(self) -> list[str]:
-        """Names of the travelling arrays that are not trained."""
+        """Names of the exchanged arrays that are not trained."""
         trained = {name for name, _ in self.model.named_parameters()}
         return [name for name in travelling(self.model) if name not in trained]
 
     def arrays(self) -> Arrays:
-        """Return the model's travelling arrays by name; the initial values before a test."""
+        """Return the model's exchanged arrays by name; initial values before the first test."""
         return copy_arrays(self.model)
 
     def __call__(
@@ -76,22 +76,23 @@ class CentralizedEvaluator:
     ) -> dict[str, dict[str, float]]:
         """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
 
-        A held-out domain has only test examples, and comes last.
+        A held-out domain has only test examples and comes last.
 
-        Returns by domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean cross
-        entropy), with ``evaluate.auc`` also ``auc`` (one-vs-one), and the user's metrics; those
-        that failed are in ``failed``. With ``evaluate.adabn`` a held-out domain also has
-        ``adabn_accuracy``, with its own BatchNorm statistics. With ``data.groups`` the counts of
-        each client's people are in ``group_counts``. ``GpuMemoryError`` if the GPU's memory is too
-        small.
+        Returns for each domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean
+        cross entropy), the user-defined metrics and, with ``evaluate.auc``, ``auc`` (one-vs-one).
+        Metrics that failed are stored in the attribute ``failed``. With ``evaluate.adabn`` a
+        held-out domain also has ``adabn_accuracy``, the accuracy with BatchNorm statistics of this
+        domain. With ``data.groups`` the attribute ``group_counts`` gets the counts of people for
+        each client. Raises ``GpuMemoryError`` if the GPU's memory is too small.
         """
         try:
             return self._results(arrays, split)
         except torch.OutOfMemoryError as error:
             raise GpuMemoryError(
                 f"The server's test ran out of GPU memory ({out_of_memory(str(error))}). Resume "
-                "the run with fewer clients at a time (--workers, or a larger client-gpus) or "
-                "fewer runs (--jobs), or start it with a smaller evaluate.batch-size."
+                "the run with fewer parallel clients (--workers, or a larger client-gpus) or "
+                "fewer parallel runs (--jobs), or start a new run with a smaller "
+                "evaluate.batch-size."
             ) from error
 
     def _results(
@@ -130,7 +131,7 @@ class CentralizedEvaluator:
     def _count(
         self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
     ) -> None:
-        """Count the people of each of a domain's clients, whose examples follow each other."""
+        """Count the people of each client in a domain; the clients' examples are concatenated."""
         groups = self._groups(domain, split)
         ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
         parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
@@ -148,12 +149,12 @@ class CentralizedEvaluator:
         return self._people[domain, split]
 
     def _domains(self, split: str) -> tuple[str, ...]:
-        """Return the domains with examples of a split."""
+        """Return the domains that have examples in a split."""
         held_out = self.federation.held_out if split == "test" else ""
         return (*self.federation.domains, *filter(None, [held_out]))
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
-        """Yield a domain's examples of a split in batches, each normalized when it is tested."""
+        """Yield a domain's examples of a split in batches that are normalized when tested."""
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)
@@ -165,7 +166,7 @@ class CentralizedEvaluator:
         return self._tests[domain, split]
 
     def _test_adapted(self, chunks: list[Examples]) -> float:
-        """Return the accuracy on a domain's examples with BatchNorm statistics of these."""
+        """Return the accuracy on a domain's examples, using their BatchNorm statistics."""
         batches = (x for images in chunks for x, _ in images.eval_batches(self.batch_size))
         with target_statistics(self.model, batches):
             pairs = [self._test(images)[1:3] for images in chunks]
@@ -175,7 +176,7 @@ class CentralizedEvaluator:
     def _test(
         self, images: Examples
     ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the summed loss, labels [B], predictions [B], logits [B, classes or 0]."""
+        """Return the summed loss, labels [B], predictions [B] and logits [B, classes or 0]."""
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
             logits = self.model(x)

@@ -30,45 +30,45 @@ from fairflower.server.contents import HISTORY_COLUMNS
 from fairflower.server.contents import read_facts as read_facts
 from fairflower.server.history import History
 
-#: Split -> levels of the history for results by domain and by client.
+#: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
-#: Log of Flower and fairflower, and the error that ended the run.
+#: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
 
-#: File in a folder that is locked as long as a process works on the folder.
+#: File in a folder that is locked while a process uses the folder.
 LOCK = ".lock"
 
-#: Seconds that a lock may be held by others that only ask whether the folder is locked.
+#: Seconds for which another process may hold the lock only to check it.
 _READERS = 0.2
 
-#: Errors of a file system without locks.
+#: System errors of file systems that do not support locks.
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
-#: Files that a run appends to.
+#: Files to which a run appends.
 GROWING = ("history.csv", "diagnostics.jsonl")
 
 
 def runs_home(config: RunConfig) -> Path:
-    """Return the absolute folder for the run folders of ``config``."""
+    """Return the absolute path of the folder that contains the run folders of ``config``."""
     return Path(config.output_dir).expanduser().absolute() if config.output_dir else home() / "runs"
 
 
 def check_place(folder: Path) -> None:
-    """Create a folder if it is missing; ``OSError`` if it cannot be written."""
+    """Create a folder if it is missing; raise ``OSError`` if it is not writable."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 class RunFolder:
-    """Writes a run's folder round by round, so that a killed run keeps its rounds.
+    """Writes a run's folder after every round, so that a killed run keeps its rounds.
 
-    Files: ``config.toml`` (resolved, readable by ``--config``), ``run.json``
-    (status, versions, machine, clients), ``history.csv`` (columns round, level,
-    name, metric, value; `LEVELS`), ``diagnostics.jsonl`` (an object per round, and an object per
-    test with dropped replies), ``model.safetensors`` (the final model), `LOG`, and ``checkpoints``
-    (`fairflower.server.checkpoint`). A process locks the folder from `create` or `reopen` to
+    The files are ``config.toml`` (all settings, for ``--config``), ``run.json`` (status, versions,
+    machine, clients), ``history.csv`` (columns round, level, name, metric and value; see `LEVELS`),
+    ``diagnostics.jsonl`` (an object for each round, and for each test with dropped replies),
+    ``model.safetensors`` (the final model), `LOG`, and ``checkpoints``
+    (`fairflower.server.checkpoint`). A process locks the folder from `create` or `reopen` until
     `finish`.
     """
 
@@ -83,9 +83,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
-        """Create the folder of a new run, at the path that its config names.
+        """Create the folder of a new run, at the path given by its config.
 
-        ``facts`` are additional entries of ``run.json`` (domains, clients, number of parameters).
+        ``facts`` are additional entries for ``run.json`` (domains, clients, number of parameters).
         """
         path = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
@@ -123,17 +123,18 @@ class RunFolder:
         Parameters
         ----------
         config : RunConfig
-            Replaces the folder's config.
+            Config that replaces the config in the folder.
         facts : mapping
-            Facts of ``run.json`` that must not have changed.
+            Entries of ``run.json`` that must not have changed.
         server_round, sizes, seconds
-            Round, file sizes and wall time of the checkpoint; by default the run begins again.
+            Round, file sizes and wall time of the checkpoint. By default the run starts from the
+            beginning.
 
         Raises
         ------
         ConfigError
-            If ``path`` is not a run folder, another process writes to it, a fact has changed, or a
-            file is shorter than at the checkpoint.
+            If ``path`` is not a run folder, another process writes to it, an entry has changed, or
+            a file is shorter than at the time of the checkpoint.
         """
         lock = lock_folder(path)
         try:
@@ -160,31 +161,31 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """Unique id of the run, by which clients store their state."""
+        """Unique id of the run; clients store their state under this id."""
         return str(self._facts["run_id"])
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, over all its sessions."""
+        """Wall time of the run so far in seconds, over all sessions."""
         return round(time.monotonic() - self._begin, 3)
 
     def sizes(self) -> dict[str, int]:
-        """Flush the growing files to disk, and return their sizes in bytes."""
+        """Flush files that grow to disk, and return their sizes in bytes."""
         paths = [self.path / name for name in GROWING if (self.path / name).exists()]
         for path in paths:
             sync(path)
         return {path.name: path.stat().st_size for path in paths}
 
     def fact(self, name: str) -> Any:
-        """Return an entry of ``run.json``; None if it is missing."""
+        """Return an entry of ``run.json``, or None if it is missing."""
         return self._facts.get(name)
 
     def noted(self, name: str) -> Any:
-        """Return an entry of ``run.json``; None if there is none."""
+        """Return an entry of ``run.json``, or None if it is missing."""
         return self._facts.get(name)
 
     def note(self, name: str, value: Any) -> None:
-        """Set an entry of ``run.json``, if its value is new."""
+        """Set an entry of ``run.json``; write the file only if the value has changed."""
         if self._facts.get(name) != value:
             self._facts[name] = value
             self._write_facts()
@@ -192,7 +193,7 @@ class RunFolder:
     def history(
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:
-        """Append metrics of a domain, a client, or (name "") the run."""
+        """Append metrics of a domain, of a client or, with the name "", of the whole run."""
         self.metrics.add(server_round, level, name, values)
         with self._open("history.csv") as file:
             writer = csv.writer(file)
@@ -200,7 +201,7 @@ class RunFolder:
                 writer.writerow([server_round, level, name, metric, repr(float(value))])
 
     def is_tested(self, server_round: int) -> bool:
-        """Return whether the history has accuracies of a round."""
+        """Return whether the history contains accuracies of a round."""
         return any("accuracy/" in name for name in self.metrics.of(server_round))
 
     def diagnostics(
@@ -230,7 +231,7 @@ class RunFolder:
         _replace(self.path / "model.safetensors", save(dense))
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Write the final status: completed, pruned, stopped or failed; and unlock the folder."""
+        """Write the final status (completed, pruned, stopped or failed), and unlock the folder."""
         self._facts |= {
             "status": status,
             "error": error,
@@ -246,7 +247,9 @@ class RunFolder:
         for name in GROWING:
             path, size = self.path / name, sizes.get(name, 0)
             if (path.stat().st_size if path.exists() else 0) < size:
-                raise ConfigError(f"{path} is shorter than at the checkpoint. Start a new run.")
+                raise ConfigError(
+                    f"{path} is shorter than at the time of the checkpoint. Start a new run."
+                )
             if path.exists():
                 os.truncate(path, size)
         if not sizes:
@@ -274,40 +277,41 @@ _SOURCES = {
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if data or model have changed since the run began."""
-    # The path of the data identifies them only in runs of earlier versions.
+    """Raise ``ConfigError`` if the data or the model have changed since the run began."""
+    # Only runs of earlier versions identify their data by the path.
     passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in passed and earlier.get(name, value) != value:
             what, where = _SOURCES.get(name, (name, "data.dir, or the same sites and no others"))
             raise ConfigError(
-                f"{path} began with other data: its {what} have changed. Restore the data "
+                f"{path} started with different data: its {what} have changed. Restore the data "
                 f"({where}), or start a new run."
             )
 
 
 def _here(config: RunConfig) -> dict[str, Any]:
-    """Return the session's versions and machine, on which its bits depend."""
+    """Return versions and machine of this session, on which exact results depend."""
     return {"versions": versions(), "machine": machine(config.train.device)}
 
 
 def _command() -> str:
-    """Return the command of this process, without Flower's secret token."""
+    """Return the command line of this process, without Flower's secret token."""
     name = Path(sys.argv[0]).name
     return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
 
 
 def lock_folder(path: Path) -> FileLock:
-    """Lock a folder by its file `LOCK`, until this process ends or releases the returned lock.
+    """Lock a folder with the file `LOCK`, until this process ends or releases the lock.
 
-    ``ConfigError`` if another process has locked it, or the file cannot be written.
+    Returns the lock. Raises ``ConfigError`` if another process has locked the folder, or the file
+    cannot be written.
     """
     lock = FileLock(path / LOCK, thread_local=False)
     try:
         check_folder(path)  # a FileLock would create it
         lock.acquire(timeout=_READERS)
     except Timeout:
-        raise ConfigError(f"Another process is at work on {path}.") from None
+        raise ConfigError(f"Another process is using {path}.") from None
     except NotImplementedError:
         pass  # filelock found a file system without locks
     except OSError as error:
@@ -317,7 +321,7 @@ def lock_folder(path: Path) -> FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process on this machine has locked a folder; True without file locks."""
+    """Return whether a process on this machine has locked a folder; True if locks are missing."""
     if not (path / LOCK).exists():
         return False
     try:
@@ -334,13 +338,15 @@ def _name(config: RunConfig) -> str:
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """Create a folder that did not exist before, with a number if the name is taken."""
+    """Create a new folder; a number is added to the name if it already exists."""
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         path = parent / f"{name}{suffix}"
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-    raise FileExistsError(f"{parent / name} and 998 numbered folders exist. Choose another name.")
+    raise FileExistsError(
+        f"{parent / name} and 998 numbered folders of this name already exist. Choose another name."
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of group fairness in a run: of all people, of each domain and of each client."""
+"""Metrics of group fairness in a run: over all people, per domain and per client."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fairflower.server.history import ALL, OVERALL, WORST_CLIENT
 
 
 class GroupMetrics:
-    """Writes the metrics of a run's tests into its folder.
+    """Writes metrics of group fairness from a run's tests to the run folder.
 
-    A metric that is undefined, as a group has nobody with a positive label, is not written; the
-    place and the reason are logged and noted in ``run.json``.
+    A metric is undefined, for example, if a group contains no person with a positive label. It is
+    then not written, and the reason is logged and stored in ``run.json``.
     """
 
     def __init__(self, folder: RunFolder, federation: Federation) -> None:
@@ -34,15 +34,15 @@ class GroupMetrics:
 
     @property
     def number(self) -> int:
-        """The number of groups; 0 without groups of people."""
+        """Number of groups of people, or 0 if there are none."""
         return len(self.federation.group_names)
 
     def record(
         self, server_round: int, split: str, counts: Mapping[int, Counts]
     ) -> dict[str, dict[str, float]]:
-        """Write the metrics over all clients and of each client; return those of the domains.
+        """Write the metrics over all clients and per client; return the metrics per domain.
 
-        ``counts`` are of the clients' test examples, shape (groups, 6) each, by client id.
+        ``counts`` are counts of the clients' test examples by client id, each of shape (groups, 6).
         """
         if not counts:
             return {}
@@ -66,7 +66,7 @@ class GroupMetrics:
         }
 
     def of(self, counts: Counts, where: str) -> dict[str, float]:
-        """Return the metrics of counts by name, and note those that are undefined."""
+        """Compute metrics from counts; return them by name, and record undefined metrics."""
         names, positive = self.federation.group_names, self.federation.class_names[1]
         wrong = undefined(counts, names, positive)
         if wrong and where not in self._undefined:
@@ -78,7 +78,7 @@ class GroupMetrics:
 
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, Counts]:
-    """Return the counts in the clients' test metrics, shape (groups, 6) each, by client."""
+    """Return the counts in clients' test metrics by client, each of shape (groups, 6)."""
     return {
         client: np.reshape(answer[GROUP_COUNTS], (-1, len(COUNTS)))
         for client, answer in answers.items()

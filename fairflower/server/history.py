@@ -1,4 +1,4 @@
-"""A run's metrics by round and name, for callbacks, trackers and early stopping."""
+"""The metrics of a run by round and name, for callbacks, trackers and early stopping."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ import numpy as np
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
 from fairflower.server.contents import read_history
 
-#: Tested rounds that the papers' tables average (FedHEAL §4.1).
+#: Number of tested rounds that the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
 
 #: Metrics by name.
 Metrics = dict[str, float]
 
-#: Level of the history -> prefix of the names of its metrics.
+#: Level of the history -> prefix of metric names.
 _PREFIXES = {"domain": "", "validation": "validation_"}
 
-#: The same for the held-out domain, which no figure over domains includes.
+#: The same for the held-out domain, which is excluded from metrics over domains.
 HELD_OUT_PREFIX = "held_out_"
 
 #: Level of the history for tests on the held-out domain.
 HELD_OUT = "held-out"
 
-#: Metric of that level: the accuracy with BatchNorm statistics of the domain's test examples.
+#: Metric in this level: accuracy with BatchNorm statistics of the domain's test examples.
 ADAPTED = "adabn_accuracy"
 
 #: Split -> level of the history for metrics of group fairness over all clients.
 OVERALL = {"test": "all", "validation": "all-validation"}
 
-#: Names in this level: the metric of all people, by sums of counts, and that of the worst client.
+#: Names in this level: the metric over all people, from summed counts, and the worst client's
+#: metric.
 ALL, WORST_CLIENT = "global", "worst_client"
 
 
 class History:
-    """The metrics of every round so far.
+    """The metrics of all rounds so far.
 
-    Names of a round's metrics:
+    The metrics of a round have these names:
 
     - ``<metric>/<domain>`` for each test metric, for example ``accuracy/mnist``, a fraction;
     - ``accuracy/AVG``, ``accuracy/MIN`` and, from two domains on, ``accuracy/STD`` (ddof 1), if
@@ -66,7 +67,7 @@ class History:
             self.add(server_round, level, name, {row.metric: row.value for row in group})
 
     def add(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
-        """Add metrics of a domain, of a client, or of the whole run (name "")."""
+        """Add metrics of a domain, of a client or, with the name "", of the whole run."""
         metrics = self._rounds.setdefault(server_round, {})
         if level in _PREFIXES or level == HELD_OUT:
             prefix = _PREFIXES.get(level, HELD_OUT_PREFIX)
@@ -97,12 +98,12 @@ class History:
 
     @property
     def train_losses(self) -> dict[int, float]:
-        """Training loss by round."""
+        """Training loss of each round."""
         return {r: total / count for r, (total, count) in sorted(self._losses.items())}
 
     @property
     def validation_losses(self) -> dict[int, float]:
-        """Mean validation loss over domains, by round; rounds that lack a domain are left out."""
+        """Mean validation loss over domains for each round in which all domains were tested."""
         keys = [f"validation_loss/{domain}" for domain in self.domains]
         return {
             r: float(np.mean([metrics[key] for key in keys]))  # may be infinite or NaN
@@ -111,10 +112,10 @@ class History:
         }
 
     def last_test(self) -> tuple[int, dict[str, float]]:
-        """Return the last tested round, and accuracy by domain: NaN for domains without a test.
+        """Return the last tested round and the accuracy per domain, NaN if a domain was not tested.
 
-        Accuracies are on test examples, or on validation examples if no round was tested on
-        test examples. Returns round 0 and no domain if nothing was tested.
+        Accuracies are on test examples, or on validation examples if no round was tested on test
+        examples. Returns round 0 and no domains if no round was tested.
         """
         for key in (f"{prefix}accuracy/" for prefix in _PREFIXES.values()):
             for server_round, metrics in sorted(self._rounds.items(), reverse=True):
@@ -125,10 +126,10 @@ class History:
         return 0, {}
 
     def final(self) -> Metrics:
-        """Return means of accuracy over the last five tested rounds, by domain and over domains.
+        """Return accuracies per domain and over domains, averaged over the last five tested rounds.
 
-        STD and MIN are computed from these means, as in the papers' tables. Domains without a
-        test in these rounds are left out.
+        STD and MIN are computed from the averages, as in the papers' tables. Domains that were not
+        tested in these rounds are omitted.
         """
         tested = sorted(
             r for r, names in self._rounds.items() if any(n.startswith("accuracy/") for n in names)
@@ -144,7 +145,7 @@ class History:
 
 
 def settled(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
-    """Return the round of the lowest loss if ``patience`` rounds have passed since it, else 0.
+    """Return the round with the lowest loss if it is at least ``patience`` rounds ago, else 0.
 
     Only decreases of more than ``min_delta`` count as improvements.
 

@@ -1,4 +1,4 @@
-"""Privacy loss of a run, composed by Flower's accountant (docs/differential-privacy.md)."""
+"""Privacy loss of a run, computed by Flower's accountant (docs/differential-privacy.md)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @cache
 def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
-    """Return epsilon at ``privacy.delta`` after some rounds, in each of which a client takes part.
+    """Return epsilon at ``privacy.delta`` if a client takes part in this many rounds.
 
-    A round releases each of ``numbers`` numbers of a client, and a noisy sum of updates.
+    Each round releases ``numbers`` noisy numbers of each client, and a noisy sum of updates.
     """
     if not rounds:
         return 0.0
@@ -36,8 +36,8 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
         )
     except ImportError as error:
         raise NotInstalled(
-            'Differential privacy needs the accountant of flwr 1.41. Run: pip install "flwr[dp]>='
-            '1.41"'
+            "Differential privacy needs the accountant in flwr 1.41 or newer. Run: pip install "
+            '"flwr[dp]>=1.41"'
         ) from error
     accountant = RdpAccountant(
         FlowerPrivacy(
@@ -55,7 +55,7 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
 
 
 def affordable_rounds(privacy: PrivacyConfig, numbers: int, wanted: int) -> int:
-    """Return how many of the wanted rounds fit into ``privacy.max_epsilon``."""
+    """Return how many of the planned rounds ``privacy.max_epsilon`` allows."""
     if not privacy.max_epsilon or epsilon(privacy, numbers, wanted) <= privacy.max_epsilon:
         return wanted
     low, high = 0, wanted  # low fits, high does not
@@ -67,7 +67,7 @@ def affordable_rounds(privacy: PrivacyConfig, numbers: int, wanted: int) -> int:
 
 
 def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: int) -> None:
-    """Raise ``ConfigError`` if no round fits into ``max_epsilon``, or delta is too large."""
+    """Raise ``ConfigError`` if ``max_epsilon`` allows no round, or delta is too large."""
     if privacy.delta * clients >= 1:
         raise ConfigError(
             f"privacy.delta = {privacy.delta}: with {clients} clients it has to be below "
@@ -85,7 +85,7 @@ def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: 
 
 
 def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
-    """Return the factor of the noise, rounded up, with which the rounds fit into max_epsilon."""
+    """Return the factor, rounded up, by which the noise must grow so that max_epsilon suffices."""
 
     def fits(factor: float) -> bool:
         louder = replace(
@@ -106,10 +106,10 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
 
 
 class PrivacyLedger:
-    """Counts the rounds that have begun, in ``run.json``, and says when epsilon is used up.
+    """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
 
-    A round counts from the moment when its clients are asked, also if it is repeated after a kill.
-    Without differential privacy nothing is counted or changed.
+    A round counts as soon as its messages are sent, even if it is repeated after the run was
+    killed. Without differential privacy this class does nothing.
     """
 
     def __init__(self, privacy: PrivacyConfig, numbers: int, folder: RunFolder) -> None:
@@ -118,7 +118,7 @@ class PrivacyLedger:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the rounds so far."""
+        """Epsilon after the rounds so far."""
         return epsilon(self.privacy, self.numbers, self.rounds)
 
     def begin_round(self) -> None:
@@ -128,11 +128,11 @@ class PrivacyLedger:
             self.folder.note("privacy", self.facts())
 
     def metrics(self) -> dict[str, float]:
-        """Return epsilon as a metric of a round."""
+        """Return epsilon as a metric of the current round."""
         return {"epsilon": self.epsilon} if self.privacy.on else {}
 
     def released(self, diagnostics: Mapping[str, Diagnostic]) -> Mapping[str, Diagnostic]:
-        """Return the diagnostics without the factors of clipped updates, which tell lengths."""
+        """Return the diagnostics without clipping factors, which reveal the norms of updates."""
         if not self.privacy.on:
             return diagnostics
         return {name: value for name, value in diagnostics.items() if name != "clipped"}
@@ -152,7 +152,7 @@ class PrivacyLedger:
         }
 
     def spent(self) -> str:
-        """Return why no further round is allowed; empty if one is."""
+        """Return why no further round is allowed; empty if a further round is allowed."""
         limit = self.privacy.max_epsilon
         if not limit:
             return ""

@@ -21,15 +21,15 @@ from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
 
-#: Summaries over the domains on the screen, the same as callbacks get.
+#: Summaries over domains on the screen, equal to those passed to callbacks.
 _OVER_DOMAINS = (AVG, MIN, STD)
 
 
 class RunProgress:
-    """Progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
+    """Shows the progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
-    It is a live table in a terminal or notebook, and otherwise a line for each tested round. The
-    title is the method's name, for example ``"fedheal (2 of 6)"``.
+    In a terminal or notebook this is a live table, and otherwise a line for each tested round. The
+    title has the method's name, for example ``"fedheal (2 of 6)"``.
     """
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:
@@ -61,11 +61,11 @@ class RunProgress:
         accuracies: Mapping[str, float],
         figures: Mapping[str, float] | None = None,
     ) -> None:
-        """Show a round.
+        """Show the results of a round.
 
-        ``accuracies`` maps domains to accuracies, NaN for an untested domain, and is empty if the
-        round was not tested. Of ``figures``, the accuracy on a held-out domain, the differences
-        between groups of all people and ``epsilon`` are shown.
+        ``accuracies`` maps domains to accuracies, NaN for a domain without a test; it is empty if
+        the round was not tested. From ``figures``, only the accuracy on a held-out domain, the
+        differences between groups of people and ``epsilon`` are shown.
         """
         if accuracies:
             self._rows.append((server_round, dict(accuracies), _beside(figures or {})))
@@ -78,7 +78,7 @@ class RunProgress:
             self._print_line(*self._rows[-1])
 
     def stop(self) -> None:
-        """Remove the live table and print the last tested round's line."""
+        """Remove the live table, and print the line of the last tested round."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -120,7 +120,7 @@ class RunProgress:
 
 
 class _Cell:
-    """Live display in a notebook's cell, where rich's ``Live`` would need ipywidgets."""
+    """Live display in a notebook cell, where rich's ``Live`` would need ipywidgets."""
 
     def __init__(self, view: RenderableType) -> None:
         from IPython.display import display
@@ -149,7 +149,7 @@ def _html(view: RenderableType) -> Any:
 def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Progress:
     """Return a progress bar that counts ``unit`` and shows the time left.
 
-    In a notebook the bar is disabled, since rich would need ipywidgets to update it.
+    In a notebook the bar is disabled, because rich would need ipywidgets to update it.
     """
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -170,7 +170,7 @@ def round_line(
     accuracies: Mapping[str, float],
     unseen: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a tested round's line, in percent; ``unseen`` are metrics that stand at the end.
+    """Return the line of a tested round, in percent; metrics in ``unseen`` are added at the end.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
@@ -188,7 +188,7 @@ def round_line(
 
 
 def _beside(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the accuracy on a held-out domain, and the differences between groups of people."""
+    """Return the accuracy on a held-out domain and the differences between groups of people."""
     start = f"{HELD_OUT_PREFIX}accuracy/"
     held_out = {
         f"held out: {name.removeprefix(start)}": value

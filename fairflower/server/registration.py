@@ -1,6 +1,7 @@
-"""Registration: which client is at which node, before the first round and after a restart.
+"""Registration: assigning clients to nodes, before the first round and after restarts.
 
-Node ids change when a run is resumed or a SuperNode without a key is restarted; client ids do not.
+Node ids change when a run is resumed or a SuperNode without a key is restarted. Client ids never
+change.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos
 
 @dataclass(frozen=True)
 class ClientRegistry:
-    """Nodes of clients that divide a data set, each with a ``partition-id``."""
+    """Nodes of clients that share a data set, each with a ``partition-id``."""
 
     nodes: dict[int, int]  # client id (0 ... clients - 1) -> node id
     federation: Federation | None  # as the nodes describe it; None if they were not asked
 
     def client_of(self, info: NodeInfo) -> int | None:
-        """Return the id of the client that a node says it is; None for a stranger."""
+        """Return the id of the client that a node describes, or None for an unknown node."""
         return None if info.site else info.number
 
     def known_by_node(self) -> dict[str, int]:
@@ -36,19 +37,19 @@ class ClientRegistry:
         return {}
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
-        """Return whether a node has the data that the client had at registration."""
+        """Return whether a node has the same data as the client had at registration."""
         return True
 
 
 @dataclass(frozen=True)
 class SiteRegistry(ClientRegistry):
-    """Nodes of sites, each with other data, known by domain and ``partition-id``."""
+    """Nodes of sites with data of their own, identified by domain and ``partition-id``."""
 
     federation: Federation
     numbered: bool  # whether the sites have a partition-id
 
     def client_of(self, info: NodeInfo) -> int | None:
-        """Return the id of the client that a node says it is; None for a stranger."""
+        """Return the id of the client that a node describes, or None for an unknown node."""
         if info.site is None:
             return None
         return self._clients_by_site().get((info.site.domains[0], info.number))
@@ -59,7 +60,7 @@ class SiteRegistry(ClientRegistry):
         return {str(client): node for client, node in self.nodes.items() if client not in known}
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
-        """Return whether a node has the data that the client had at registration."""
+        """Return whether a node has the same data as the client had at registration."""
         site, federation = info.site, self.federation
         if site is None or not fits(site, federation):
             return False
@@ -86,32 +87,33 @@ def register_clients(
     settings: ConfigRecord | None = None,
     sites: int = 0,
 ) -> ClientRegistry:
-    """Ask every node which client it is, until all clients are connected.
+    """Ask all nodes which client they are, until all clients are connected.
 
-    Flower starts a ServerApp while nodes are still connecting, and gives them random ids. A
-    client's id is its node's ``partition-id``, the same in every run. Sites without a
-    ``partition-id`` are numbered by domain, then by node id, which a SuperNode with a key keeps.
+    Flower starts a ServerApp while nodes are still connecting, and assigns random node ids. A
+    client's id is the ``partition-id`` of its node, which is the same in every run. Sites without a
+    ``partition-id`` are numbered by domain, and within a domain by node id; a SuperNode with a key
+    keeps its node id.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     num_clients : int or None
-        Clients that divide the data set. None takes the nodes' ``num-partitions``.
+        Number of clients that share the data set. None means the ``num-partitions`` of the nodes.
     timeout : float
-        Seconds to wait for clients, and for an answer.
+        Seconds to wait for clients and for answers.
     stop : threading.Event
-        Ends the wait with ``RunInterrupted``.
+        Event that ends the wait with ``RunInterrupted``.
     settings : ConfigRecord, optional
-        Run config. With it nodes prepare their data and describe them.
+        Run config. If it is given, nodes prepare their data and describe them.
     sites : int, default=0
-        Fewest sites to begin with. 0 takes the sites that are connected.
+        Minimum number of sites. 0 means the sites that are connected.
 
     Raises
     ------
     ConfigError
-        If there are too few SuperNodes, clients are missing after ``timeout``, two nodes claim
-        a ``partition-id``, or nodes that divide a data set have different data.
+        If there are too few SuperNodes, clients are missing after ``timeout``, two nodes have the
+        same ``partition-id``, or nodes that share a data set have different data.
     DataError
         If the data of the sites cannot be combined.
     """
@@ -122,14 +124,14 @@ def register_clients(
             expected, ids = max(1, sites), None
             if not fresh and len(infos) >= expected:
                 for node, why in sorted(discovery.problems.items()):
-                    logger.warning("The run goes on without node %d: %s", node, why)
+                    logger.warning("The run continues without node %d: %s", node, why)
                 return _register_sites(infos)
         else:
             size = _num_partitions(infos, num_clients)
             if registry := _register_shares(infos, size):
                 return registry
             expected = size or num_clients or max(1, sites)
-            # Without any answer the nodes may be sites, which need no partition-id.
+            # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
         notice = f"{len(infos)} are connected, {expected} expected."
         if not fresh and not discovery.wait(notice):
@@ -141,14 +143,13 @@ def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
     if num_partitions < num_clients:
         raise ConfigError(
             f"The federation has {num_partitions} SuperNodes, but the data are divided among "
-            f"{num_clients} clients. Start as many SuperNodes as clients:\n"
-            f'  flwr run . --federation-config "num-supernodes={num_clients} '
-            f'client-resources-num-cpus=1"'
+            f"{num_clients} clients. Start as many SuperNodes as clients:\n  flwr run . "
+            f'--federation-config "num-supernodes={num_clients} client-resources-num-cpus=1"'
         )
 
 
 def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
-    """Return the number of clients that divide the data; None until a node has reported it."""
+    """Return the number of clients that share the data; None until a node has reported it."""
     for info in infos.values():
         if info.size is not None and num_clients is not None:
             check_num_supernodes(info.size, num_clients)
@@ -157,7 +158,7 @@ def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
 
 
 def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistry | None:
-    """Register clients that divide a data set; None if a client is missing."""
+    """Register clients that share a data set; return None if a client is missing."""
     nodes: dict[int, int] = {}
     for node, info in infos.items():
         client = info.number
@@ -176,11 +177,11 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
 
 
 def _common_data(infos: NodeInfos) -> Federation | None:
-    """Return the data set that all nodes divide; None if they were not asked for it."""
+    """Return the data set that all nodes share; None if nodes were not asked to describe it."""
     nodes_with: dict[Federation, list[int]] = defaultdict(list)
     for node, info in sorted(infos.items()):
         if info.federation is not None:
-            # The path of the files may differ between machines.
+            # Paths of files may differ between machines.
             nodes_with[replace(info.federation, sources=())].append(node)
     most, *others = sorted(nodes_with.values(), key=len, reverse=True) or [[]]
     if others:
@@ -215,28 +216,29 @@ def _register_sites(infos: NodeInfos) -> SiteRegistry:
     )
 
 
-#: First id of a node that does not exist: Flower's ids are random numbers of 64 bits.
+#: Smallest number that is not a node id; Flower's ids are random 64-bit numbers.
 FIRST_ABSENT_NODE = 2
 
 
 def register_resumed_clients(
     grid: Grid, earlier: SiteRegistry, timeout: float, stop: threading.Event, settings: ConfigRecord
 ) -> SiteRegistry:
-    """Find the sites of a resumed run at the nodes where they are now.
+    """Find the current nodes of the sites of a resumed run.
 
-    The server waits ``timeout`` seconds for all sites, then goes on with those that are back;
-    others may come back later. Sites that were not in the run are left out.
+    The server waits ``timeout`` seconds for all sites and then continues with the sites that are
+    connected; other sites may reconnect later. Sites that were not part of the run are ignored.
 
     Parameters
     ----------
     earlier : SiteRegistry
-        The run's sites; its ``nodes`` are of those clients that only their node id identifies.
+        The sites of the run. Its ``nodes`` are the nodes of clients that only their node id
+        identifies.
 
     Raises
     ------
     ConfigError
-        If no site came back, a site has other data than before, or sites that share a domain
-        came back under other node ids.
+        If no site is connected, a site has different data than before, or sites that share a domain
+        have new node ids.
     """
     clients = earlier.federation.clients
     discovery = NodeDiscovery(grid, timeout, stop, settings)
@@ -250,39 +252,43 @@ def register_resumed_clients(
         )
         if not fresh and not (away and discovery.wait(notice)):
             break
-    # A stranger with the domain of a lost client may be that client.
+    # An unknown node with the domain of a missing client may be this client.
     lost = {clients[client].domain for client in earlier.nodes if client not in back}
     for node in strangers:
         site = discovery.infos[node].site
         if site is not None and site.domains[0] in lost:
             raise ConfigError(
-                "The run cannot be resumed: sites that share a domain came back as other nodes, "
-                "and nothing else tells which is which. Start their SuperNodes with the same "
-                "keys as before, or start a new run."
+                "The run cannot be resumed, because sites that share a domain have new node ids "
+                "and cannot be distinguished in another way. Start their SuperNodes with the "
+                "same keys as before, or start a new run."
             )
     if not back:
         raise discovery.missing(len(clients), None)
     for node in strangers:
-        logger.warning("Node %d is left out: it had no part in the resumed run.", node)
+        logger.warning("Node %d is ignored, because it was not part of the resumed run.", node)
     for node, why in sorted(discovery.problems.items()):
-        logger.warning("Node %d is left out: %s", node, why)
+        logger.warning("Node %d is ignored: %s", node, why)
     nodes = {}
     for client in clients:
         k = client.client_id
         if k not in back:
-            logger.warning("Client %d (%s) is not back; the run goes on.", k, client.domain)
+            logger.warning(
+                "Client %d (%s) has not reconnected; the run continues without it.",
+                k,
+                client.domain,
+            )
         nodes[k] = back.get(k, earlier.nodes.get(k, FIRST_ABSENT_NODE + k))
     return replace(earlier, nodes=nodes)
 
 
 class NodeTracker:
-    """Finds clients whose SuperNodes were restarted under other ids.
+    """Finds clients whose SuperNodes were restarted and have new node ids.
 
-    A node with the ``partition-id`` of a client, or a site with its domain and data, takes the
-    client's place only if the client's node is gone. Sites that share a domain need a
-    ``partition-id`` for that, or SuperNodes with keys, which keep their ids. Unknown nodes are
-    asked once, when a client is away; an answer that takes longer than ``timeout`` or a minute
-    counts in the next round.
+    A node with a client's ``partition-id``, or a site with the client's domain and data, replaces
+    the client's node only if this node is no longer connected. Sites that share a domain need a
+    ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
+    unknown nodes are asked once. An answer that takes longer than ``timeout`` or a minute is used
+    in the next round.
     """
 
     def __init__(
@@ -299,7 +305,7 @@ class NodeTracker:
         self._left_out: dict[int, str] = {}
 
     def locate(self, nodes: Mapping[int, int]) -> dict[int, int]:
-        """Return client -> node now, from client -> node in the last round."""
+        """Return the current client -> node, given client -> node in the last round."""
         located, online = dict(nodes), self._discovery.online()
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         gone = {client for client, node in nodes.items() if node not in online}
@@ -315,21 +321,21 @@ class NodeTracker:
             if not self.registry.has_same_data(client, info):
                 assert self.registry.federation is not None
                 name = _name_of(self.registry.federation.clients[client])
-                self._leave_out(node, f"{name} had other data when the run began")
+                self._leave_out(node, f"{name} had different data when the run began")
                 continue
             gone.remove(client)
             located[client] = node
-            logger.info("Client %s is back as node %d.", client, node)
+            logger.info("Client %s has reconnected as node %d.", client, node)
         return located
 
     def _leave_out(self, node: int, why: str) -> None:
         if self._left_out.get(node) != why:
-            logger.warning("Node %d is left out: %s", node, why)
+            logger.warning("Node %d is ignored: %s", node, why)
             self._left_out[node] = why
 
 
 def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[int, int], list[int]]:
-    """Return client -> node of the sites that are back, and the nodes of strangers."""
+    """Return client -> node for the sites that are connected again, and the unknown nodes."""
     clients = {node: client for client, node in earlier.nodes.items()}
     back: dict[int, int] = {}
     changed: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The rounds of a run: training, merging, testing, and writing the results."""
+"""The rounds of a run: training, merging, testing and writing results."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
 from fairflower.server.transport import send_and_receive
 
-#: Multiple of the cross entropy of guessing above which training counts as diverged.
+#: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10
 
-#: Seconds between two releases of memory, each of which takes some 0.2 seconds.
+#: Seconds between two releases of free memory, each of which takes about 0.2 seconds.
 _RELEASE_EVERY = 5.0
 
-#: Accuracies that clients may report: of the global model, and of their personal model.
+#: Accuracies that clients may report: of the global model and of their personal model.
 _ACCURACIES = ("accuracy", "personal_accuracy")
 
 
 class RoundLoop:
-    """Trains, merges and tests for all rounds of a run."""
+    """Trains, merges and tests in all rounds of a run."""
 
     def __init__(
         self, grid: Grid, setup: RunSetup, folder: RunFolder, stop: threading.Event
@@ -73,7 +73,7 @@ class RoundLoop:
         )
 
     def settings(self) -> ConfigRecord:
-        """Return the config of every message: a new record each time, as strategies add to it."""
+        """Return the config for messages; a new record each time, because strategies add to it."""
         return ConfigRecord(dict(self._settings))
 
     def run(
@@ -82,10 +82,11 @@ class RoundLoop:
         progress: RunProgress,
         on_round: Callable[[int, Metrics], bool],
     ) -> None:
-        """Make all rounds, or the rounds after a checkpoint.
+        """Execute all rounds, or the rounds after a checkpoint.
 
-        ``on_round`` gets a round's metrics after they were written. If it returns True, the round
-        is saved and ``StopRun`` is raised. Another exception ends the run before that.
+        ``on_round`` gets a round's metrics after they have been written. If it returns True, the
+        round is saved and ``StopRun`` is raised. Any other exception ends the run before the round
+        is saved.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
@@ -108,7 +109,7 @@ class RoundLoop:
             self.folder.history(server_round, "run", "", {**seconds, **self._privacy.metrics()})
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
-            # Before the checkpoint, so that a resumed run calls it again.
+            # Called before the checkpoint is written, so that a resumed run calls it again.
             stopped = on_round(server_round, metrics)
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
@@ -122,14 +123,14 @@ class RoundLoop:
                 raise StopRun
 
     def _ends_early(self) -> bool:
-        """Return whether no further round is made, by the loss or by the loss of privacy."""
+        """Return whether the run ends now, because of the loss or the privacy budget."""
         if reason := self._privacy.spent():
             self.folder.note("ended_early", reason)
             return True
         return self._settled()
 
     def _settled(self) -> bool:
-        """Return whether the loss has not improved for ``stop.patience`` rounds; then note it."""
+        """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
         stop, metrics = self.config.stop, self.folder.metrics
         validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
         kind = "validation" if validated else "training"
@@ -182,7 +183,7 @@ class RoundLoop:
         return merged
 
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
-        """Return the strategy's train messages of a round."""
+        """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         nodes = self._tracker.locate(self.nodes)
         if nodes != self.nodes:  # SuperNodes came back under other ids
@@ -197,7 +198,7 @@ class RoundLoop:
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:
-        """Warn of clients that lost the state of the round in which they were last ``merged``."""
+        """Log a warning about clients that lost the state of their last merged round."""
         rounds = self.strategy.client_metrics.get("state-round")
         if rounds is None:
             return
@@ -205,14 +206,14 @@ class RoundLoop:
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
                 logger.warning(
-                    "Client %d lost its state of round %d, and trained with the state of %s.",
+                    "Client %d has lost its state of round %d and trained with the state of %s.",
                     client,
                     merged[client],
                     f"round {state:.0f}" if state else "no round",
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy on test examples, or else on validation examples."""
+        """Return each domain's accuracy on test examples, or otherwise on validation examples."""
         first: dict[str, float] = {}
         for split in ("test", "validation"):
             if self.config.evaluates(split):
@@ -221,14 +222,14 @@ class RoundLoop:
         return first
 
     def _evaluate_on(self, split: str, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy, of the server or else of clients; NaN if not tested."""
+        """Return each domain's accuracy, from the server or else from clients; NaN if untested."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         counts: Mapping[int, Counts] = {}
         if by in ("clients", "both") and server_round > 0:
             results, counts = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
-            # Metrics that only clients measure are kept.
+            # Metrics that only clients measure are not replaced.
             evaluator, held_out = self.setup.evaluator, self.federation.held_out
             tested, counts = evaluator(arrays_of(arrays), split), evaluator.group_counts
             if unseen := tested.pop(held_out, None):
@@ -243,12 +244,12 @@ class RoundLoop:
         level, _ = LEVELS[split]
         for domain, values in results.items():
             self.folder.history(server_round, level, domain, values)
-        # A domain is not tested if its sites are away.
+        # A domain is not tested if its sites are not connected.
         untested = {"accuracy": math.nan}
         return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
 
     def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
-        """Raise ``MetricError`` for a user's metric that failed, or warn and note it."""
+        """Raise ``MetricError`` if a user-defined metric failed, or log a warning and record it."""
         for metric, reason in wrong.items():
             text = f"evaluate.metrics: {metric} failed on {where} in round {server_round}: {reason}"
             if self.config.evaluate.metric_errors == "stop":
@@ -256,14 +257,14 @@ class RoundLoop:
                     f"{text}. Correct the function, or set evaluate.metric-errors = skip."
                 )
             if (key := f"{metric} on {where}") not in self._skipped:
-                logger.warning("%s. The run goes on without it.", text)
+                logger.warning("%s. The run continues without this metric.", text)
                 self._skipped[key] = f"round {server_round}: {reason}"
                 self.folder.note("skipped_metrics", dict(self._skipped))
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
-        """Return results by domain, means by test examples, and counts of people by client."""
+        """Return results per domain, weighted by test examples, and counts of people per client."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = self.settings()
         settings["split"] = split
@@ -275,7 +276,7 @@ class RoundLoop:
         domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         names += self._report_failed_of_clients(server_round, answers, replies)
-        # A domain has a metric if all of its clients have it.
+        # A domain has a metric only if all of its clients have reported it.
         sums: dict[str, dict[str, float]] = {
             domain: {
                 name: 0.0
@@ -306,7 +307,7 @@ class RoundLoop:
         answers: Mapping[int, Mapping[str, object]],
         replies: Iterable[Message],
     ) -> list[str]:
-        """Return the user's metrics, and report those that a client did not compute."""
+        """Return the user-defined metrics, and report metrics that a client did not compute."""
         names = list(metric_names(self.config.evaluate.metrics))
         reasons_at: dict[int, Mapping[str, object]] = {
             reply.metadata.src_node_id: dict(reply.content.config_records.get(FAILED_METRICS) or {})
@@ -315,7 +316,9 @@ class RoundLoop:
         }
         for client, answer in sorted(answers.items()):
             reasons = reasons_at.get(self.nodes[client], {})
-            default = "it sent no value; its SuperNode may have an older version of fairflower"
+            default = (
+                "the client sent no value; its SuperNode may have an older version of fairflower"
+            )
             wrong = {
                 name: str(reasons.get(name, default))[:300] for name in names if name not in answer
             }
@@ -348,12 +351,12 @@ def _summed(
     messages: Sequence[Message],
     arrays: ArrayRecord,
 ) -> ArrayRecord:
-    """Return the next model by secure aggregation, or the same model if there is no sum."""
+    """Compute the next model by secure aggregation; keep the model if there is no sum."""
     try:
         return secure.train(server_round, messages, arrays)
     except Halted as reason:
         logger.warning(
-            "Round %d: secure aggregation halted, and the model stays as it was: %s.",
+            "Round %d: secure aggregation stopped, and the model is not changed: %s.",
             *(server_round, reason),
         )
         halted = dict(folder.noted("halted_rounds") or {})
@@ -363,7 +366,7 @@ def _summed(
 
 @contextmanager
 def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
-    """Raise ``StrategyError`` for an exception of the strategy, or due to its diagnostics."""
+    """Raise ``StrategyError`` for an exception in the strategy or in handling its diagnostics."""
     name, module = loop.config.strategy.name, type(loop.strategy).__module__
     remedy = f"The traceback is in {loop.folder.path / LOG}."
     try:
@@ -376,7 +379,7 @@ def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
 
 
 def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
-    """Add to an error by a missing array that each client has its own, if that is the case."""
+    """If an array is missing because it stays at the clients, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
@@ -388,7 +391,7 @@ def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> Str
 
 
 def _warn_if_diverged(folder: RunFolder, server_round: int, num_classes: int) -> None:
-    """Warn if the final model is far worse than guessing on a domain."""
+    """Log a warning if the final model is far worse than random guessing on a domain."""
     tested = folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is
@@ -397,7 +400,7 @@ def _warn_if_diverged(folder: RunFolder, server_round: int, num_classes: int) ->
     folder.note("diverged", loss if diverged else None)
     if diverged:
         logger.warning(
-            "The model's test loss is %.3g, and the loss of guessing is %.3g: training "
-            "diverged. Lower train.lr, or bound the updates (bound.clip-update-norm).",
+            "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+            "has diverged. Decrease train.lr, or bound the updates (bound.clip-update-norm).",
             *(loss, guessing),
         )

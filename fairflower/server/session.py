@@ -1,4 +1,4 @@
-"""A run at the server, from the first message to the finished run folder."""
+"""A run at the server, from the first message to the complete run folder."""
 
 from __future__ import annotations
 
@@ -40,28 +40,29 @@ from fairflower.trackers import check_tracker
 
 
 class Session:
-    """A new run, or a run that is resumed.
+    """A new or resumed run.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     config : RunConfig
-        The run; to resume, from `fairflower.server.checkpoint.resumed_config`.
+        The run config. To resume a run, use `fairflower.server.checkpoint.resumed_config`.
     console : Console
-        Console for the progress.
+        Console on which progress is printed.
     title : str, default=""
-        The run's name on the console; "" takes the method's label.
+        Name of the run on the console; "" means the method's label.
     stop : threading.Event, optional
-        Ends the run early when set; the run can then be resumed.
+        Event that ends the run early; the run can then be resumed.
     on_round : callable, optional
-        Called after every round of training with its number and metrics. If it returns True or
-        raises ``StopRun``, the run is stopped and can be resumed; ``Pruned`` ends it for good.
+        Called after every training round with its number and metrics. If it returns True or raises
+        ``StopRun``, the run stops and can be resumed. If it raises ``Pruned``, the run ends and
+        cannot be resumed.
 
     Attributes
     ----------
     folder : RunFolder or None
-        The run folder; None before the clients are registered.
+        The run folder, or None before the clients are registered.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Session:
     ) -> None:
         check_tracker(config.track)
         self.grid = grid
-        # Every message carries this config: paths must not depend on a worker's working directory
-        # or environment. Sites know the path of their data, as do the nodes of a cluster if
-        # data.dir is not set.
+        # Every message contains this config, so paths must not depend on the working directory or
+        # environment of a worker. Sites know the path of their data, and so do the nodes of a
+        # cluster if data.dir is not set.
         known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
         data = config.data if known else with_absolute_dir(config.data)
         self.config = replace(config, data=data, model=config.model.resolve(), resume="")
@@ -90,20 +91,20 @@ class Session:
         self.folder: RunFolder | None = None
 
     def run(self) -> Path:
-        """Make the run, and return the path of its folder, also if ``on_round`` stops the run.
+        """Execute the run and return the path of its folder, even if ``on_round`` stops the run.
 
         Raises
         ------
         ConfigError, DataError
-            If the run cannot begin.
+            If the run cannot start.
         WriteError
             If the run folder can no longer be written.
         RoundFailed
-            If too few clients sent a usable update.
+            If too few clients sent a valid update.
         StrategyError
-            If the strategy raised an exception.
+            If the strategy raises an exception.
         RunInterrupted
-            If ``stop`` was set.
+            If ``stop`` is set.
         """
         with self.console.status("Waiting for the clients"):
             setup = set_up(self.grid, self.config, self.resume, self.stop)
@@ -119,8 +120,8 @@ class Session:
                 logger.warning(note)
             if self.config.evaluate.adabn and not setup.evaluator.adabn:
                 logger.warning(
-                    "evaluate.adabn: the network has no BatchNorm with running statistics, so "
-                    "there is no second test of the held-out domain."
+                    "evaluate.adabn: the network has no BatchNorm layers with running "
+                    "statistics, so the held-out domain is not tested with AdaBN."
                 )
             progress.start(folder.path)
             try:
@@ -158,8 +159,8 @@ class Session:
         return folder.path
 
     def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
-        """Create the run folder, or open the folder to resume and load its checkpoint."""
-        # Clients that serve several runs store their state by run id.
+        """Create the run folder, or open the folder of a run to resume and load its checkpoint."""
+        # Clients that take part in several runs store their state by run id.
         facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
@@ -168,8 +169,8 @@ class Session:
             return RunFolder.reopen(self.resume, self.config, facts), None
         if not saved.config:
             logger.warning(
-                "The checkpoint is of an earlier version and has no settings: it is unknown "
-                "whether config.toml was changed since the run began."
+                "The checkpoint was written by an earlier version and contains no settings, so "
+                "changes of config.toml since the start of the run cannot be detected."
             )
         try:
             setup.strategy.load_state_dict(saved.state)
@@ -188,7 +189,7 @@ class Session:
 
 
 def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
-    # The last checkpoint is kept, as num-server-rounds can be raised later.
+    # The last checkpoint is kept, because num-server-rounds can be increased later.
     checkpoint.prune(folder.path, keep=1)
     shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
     folder.finish(status, reason)
@@ -196,7 +197,7 @@ def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
 
 @contextmanager
 def _logged(folder: RunFolder) -> Iterator[_LogFile]:
-    """Copy the log of Flower and fairflower into the run folder."""
+    """Copy the log messages of Flower and fairflower to the run folder."""
     handler = _LogFile(folder.path / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("flwr")
@@ -210,12 +211,12 @@ def _logged(folder: RunFolder) -> Iterator[_LogFile]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors, for example of a full disk; the run reports them."""
+    """A log file that ignores write errors, such as a full disk, which the run reports anyway."""
 
     def traceback(self) -> None:
-        """Write the current exception with its traceback to this file only."""
+        """Write the current exception with its traceback only to this file."""
         facts = {"name": logger.name, "levelname": "ERROR", "msg": "The run failed:"}
         self.handle(logging.makeLogRecord({**facts, "exc_info": sys.exc_info()}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignore errors in writing the log."""
+        """Ignore errors when writing the log."""

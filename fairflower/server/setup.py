@@ -1,4 +1,4 @@
-"""Set-up of a run before its first round: clients, initial model and strategy."""
+"""Setup of a run before the first round: clients, initial model and strategy."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ from fairflower.strategies import FairStrategy
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run's clients, initial model and strategy, ready for the first round.
+    """Clients, initial model and strategy of a run, ready for the first round.
 
-    If only clients test, ``federation`` is what they describe; the server then has no data.
+    If only clients test, ``federation`` comes from the clients' descriptions, because the server
+    has no data.
     """
 
     config: RunConfig
@@ -51,22 +52,22 @@ class RunSetup:
     strategy: FairStrategy
 
     def enroll(self, nodes: Mapping[int, int]) -> None:
-        """Tell the strategy each client's node, and its number of training examples."""
+        """Pass each client's node and number of training examples to the strategy."""
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
-        """Return, for each client, the most examples of a split that it can have: its domain's."""
+        """Return the largest possible number of examples for each client: its domain's number."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes
         of_domain = dict(zip(federation.domains, sizes, strict=True))
         return {client.client_id: of_domain[client.domain] for client in federation.clients}
 
     def settings(self) -> dict[str, Any]:
-        """Return what every message carries: the run config and, for sites, the federation."""
+        """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
         if isinstance(self.registry, SiteRegistry):
-            # A site's description of its data is not for other sites.
+            # Other sites must not see a site's description of its data.
             flat["federation"] = replace(self.federation, clients=()).to_json()
         return flat
 
@@ -112,10 +113,10 @@ class RunSetup:
 
 
 def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> RunSetup:
-    """Wait for a run's clients, and make its initial model and strategy.
+    """Wait for the clients of a run, and create its initial model and strategy.
 
-    ``resume`` is the folder of the run to resume, or None. ``ConfigError`` or ``DataError`` if
-    the run cannot begin.
+    ``resume`` is the folder of a run to resume, or None. Raises ``ConfigError`` or ``DataError`` if
+    the run cannot start.
     """
     federation, registry = _register(grid, config, resume, stop)
     check_comparable(
@@ -161,7 +162,7 @@ def _register(
 
 
 def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
-    """Return the sites of a run to resume, with the nodes that its folder has."""
+    """Return the sites of a run to resume, with the nodes recorded in its folder."""
     if resume is None or "sites" not in (facts := read_facts(resume)):
         return None
     federation = Federation.from_json(json.dumps(facts["sites"]["federation"]), resume)
@@ -170,12 +171,12 @@ def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
 
 
 def _check_undivided(data: DataConfig) -> None:
-    """Raise ``ConfigError`` for settings that divide or corrupt data, which sites do not allow."""
+    """Raise ``ConfigError`` for settings that divide or corrupt data: sites do not support them."""
     if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
         raise ConfigError(
-            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide one "
-            "data set among clients; sites that bring their data (domain in the node config) "
-            "cannot use them. Remove these settings."
+            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide a "
+            "data set among clients, which does not apply to sites with their own data (domain "
+            "in the node config). Remove these settings."
         )
 
 
@@ -185,12 +186,12 @@ def _num_asked(config: RunConfig, num_clients: int) -> int:
 
 
 def _check_client_settings(config: RunConfig, num_clients: int) -> None:
-    """Raise ``ConfigError`` for settings that so few clients cannot fulfill."""
+    """Raise ``ConfigError`` if settings need more clients than there are."""
     asked = _num_asked(config, num_clients)
     if config.min_clients > asked:
         raise ConfigError(
-            f"min-clients = {config.min_clients}: the number of clients selected per round is "
-            f"{asked}. Lower min-clients, or raise fraction-train or data.clients-per-domain."
+            f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "
+            "Decrease min-clients, or increase fraction-train or data.clients-per-domain."
         )
     if config.bound.max_client_weight * asked < 1:
         raise ConfigError(
@@ -204,7 +205,7 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
 def _check_privacy(
     config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy, clients: int
 ) -> None:
-    """Raise ``ConfigError`` if the model or the limit excludes differential privacy."""
+    """Raise ``ConfigError`` if the model or the privacy budget rules out differential privacy."""
     if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
         raise ConfigError(
             f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, statistics "

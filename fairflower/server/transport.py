@@ -1,4 +1,4 @@
-"""Sends messages to nodes and waits for replies; the wait can be interrupted."""
+"""Sending messages to nodes and waiting for replies; the wait can be interrupted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def send_and_receive(
 ) -> list[Message]:
     """Push messages, and return the replies that arrive within ``timeout`` seconds.
 
-    Unlike Flower's method, which polls ten times a second, ``RunInterrupted`` is raised as soon as
-    ``stop`` is set, and a grid that itself waits for replies (`fairflower.engines.ray`) is polled
-    again at once.
+    Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
+    soon as ``stop`` is set, and immediately polls again if a grid itself waits for replies
+    (`fairflower.engines.ray`).
     """
     messages = list(messages)
     waiting = set()
     for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
-        # A message that Flower refuses has no id, for example to a disconnected node.
+        # A message that Flower rejects has no id, for example if the node is disconnected.
         set_message_id(message, message_id or "")
         waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout

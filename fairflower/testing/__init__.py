@@ -1,6 +1,7 @@
 """Checks for strategies, clients, models and data sets of any package.
 
-A check raises ``AssertionError`` with the broken property and the remedy, in any test runner::
+A check works with any test runner and raises an ``AssertionError`` that explains which property is
+violated and how to correct it::
 
     def test_my_strategy():
         check_strategy(MyStrategy, power=2.0)
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is used: checks of strategies need no torch."""
+    """Import a name on first use, because checks of strategies do not need torch."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

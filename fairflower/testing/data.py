@@ -1,4 +1,4 @@
-"""Checks of data sets."""
+"""Checks for data sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairflower.data.federation import Ints
 def check_data(
     made_by: Callable[..., DataSet], config: DataConfig | None = None, **arguments: Any
 ) -> None:
-    """Check that labels and examples of a data set match, and are the same in every call.
+    """Check that labels and examples of a data set match and are the same in every call.
 
     Parameters
     ----------
@@ -24,12 +24,13 @@ def check_data(
         A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and
         ``arguments``.
     config
-        The ``data`` table with the folder of its files; by default $FAIRFLOWER_DATA, if needed.
+        Run config table ``data``, with the folder of the data set's files. Default:
+        $FAIRFLOWER_DATA, if files are needed.
 
     Raises
     ------
     AssertionError
-        With the broken property and the remedy.
+        If a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -39,10 +40,10 @@ def check_data(
     config = DataConfig() if config is None else config
     first, second = made_by(config, **arguments), made_by(config, **arguments)
     name = type(first).__name__
-    assert first.domains, f"{name}: it has no domains."
+    assert first.domains, f"{name}: the data set has no domains."
     assert len(set(first.domains)) == len(first.domains), f"{name}: two domains have the same name."
     assert json.dumps(first.fingerprint()) == json.dumps(second.fingerprint()), (
-        f"{name}: the fingerprint differs from call to call."
+        f"{name}: the fingerprint differs between calls."
     )
     for scale in (first.mean, first.std) if first.kind == "features" else ():
         count = _examples(first, first.domains[0], "train", np.array([0])).shape[1]
@@ -65,9 +66,7 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
     assert len(y), f"{where}: there are no {first.kind}."
     fits = y.min() >= 0 and (first.num_classes is None or y.max() < first.num_classes)
     assert fits, f"{where}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
-    assert np.array_equal(y, second.labels(domain, split)), (
-        f"{where}: labels differ from call to call."
-    )
+    assert np.array_equal(y, second.labels(domain, split)), f"{where}: labels differ between calls."
 
     if first.config.groups:
         _check_groups(first, second, domain, split, len(y))
@@ -81,8 +80,7 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
     for k, row in enumerate(rows):
         (alone,) = second.examples(domain, split, np.array([row]))
         assert np.array_equal(alone, x[k]), (
-            f"{where}: {first.kind} of row {row} differ from call to call, or depend on the other "
-            "rows."
+            f"{where}: {first.kind} of row {row} differ between calls, or depend on the other rows."
         )
 
 
@@ -94,12 +92,12 @@ def _check_groups(first: DataSet, second: DataSet, domain: str, split: str, coun
     fits = g.min() >= 0 and g.max() < len(names)
     assert fits, f"{where}: groups from {g.min()} to {g.max()}, expected 0 to {len(names) - 1}."
     assert np.array_equal(g, second.group_of(domain, split)), (
-        f"{where}: groups differ from call to call."
+        f"{where}: groups differ between calls."
     )
 
 
 def _examples(data_set: DataSet, domain: str, split: str, rows: Ints) -> Any:
-    """Read examples; features and token ids are checked by the data set."""
+    """Read examples; the data set itself checks features and token ids."""
     try:
         return data_set.examples(domain, split, rows)
     except DataError as error:

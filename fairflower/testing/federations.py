@@ -1,4 +1,4 @@
-"""Toy federations: real messages, strategies and trainers that take milliseconds."""
+"""Toy federations for tests, with real messages, strategies and trainers, in milliseconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
 
-#: An epoch of two steps.
+#: Training settings: an epoch of two steps.
 SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
 CLASSES = 4
 
@@ -35,7 +35,7 @@ __getattr__ = renamed(
 
 
 class TinyModel(Classifier):
-    """A linear layer with batch norm and a head, for gray images of 8x8 pixels."""
+    """A linear layer with batch norm and a head, for gray images with 8x8 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TinyModel(Classifier):
 
 
 def tiny_model(seed: int = 0) -> TinyModel:
-    """Make a `TinyModel` whose weights depend on the seed alone."""
+    """Make a `TinyModel` whose weights depend only on the seed."""
     return copy.deepcopy(_tiny_model(seed))
 
 
@@ -61,7 +61,7 @@ def _tiny_model(seed: int) -> TinyModel:
 
 
 def images(n: int, seed: int, classes: int = CLASSES) -> Split:
-    """Draw ``n`` gray images of 8x8 pixels whose brightness depends on their class."""
+    """Draw ``n`` gray images with 8x8 pixels; their brightness depends on their class."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     x = rng.integers(0, 128, (n, 1, 8, 8)) + 32 * y[:, None, None, None]
@@ -69,7 +69,7 @@ def images(n: int, seed: int, classes: int = CLASSES) -> Split:
 
 
 def data(client: int = 0, train: int = 12, classes: int = CLASSES) -> ClientData:
-    """Make a client's images, of the first ``classes`` classes."""
+    """Make a client's images from the first ``classes`` classes."""
     splits = images(train, 10 + client, classes), images(9, 50 + client, classes)
     return ClientData(*splits, (0.5,), (0.5,), CLASSES, Augment(1, True))
 
@@ -82,10 +82,10 @@ def run_toy_rounds(
     start: Arrays | None = None,
     reverse: bool = False,
 ) -> tuple[dict[str, NDArray[Any]], InlineGrid]:
-    """Run rounds of training; return the last model, and the grid with the clients' contexts.
+    """Run training rounds; return the last model and the grid with the clients' contexts.
 
-    ``make`` makes the trainer of a client for every message. With ``reverse`` the clients train in
-    the opposite order.
+    ``make`` creates the trainer of a client for every message. With ``reverse`` the clients train
+    in reverse order.
     """
 
     def trainer_fn(context: Context, config: Mapping[str, Any]) -> Trainer:
@@ -105,7 +105,7 @@ def run_toy_rounds(
 
 
 def models_equal(a: Arrays, b: Arrays) -> bool:
-    """Return whether two models have the same bits."""
+    """Return whether two models are equal bit by bit."""
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]) for name in a
     )

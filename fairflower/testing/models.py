@@ -20,21 +20,21 @@ def check_model(
     shape: tuple[int, ...] = (1, 16, 16),
     **arguments: Any,
 ) -> None:
-    """Check a network: its head, its classes, its exchanged arrays, its trained parameters.
+    """Check a network's head, classes, exchanged arrays and trained parameters.
 
     Parameters
     ----------
     made_by
-        A subclass of `Classifier`, or a function that makes a `Classifier`, called with the number
-        of classes, ``shape`` and ``arguments``.
+        A subclass of `Classifier`, or a function that returns a `Classifier`. It is called with the
+        number of classes, ``shape`` and ``arguments``.
     shape
-        Channels, height and width of images, (D,) for D features, or (vocabulary, length) for
-        token ids.
+        Shape of an example: (channels, height, width) for images, (D,) for D features, or
+        (vocabulary, length) for token ids.
 
     Raises
     ------
     AssertionError
-        With the broken property and the remedy.
+        If a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def check_model(
 
     model, again, other = make(0), make(0), make(1)
     assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."
-    assert isinstance(model.head, nn.Linear), f"{name}: its head has to be a torch.nn.Linear."
+    assert isinstance(model.head, nn.Linear), f"{name}: the head must be a torch.nn.Linear."
     draws = torch.Generator().manual_seed(0)
     if kind == "tokens":
         x = torch.randint(shape[0], (_BATCH, shape[1]), generator=draws)
@@ -75,19 +75,21 @@ def check_model(
             f"{name}: forward(x) is not head(features(x))."
         )
         assert model.represent(x).shape[:1] == (_BATCH,), (
-            f"{name}: `represent` returns another number of examples."
+            f"{name}: `represent` returns a different number of examples."
         )
         assert torch.equal(logits, again(x)), (
             f"{name}: two models with the same seed differ. Draw only from torch's generator."
         )
         set_arrays(other, copy_arrays(model), name)
         assert torch.equal(logits, other(x)), (
-            f"{name}: a model that received all exchanged arrays has other outputs. Arrays outside "
-            "of the state dict, or of `travelling`, have to be the same for every seed."
+            f"{name}: a model that received all exchanged arrays has different outputs. Arrays "
+            "outside the state dict, or outside `travelling`, must be the same for every seed."
         )
 
     model.train()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     idle = [key for key, parameter in trainable(model).items() if parameter.grad is None]
-    assert trainable(model), f"{name}: it has nothing to train."
-    assert not idle, f"{name}: {', '.join(idle)} get no gradient. Freeze or remove them."
+    assert trainable(model), f"{name}: the model has no trainable parameters."
+    assert not idle, (
+        f"{name}: {', '.join(idle)} get no gradient. Freeze or remove these parameters."
+    )

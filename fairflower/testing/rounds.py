@@ -1,4 +1,4 @@
-"""Rounds of a strategy with made-up replies, for tests."""
+"""Rounds of a strategy with artificial replies, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
 
-#: A layer with batch norm: a trained, an averaged and a counted array.
+#: A toy model with a trained array, a running mean and a step counter, like batch norm.
 MODEL: Arrays = {
     "conv.weight": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
     "bn.running_mean": np.linspace(-1, 1, 3, dtype=np.float32),
@@ -38,20 +38,20 @@ def make_cohort(
     measured: Mapping[str, ArrayLike] | None = None,
     **metrics: ArrayLike,
 ) -> Cohort:
-    """Make a cohort of K clients by hand, for examples and for tests of a strategy.
+    """Make a cohort of K clients, for examples and for tests of a strategy.
 
     Parameters
     ----------
     updates : array of shape (K, d)
-        Update of each client to a model ``w`` of d zeros.
+        Each client's update to a model with an array ``w`` of d zeros.
     num_examples : array of shape (K,), optional
-        Training examples. Default 100 per client.
+        Number of training examples of each client. Default: 100.
     server_round : int
         The round, counted from 1.
     measured : mapping of str -> array of shape (K, d), optional
-        Vectors that the clients measured, for example ``fisher``.
+        Vectors measured by the clients, for example ``fisher``.
     **metrics : array of shape (K,)
-        Numbers that the clients report, for example ``received_loss``.
+        Numbers reported by the clients, for example ``received_loss``.
 
     Examples
     --------
@@ -80,19 +80,19 @@ def make_cohort(
 
 
 class Rounds:
-    """Runs rounds of a strategy with made-up replies, as a ServerApp would with real replies.
+    """Runs rounds of a strategy with artificial replies, like a ServerApp with real replies.
 
     Parameters
     ----------
     model
-        The first global model, named arrays; the attribute ``model`` is the newest model.
+        The initial global model, as named arrays. The attribute ``model`` is the current model.
     clients
-        The ids of all clients of the federation.
+        Ids of all clients in the federation.
 
     Attributes
     ----------
     config : dict of str -> Any
-        Config of the messages to the clients.
+        Config in the messages to clients.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Rounds:
         self.config: dict[str, Any] = {"train.lr": 0.05}
 
     def ask(self) -> list[Message]:
-        """Begin a round; return the messages to the clients."""
+        """Start a round, and return the messages to clients."""
         self.round += 1
         config = ConfigRecord(dict(self.config))
         messages = list(
@@ -129,16 +129,17 @@ class Rounds:
         metrics: Mapping[int, Mapping[str, Any]] | None = None,
         measured: Mapping[int, Mapping[str, Arrays]] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Run a round with ``updates`` by client, added to the model; return the next model.
+        """Run a round in which clients return the model plus ``updates``; return the next model.
 
         Parameters
         ----------
         examples
-            Training examples by client; 100 each by default.
+            Number of training examples of each client. Default: 100.
         order
-            Order of the replies; by default the order of ``updates``.
+            Order of the replies. Default: the order of ``updates``.
         metrics, measured
-            Reported numbers, and named arrays, by client. Missing measurements are made up.
+            Reported numbers and named arrays of each client. Missing measurements are replaced by
+            artificial values.
         """
         asked = {message.metadata.dst_node_id - _FIRST_NODE: message for message in self.ask()}
         replies = []
@@ -158,7 +159,7 @@ class Rounds:
         return self.finish(replies)
 
     def make_up(self, client: int) -> dict[str, Any]:
-        """Make up a client's measurements, the same in every test."""
+        """Return artificial measurements of a client, the same in every test."""
         random = np.random.default_rng([client, self.round])
         trained = {
             name: np.abs(random.normal(size=array.shape)).astype(array.dtype)
@@ -177,7 +178,7 @@ class Rounds:
         return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:
-        """End a round with these replies; return the next model."""
+        """Finish a round with these replies; return the next model."""
         merged, _ = self.strategy.aggregate_train(self.round, replies)
         assert merged is not None
         self.model = arrays_of(merged)
@@ -190,7 +191,7 @@ def reply(
     metrics: Mapping[str, Any],
     vectors: Mapping[str, Arrays] | None = None,
 ) -> Message:
-    """Make a client's reply of its model, metrics and named arrays."""
+    """Make a client's reply with a model, metrics and named arrays."""
     content = RecordDict({"arrays": record_of(arrays), "metrics": MetricRecord(dict(metrics))})
     for name, values in (vectors or {}).items():
         content[name] = record_of(values)
@@ -212,5 +213,5 @@ def updates(
 
 
 def zero_update() -> dict[str, NDArray[Any]]:
-    """Return an update of zeros to `MODEL`."""
+    """Return an update to `MODEL` that is all zeros."""
     return {name: np.zeros_like(array) for name, array in MODEL.items()}

@@ -19,24 +19,24 @@ from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
-#: Makes the strategy anew, with `fairflower.aggregation.strategy.Options`.
+#: Creates a new strategy with the given `fairflower.aggregation.strategy.Options`.
 Make = Callable[..., FairStrategy]
 
 __getattr__ = renamed(__name__, check_agreement="check_unanimity")
 
 
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
-    """Run all `CHECKS` of a strategy, in a second or less.
+    """Run all `CHECKS` on a strategy, which takes at most a second.
 
     Parameters
     ----------
     rule
-        A subclass of `FairStrategy`, constructed many times with ``arguments``.
+        A subclass of `FairStrategy`, which is constructed many times with ``arguments``.
 
     Raises
     ------
     AssertionError
-        With the broken property and the remedy.
+        If a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings of absent clients."""
+    """Suppress warnings about absent clients."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -61,7 +61,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_arguments(make: Make) -> None:
-    """Check that arguments declare their ranges, and do not repeat those of every strategy."""
+    """Check that arguments declare ranges and do not repeat arguments of all strategies."""
     rule = type(make())
     for name, argument in rule.argument_specs().items():
         assert argument.bounded or argument.text, (
@@ -69,11 +69,11 @@ def check_arguments(make: Make) -> None:
             "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
         )
     assert "fraction_train" not in rule.arguments(), (
-        f"{rule.__name__}: leave the arguments of FedAvg to **options."
+        f"{rule.__name__}: do not repeat arguments of FedAvg; accept them as **options."
     )
     options = make(fraction_train=0.5, min_train_nodes=3)
     assert (options.fraction_train, options.min_train_nodes) == (0.5, 3), (
-        f"{rule.__name__}: hand **options on to super().__init__."
+        f"{rule.__name__}: pass **options to super().__init__."
     )
 
 
@@ -87,15 +87,15 @@ def check_measurements(make: Make) -> None:
 
 
 def check_zero_updates(make: Make) -> None:
-    """Check that updates of zeros keep the model's bits."""
+    """Check that zero updates do not change the model."""
     rounds = Rounds(make(), MODEL, range(3))
     for _ in range(3):
         model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
-    _expect_same(model, MODEL, f"{_name(rounds)}: updates of zeros changed the model")
+    _expect_same(model, MODEL, f"{_name(rounds)}: zero updates changed the model")
 
 
 def check_order_of_replies(make: Make) -> None:
-    """Check that neither the order of replies nor other random numbers move a bit."""
+    """Check that results do not depend on the order of replies or on global random numbers."""
     random = np.random.default_rng(1)
     first, second = Rounds(make(), MODEL, range(5)), Rounds(make(), MODEL, range(5))
     for _ in range(4):
@@ -106,13 +106,13 @@ def check_order_of_replies(make: Make) -> None:
         _expect_same(
             a,
             b,
-            f"{_name(first)}: the same replies in another order gave another model. Sum in the "
-            "order of cohort.client_ids, and draw only from self.seed and the round",
+            f"{_name(first)}: the same replies in a different order gave a different model. Sum "
+            "in the order of cohort.client_ids, and draw only from self.seed and the round",
         )
 
 
 def check_weights_and_hull(make: Make) -> None:
-    """Check that weights are on the simplex, and the model in the hull unless it extrapolates."""
+    """Check that weights are on the simplex and models in the hull unless ``extrapolates``."""
     for clients in range(1, 7):
         for seed in range(3):
             random = np.random.default_rng([seed, clients])
@@ -126,17 +126,18 @@ def check_weights_and_hull(make: Make) -> None:
                 if rounds.strategy.extrapolates:
                     continue
                 steps = np.stack([moves[k]["conv.weight"] for k in moves])
-                # A masked coordinate may keep its value, which is not a convex combination.
+                # A masked coordinate may keep its value, which need not be a convex combination.
                 low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
                 inside = (after >= before + low - 1e-5) & (after <= before + high + 1e-5)
                 assert inside.all(), (
-                    f"{_name(rounds)}: the merged model is outside of the models of {clients} "
-                    "clients. Set extrapolates = True if the strategy may extrapolate."
+                    f"{_name(rounds)}: the merged model is outside the convex hull of the models "
+                    f"of {clients} clients. Set extrapolates = True if the strategy may "
+                    "extrapolate."
                 )
 
 
 def check_unanimity(make: Make) -> None:
-    """Check that equal models are merged to this model, if ``keeps_agreement`` is set."""
+    """Check that equal models are merged to the same model, if ``keeps_agreement`` is set."""
     random = np.random.default_rng(2)
     rounds = Rounds(make(), MODEL, range(4))
     count = "bn.num_batches_tracked"
@@ -148,17 +149,17 @@ def check_unanimity(make: Make) -> None:
             for key in MODEL:
                 wanted = before[key] + move[key]
                 assert np.allclose(after[key], wanted, rtol=1e-6, atol=1e-6), (
-                    f"{_name(rounds)}: equal values of {key} were merged to another value. Set "
-                    "keeps_agreement = False if this is intended."
+                    f"{_name(rounds)}: equal values of {key} were merged to a different value. "
+                    "Set keeps_agreement = False if this is intended."
                 )
         assert after[count] == before[count] + move[count], (
-            f"{_name(rounds)}: equal counters of batches were merged to another value. Merge "
-            "buffers as a mean."
+            f"{_name(rounds)}: equal batch counters were merged to a different value. Merge "
+            "buffers by their mean."
         )
 
 
 def check_shapes_and_types(make: Make) -> None:
-    """Check that every array keeps its shape and type, including those of batch norm."""
+    """Check that all arrays keep their shapes and types, including those of batch norm."""
     random = np.random.default_rng(3)
     rounds = Rounds(make(), MODEL, range(2))
     for _ in range(2):
@@ -166,11 +167,11 @@ def check_shapes_and_types(make: Make) -> None:
         assert list(model) == list(MODEL), f"{_name(rounds)}: arrays were added, lost or reordered."
         for key, array in MODEL.items():
             after, before = ((a.dtype, a.shape) for a in (model[key], array))
-            assert after == before, f"{_name(rounds)}: {key} became {after}, it was {before}."
+            assert after == before, f"{_name(rounds)}: {key} was {before}, but became {after}."
 
 
 def check_partial_participation(make: Make) -> None:
-    """Check rounds with any clients, some of them for the first time."""
+    """Check rounds with varying clients, some of which take part for the first time."""
     random = np.random.default_rng(4)
     rounds = Rounds(make(min_clients=1), MODEL, range(6))
     for present in ([0, 1], [1, 2, 3], [0, 5], [4], [0, 1, 2, 3, 4, 5]):
@@ -181,8 +182,8 @@ def check_partial_participation(make: Make) -> None:
 
 
 def check_enormous_updates(make: Make) -> None:
-    """Check that the update of a distant client does not overflow."""
-    # The model is large, as updates far longer than the model are refused.
+    """Check that a very large update of a client does not cause an overflow."""
+    # The model is large, because updates far larger than the model are rejected.
     rounds = Rounds(make(), {"x": np.full(4, 1e24, np.float32)}, range(2))
     for _ in range(2):
         model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1e24)}})
@@ -191,7 +192,7 @@ def check_enormous_updates(make: Make) -> None:
 
 
 def check_resuming(make: Make) -> None:
-    """Check that a strategy that is saved and loaded in every round gives the same models."""
+    """Check that saving and loading a strategy in every round does not change the models."""
     random = np.random.default_rng(8)
     plan = [(present, updates(random, present)) for present in ([0, 1], [1, 2, 3], [0, 3], [1, 2])]
     steady = Rounds(make(min_clients=1), MODEL, range(4))
@@ -206,13 +207,13 @@ def check_resuming(make: Make) -> None:
         _expect_same(
             steady.step(moves, examples),
             stopped.step(moves, examples),
-            f"{_name(steady)}: resumed before round {steady.round}, it gave another model. Name "
-            "its state in STATE, and read the config in every round",
+            f"{_name(steady)}: resumed before round {steady.round}, the strategy gave a different "
+            "model. List its state in STATE, and read the config in every round",
         )
 
 
 def check_sums(make: Make) -> None:
-    """Check that numbers and a sum give the same model, if ``sums_suffice`` is set."""
+    """Check that numbers and a weighted sum give the same model, if ``sums_suffice`` is set."""
     if not make().sums_suffice:
         return
     random = np.random.default_rng(9)
@@ -226,14 +227,14 @@ def check_sums(make: Make) -> None:
         found = _from_sums(masked.strategy, seen[-1])
         for key in MODEL:
             assert np.allclose(found[key], model[key], rtol=1e-5, atol=1e-5), (
-                f"{_name(plain)}: with a weighted sum of updates alone, {key} was merged to "
-                "another value. Let `weigh` use numbers, and `combine` the cohort's `average` or "
-                "`move` with these weights, or set sums_suffice = False."
+                f"{_name(plain)}: with only a weighted sum of updates, {key} was merged to a "
+                "different value. Use only numbers in `weigh`, and only the cohort's `average` "
+                "or `move` with these weights in `combine`, or set sums_suffice = False."
             )
 
 
 def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
-    """Return the next model as secure aggregation computes it, without masks and rounding."""
+    """Compute the next model like secure aggregation, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
     known = {k: v for k, v in cohort.metrics.items() if k not in strategy.learns}
     numbers = SumCohort(**given | {"metrics": known})
@@ -289,13 +290,13 @@ def _expect_finite(rounds: Rounds, model: Mapping[str, NDArray[Any]]) -> None:
 def _expect_simplex(strategy: FairStrategy, clients: int) -> None:
     name = type(strategy).__name__
     assert "weights" in strategy.diagnostics, (
-        f"{name}: its `merge` does not write the weights. Write them to "
-        "self.diagnostics['weights']."
+        f"{name}: `merge` does not record the weights. Store them in self.diagnostics['weights']."
     )
     weights = np.asarray(strategy.diagnostics["weights"])
     assert weights.shape == (clients,), (
-        f"{name}: weights of {clients} clients have shape {weights.shape}. Return ({clients},)."
+        f"{name}: weights of {clients} clients have shape {weights.shape}. Return an array of "
+        f"shape ({clients},)."
     )
     assert on_simplex(weights), (
-        f"{name}: the weights {weights} are not on the simplex. Return weights >= 0 of sum 1."
+        f"{name}: the weights {weights} are not on the simplex. Return weights >= 0 that sum to 1."
     )

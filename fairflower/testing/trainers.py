@@ -1,4 +1,4 @@
-"""Checks of methods of local training, alone and with strategies."""
+"""Checks for methods of local training, alone and with strategies."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class TrainerCase:
     """A method of local training with toy data."""
 
     kind: type[Trainer]
-    #: Makes the same network in every call, for gray images of 8x8 pixels in `CLASSES` classes.
+    #: Returns the same network in every call, for gray images with 8x8 pixels in `CLASSES` classes.
     model: Callable[[], Classifier] = tiny_model
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: Makes the exchanges; by default those that the method declares.
+    #: Makes the exchanges. Default: the exchanges that the method declares.
     exchanges: Callable[[], Sequence[Any]] | None = None
 
     def trainer(
@@ -54,13 +54,13 @@ class TrainerCase:
         data_: ClientData | None = None,
         settings: TrainConfig = SETTINGS,
     ) -> Trainer:
-        """Make a client's trainer."""
+        """Create a client's trainer."""
         network = self.model() if model is None else model
         examples = data(client) if data_ is None else data_
         return self.kind(network, examples, settings, client_id=client, seed=0, **self.arguments)
 
     def strategy(self, kind: type[FairStrategy] = Uniform, **options: Any) -> FairStrategy:
-        """Make a strategy with the method's exchanges."""
+        """Create a strategy with the method's exchanges."""
         make = self.exchanges or (lambda: self.kind.make_exchanges(self.arguments))
         return kind(exchanges=make(), **options)
 
@@ -72,7 +72,7 @@ class TrainerCase:
         reverse: bool = False,
         settings: TrainConfig = SETTINGS,
     ) -> tuple[Model, InlineGrid]:
-        """Run two rounds with three of five clients, which share ``model`` if given."""
+        """Run two rounds with three of five clients, which share ``model`` if it is given."""
         return run_toy_rounds(
             self.strategy(strategy, fraction_train=0.6),
             lambda client: self.trainer(client, model=model, settings=settings),
@@ -83,32 +83,32 @@ class TrainerCase:
         )
 
     def start(self) -> Model:
-        """Return the first global model."""
+        """Return the initial global model."""
         return self.trainer().send()
 
     @property
     def name(self) -> str:
-        """Name of the method in errors."""
+        """Name of the method in error messages."""
         return self.kind.__name__
 
 
 def check_trainer(
     kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
 ) -> None:
-    """Run all `CHECKS` of a method of local training, in a few seconds.
+    """Run all `CHECKS` on a method of local training, which takes a few seconds.
 
     Parameters
     ----------
     kind
-        A subclass of `Trainer`, constructed many times with ``arguments``.
+        A subclass of `Trainer`, which is constructed many times with ``arguments``.
     model
-        Makes the same network in every call, for gray images of 8x8 pixels in 4 classes; by default
-        a small network with batch norm.
+        Function that returns the same network in every call, for gray images with 8x8 pixels in 4
+        classes. Default: a small network with batch norm.
 
     Raises
     ------
     AssertionError
-        With the broken property and the remedy.
+        If a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -120,25 +120,26 @@ def check_trainer(
 
 
 def check_training(method: TrainerCase, strategy: type[FairStrategy]) -> None:
-    """Check that the method trains under a strategy, with the same bits in any client order."""
+    """Check that the method trains with a strategy and does not depend on the order of clients."""
     start, (model, _) = method.start(), method.two_rounds(strategy)
     problem = f"{method.name} with {strategy.__name__}"
     assert list(model) == list(start), f"{problem}: arrays were added, lost or reordered."
     for key, array in model.items():
         after, before = ((a.dtype, a.shape) for a in (array, start[key]))
-        assert after == before, f"{problem}: {key} became {after}, it was {before}."
+        assert after == before, f"{problem}: {key} was {before}, but became {after}."
         assert np.isfinite(array).all(), f"{problem}: {key} is no longer finite."
     moved = any(not np.array_equal(model[key], start[key]) for key in start)
-    assert moved, f"{problem}: two rounds changed nothing."
+    assert moved, f"{problem}: two rounds did not change the model."
     again, _ = method.two_rounds(strategy, reverse=True)
     assert models_equal(model, again), (
-        f"{problem}: another order of clients gave another model. Draw from "
-        "derive_seed(server_round, purpose) or torch's generator, and keep nothing in globals."
+        f"{problem}: a different order of clients gave a different model. Draw from "
+        "derive_seed(server_round, purpose) or torch's generator, and do not store state in "
+        "global variables."
     )
 
 
 def check_training_under_strategies(method: TrainerCase) -> None:
-    """Check training under a plain, a gradient-based and a coordinate-wise strategy."""
+    """Check training with a plain, a gradient-based and a coordinate-wise strategy."""
     for strategy in (Uniform, FedEquilibria, FedHEAL):
         check_training(method, strategy)
 
@@ -148,8 +149,9 @@ def check_reused_model(method: TrainerCase) -> None:
     separate, contexts = method.two_rounds()
     shared, shared_contexts = method.two_rounds(model=method.model(), reverse=True)
     problem = (
-        f"{method.name}: clients that share a worker's network train otherwise than with separate "
-        "networks. Keep a client's state in self.state, and undo the changes of `begin`."
+        f"{method.name}: clients that share a worker's network train differently than with "
+        "separate networks. Store a client's state in self.state, and undo the changes made in "
+        "`begin`."
     )
     assert models_equal(separate, shared), problem
     for node, context in contexts.contexts.items():
@@ -161,7 +163,7 @@ def check_reused_model(method: TrainerCase) -> None:
 
 
 def check_steps_of_length_zero(method: TrainerCase) -> None:
-    """Check that a learning rate of 0 keeps the parameters."""
+    """Check that a learning rate of 0 does not change the parameters."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, lr=0.0, sharpness="none"))
     for key in filter(start.__contains__, trainable(method.model())):
@@ -171,7 +173,7 @@ def check_steps_of_length_zero(method: TrainerCase) -> None:
 
 
 def check_no_epochs(method: TrainerCase) -> None:
-    """Check that 0 epochs keep the model."""
+    """Check that 0 epochs do not change the model."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, local_epochs=0))
     for key in start:
@@ -181,7 +183,7 @@ def check_no_epochs(method: TrainerCase) -> None:
 
 
 def check_diverging_loss(method: TrainerCase) -> None:
-    """Check that the error of a diverging loss names client and round."""
+    """Check that the error about a diverging loss names the client and the round."""
     settings = replace(SETTINGS, local_epochs=4, batch_size=2, lr=1e30)
     text = ""
     try:
@@ -193,32 +195,32 @@ def check_diverging_loss(method: TrainerCase) -> None:
         "loss from `step`."
     )
     assert "Client 3: " in text, (
-        f"{method.name}: the error of a diverging loss does not name the client."
+        f"{method.name}: the error about a diverging loss does not name the client."
     )
     assert "round 7" in text, (
-        f"{method.name}: the error of a diverging loss does not name the round."
+        f"{method.name}: the error about a diverging loss does not name the round."
     )
 
 
 def check_without_exchanges(method: TrainerCase) -> None:
-    """Check training with a server without exchanges, as in other apps."""
+    """Check training with a server that has no exchanges, as in other apps."""
     model, _ = run_toy_rounds(Uniform(), method.trainer, 2, 2)
-    _expect_finite(method, model, "with a server without exchanges")
+    _expect_finite(method, model, "with a server that has no exchanges")
 
 
 def check_absent_class(method: TrainerCase) -> None:
-    """Check training of a client that lacks a class."""
+    """Check training of a client that has no examples of a class."""
     model, _ = run_toy_rounds(
         method.strategy(),
         lambda k: method.trainer(k, data_=data(k, classes=CLASSES - k)),
         3,
         2,
     )
-    _expect_finite(method, model, "with a client that lacks a class")
+    _expect_finite(method, model, "with a client without examples of a class")
 
 
 def check_arguments(method: TrainerCase) -> None:
-    """Check that arguments declare their ranges, and exchanges have the same defaults."""
+    """Check that arguments declare ranges, and that exchanges have the same defaults."""
     specs = method.kind.argument_specs()
     for name, argument in specs.items():
         assert argument.bounded or argument.text, (
@@ -228,7 +230,7 @@ def check_arguments(method: TrainerCase) -> None:
     for exchange in method.kind.exchanges:
         for name, default in exchange.arguments().items():
             assert name not in specs or specs[name].default == default, (
-                f"{method.name}: {name} has another default in {exchange.__name__}."
+                f"{method.name}: {name} has a different default in {exchange.__name__}."
             )
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"seeds": "a"}, "different numbers"),
         ({"jobs": 0}, "jobs = 0"),
         ({"jobs": 2, "ray_address": "auto"}, "parallel runs work only on this machine"),
-        ({"strategies": ["fedavg", "fedavg"]}, "named twice"),
+        ({"strategies": ["fedavg", "fedavg"]}, "given twice"),
         ({"client": "moon"}, "Unknown argument 'client'"),
     ],
 )

@@ -59,7 +59,7 @@ def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
     steps = ("Loading Flower and PyTorch ...", "Preparing uci-digits ...", "Starting the engine")
     training = "training  cnn, lr 0.05, local epochs 1, batch size 64, sgd\n"
     settings = (
-        "data      4 clients of 4 domains; images: 80 to train on, 40 for tests\n",
+        "data      4 clients of 4 domains; images: 80 for training, 40 for tests\n",
         training,
     )
     places = [output.index(step) for step in (*steps[:2], *settings, steps[2], "round   1/1")]
@@ -75,12 +75,12 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     flat = {"data.clients-per-domain": 1, "fraction-train": 0.5, "data.validation-fraction": 0.1}
     runs = [RunConfig.from_flat(flat | {"train.lr": lr}) for lr in (0.1, 0.2)]
     data, training = setup_summary(Plan(runs), prepare(runs[0].data)).splitlines()
-    assert re.search("4 clients of 4 domains; images: [0-9,]+ to train on, [0-9]+ for valid", data)
+    assert re.search("4 clients of 4 domains; images: [0-9,]+ for training, [0-9]+ for valid", data)
     assert "lr various, local epochs 5" in training
     assert training.endswith("sgd, fraction-train 0.5")
     embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
     told = setup_summary(Plan([embedded]), prepare(embedded.data))
-    assert "4 domains, not from data.dir, which uci-digits does not read; images" in told
+    assert "4 domains, not read from data.dir, because uci-digits does not use it; images" in told
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -89,7 +89,8 @@ def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
     flat = {"data.imbalance-factor": 3}
     runs = [RunConfig.from_flat(flat)]
     assert (
-        "7 clients of 4 domains, by data.imbalance-factor and not data.clients-per-domain; images"
+        "7 clients of 4 domains, set by data.imbalance-factor instead of "
+        "data.clients-per-domain; images"
     ) in setup_summary(Plan(runs), prepare(runs[0].data))
     told = "data.clients-per-domain has no effect, because data.imbalance-factor = 3"
     shown = ["data", "show", "uci-digits", "--set=data.imbalance-factor=3"]
@@ -214,7 +215,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["run", "--data=digits", "--data-dir=/no/such/folder"], 1, "folder"),
         (["run", "--strategy=fedheal:tau=2"], 2, "expected a number in"),
         (["compare", "--seeds=a"], 2, "different numbers"),
-        (["compare", "--strategies=fedavg,fedavg"], 2, "named twice"),
+        (["compare", "--strategies=fedavg,fedavg"], 2, "given twice"),
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
         (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
         (["run", "--strategy=fedavg,uniform"], 2, "expected a single method"),
@@ -354,10 +355,10 @@ def test_a_single_run_treats_them_alike(given, label, own, planned):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["compare", "--strategies=fedequilibria,fedequilibria:t=0.8"], "named twice"),
-        (["compare", "--strategies=fedheal:tau=0:beta=1,fedheal:beta=1:tau=0"], "named twice"),
-        (["compare", "--clients=moon,moon:mu=2.0"], "named twice"),
-        (["compare", "--clients=sgd", "--set=client.mu=1"], "client.mu is an argument of none of"),
+        (["compare", "--strategies=fedequilibria,fedequilibria:t=0.8"], "given twice"),
+        (["compare", "--strategies=fedheal:tau=0:beta=1,fedheal:beta=1:tau=0"], "given twice"),
+        (["compare", "--clients=moon,moon:mu=2.0"], "given twice"),
+        (["compare", "--clients=sgd", "--set=client.mu=1"], "client.mu is not an argument of"),
         (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients both name clients"),
         (["run", "--client=sgd,moon"], "--client: expected a single method"),
         (["run", "--set=strategy.name=fedavg"], "strategy.t is an argument of fedequilibria, term"),
@@ -384,7 +385,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
         "  client    sgd",
         "  seed      4",
         f"  to        {folder / 'runs'}",
-        "Arguments that are not shown are the methods' defaults.",
+        "Arguments that are not shown have their default values.",
     ]
     made = {read_run(path).label: read_run(path).config for path in (folder / "runs").iterdir()}
     t = {label: (config["strategy.t"], config["strategy.scale"]) for label, config in made.items()}
@@ -395,7 +396,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
     }
     # An argument given as its default is no other method.
     again = call("compare", *where, "--strategies=fedequilibria", "--set=strategy.scale=unit")
-    assert "2 of 2 runs are completed already" in again
+    assert "2 of 2 runs are already completed" in again
 
 
 # --- plans and progress --------------------------------------------------------------------
@@ -493,17 +494,17 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
     assert len(kept) == 2
     both = ["compare", "--strategies=fedavg,fedheal", *where]
-    assert "2 of 3 runs are completed already" in call(*both)
+    assert "2 of 3 runs are already completed" in call(*both)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert (tmp_path / "runs" / "fedheal-seed0" / "run.json").exists()
     killed = tmp_path / "runs" / "fedavg-seed0" / "run.json"
     killed.write_text(killed.read_text().replace('"completed"', '"running"'))
     output = call(*both)
-    assert "2 of 3 runs are completed already" in output
+    assert "2 of 3 runs are already completed" in output
     assert "1 of 3 runs are resumed" in output
     assert not (tmp_path / "runs" / "fedavg-seed0-2").exists()
     assert json.loads(killed.read_text())["status"] == "completed"
-    assert "3 of 3 runs are completed already" in call(*both)
+    assert "3 of 3 runs are already completed" in call(*both)
     assert "already" not in call(*both, "--set=train.lr=0.01")
 
 
@@ -513,7 +514,7 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
 
     for command in ("compare", "tune"):
         with locked_folder(tmp_path):
-            assert f"Another process is at work on {tmp_path}." in told(command)
+            assert f"Another process is using on {tmp_path}." in told(command)
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path} is the folder of a comparison." in told("tune")
     (tmp_path / STUDY).touch()
@@ -586,12 +587,12 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
 
 def test_runs_side_by_side_are_inline():
     message = call("compare", "--jobs=2", "--engine=ray", expect=2)
-    assert "on the inline engine, and engine = 'ray' is given" in " ".join(message.split())
+    assert "need the inline engine, but engine = 'ray' is set" in " ".join(message.split())
 
 
 def test_runs_side_by_side_are_not_for_a_cluster():
     message = call("compare", "--jobs=2", "--ray-address=auto", expect=2)
-    assert "Leave --jobs or --ray-address out" in " ".join(message.split())
+    assert "Remove --jobs or ray-address" in " ".join(message.split())
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])

@@ -96,10 +96,10 @@ class Undeclared(SGD):
     ("kind", "message"),
     [
         (Undeclared, "mu has no declared range"),
-        (Draws, "another order of clients gave another model"),
+        (Draws, "a different order of clients gave a different model"),
         (Remembers, "clients that share a worker's network"),
         (Pushes, "changed although train.lr = 0"),
-        (Stalls, "two rounds changed nothing"),
+        (Stalls, "two rounds did not change the model"),
         (HidesTheLoss, "raised no FloatingPointError"),
     ],
 )

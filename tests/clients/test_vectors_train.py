@@ -115,7 +115,7 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
     [
         (
             {"model.name": "cnn"},
-            "model.name = 'cnn': it accepts images, but the data are features. Set it to mlp ",
+            "this model accepts images, but the data are features. Set it to mlp",
         ),
         ({"model.name": "resnet18"}, "'resnet18': this model accepts images"),
         ({"model.name": "embedding-bag"}, "'embedding-bag': this model accepts tokens"),
@@ -129,7 +129,10 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
             {"data.image-size": 8},
             "data.image-size = 8: this setting applies to images only, but data.name = 'randhie'",
         ),
-        ({"data.corrupted-clients": 1}, "data.corrupted-clients = 1: this setting is for images"),
+        (
+            {"data.corrupted-clients": 1},
+            "data.corrupted-clients = 1: this setting applies to images only",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_what_does(

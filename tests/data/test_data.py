@@ -83,10 +83,10 @@ class Restless(DomainNpzFolder):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Fickle, "a, train: images of row 0 differ from call to call"),
+        (Fickle, "a, train: images of row 0 differ between calls"),
         (FromMinusOne, "labels from -1 to 1, expected 0 to num_classes - 1"),
         (Scaled, "images are float64"),
-        (Restless, "the fingerprint differs from call to call"),
+        (Restless, "the fingerprint differs between calls"),
     ],
 )
 def test_a_data_set_that_breaks_a_rule_is_told_so(

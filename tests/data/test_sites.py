@@ -423,7 +423,7 @@ def test_a_restarted_site_with_other_data_is_left_out_by_name(
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert again(nodes, 1000, **{"data-dir": str(tmp_path / "other")})[1] == 1000
-    assert "Node 7000 is left out: Client 1 (b) had other data" in caplog.text
+    assert "Node 7000 is ignored: Client 1 (b) had different data" in caplog.text
 
 
 @pytest.mark.slow
@@ -441,7 +441,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
 
     moved = grid(nodes)
     moved.contexts[7000] = Context(1, 7000, moved.contexts.pop(1000).node_config, RecordDict(), {})
-    with pytest.raises(ConfigError, match="nothing else tells which is which"):
+    with pytest.raises(ConfigError, match="cannot be distinguished in another way"):
         go_on(moved)
     npz(tmp_path / "more" / "x.npz", train=15)
     other = [*nodes[:2], nodes[2] | {"data-dir": tmp_path / "more"}]
@@ -482,7 +482,7 @@ def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     Session(there, config, Console(quiet=True)).run()
     rounds = read_run(first).diagnostics
     assert [record["client_ids"] for record in rounds] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
-    assert "Client 2 (b) is not back" in caplog.text
+    assert "Client 2 (b) has not reconnected" in caplog.text
 
 
 def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
@@ -506,7 +506,7 @@ def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
     config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 60.0})
     Session(there, config, Console(quiet=True)).run()
     assert read_run(first).diagnostics[-1]["client_ids"] == [0, 1, 2]
-    assert "Node 8000 is left out: it had no part" in caplog.text
+    assert "Node 8000 is ignored, because it was not part" in caplog.text
 
 
 def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
@@ -533,8 +533,8 @@ def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
     there.contexts[1001].node_config = share
     config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.3})
     Session(there, config, Console(quiet=True)).run()
-    assert "Node 1001 is left out: it had no part" in caplog.text
-    assert "Client 1 (a) is not back" in caplog.text
+    assert "Node 1001 is ignored, because it was not part" in caplog.text
+    assert "Client 1 (a) has not reconnected" in caplog.text
     assert read_run(first).diagnostics[-1]["client_ids"] == [0, 2]
 
 
@@ -645,7 +645,7 @@ def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         registry = register(Describing(nodes, "site", changed(WRONG[reason])))
     assert registry.nodes == {0: 1000, 1: 1002}
-    assert f"without node 1001: it describes impossible data: {reason}" in caplog.text
+    assert f"without node 1001: its description of its data is invalid: {reason}" in caplog.text
 
 
 def test_a_site_is_one_client_with_one_domain(
@@ -657,7 +657,7 @@ def test_a_site_is_one_client_with_one_domain(
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert register(Describing(nodes, "site", double)).nodes == {0: 1000, 1: 1002}
-    assert "without node 1001: a site has a single client and domain" in caplog.text
+    assert "without node 1001: a site must have a single client and a single domain" in caplog.text
 
 
 def shares(tmp_path: Path, sizes: list[int]) -> list[dict[str, Any]]:
@@ -713,7 +713,7 @@ def test_where_sites_are_expected_and_none_answers_the_remedy_is_that_of_sites(
 
     there = Silent(app, 0)
     there.contexts = grid([{"domain": "a", "data-dir": f} for f in folders]).contexts
-    with pytest.raises(ConfigError, match=r"domain=.*raise round-timeout(?s:.*)1002: no answer"):
+    with pytest.raises(ConfigError, match=r"domain=.*increase round-timeout(?s:.*)1002: no answer"):
         register(there, sites=3, timeout=0.1)
 
 
@@ -721,7 +721,7 @@ def test_settings_that_divide_a_benchmark_are_refused_for_sites(
     folders: list[Path], tmp_path: Path
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("ab", folders, strict=False)]
-    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites that bring their data"):
+    with pytest.raises(ConfigError, match=r"data\.corrupted-clients.*sites with their own data"):
         run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "data.corrupted-clients": 1})
 
 

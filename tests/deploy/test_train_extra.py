@@ -45,7 +45,7 @@ def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "compared/report/index.html").read_text("utf-8")
 
     told = fairflower("run", "--strategy=fedheal", *SMALL, "--output-dir=made")
-    assert "engine    inline, one client at a time, as Ray is not installed" in told
+    assert "engine    inline, one client at a time, because Ray is not installed" in told
     assert "fedheal" in fairflower("report", "made")
     assert (tmp_path / "made" / "report" / "index.html").exists()
 

@@ -157,11 +157,11 @@ def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch)
     with pytest.raises(ConfigError) as told:
         RayNodes(ray, 1, 0, None).begin()
     assert str(told.value).splitlines() == [
-        "Clients cannot work on these Ray nodes:",
+        "Clients cannot run on these Ray nodes:",
         "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node uses the "
-        "environment of its `ray start`.)",
+        "environment in which `ray start` was called.)",
         "  c: the node is out of memory",
-        "  d: its data differ from this machine's. Copy the same files there.",
+        "  d: its data differ from the data on this machine. Copy the same files to this node.",
     ]
     with pytest.raises(ConfigError, match="there is no folder /data"):
         RayNodes(Ray(a=good), 1, 0, missing).begin()
@@ -205,7 +205,7 @@ def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(ca
     assert nodes.joined() == []
     ray.accounts |= {"b": good, "c": report_node(missing, {})}
     assert [node.name for node in nodes.joined()] == ["b"]
-    assert "c is left out: FAIRFLOWER_DATA" in caplog.text
+    assert "c is not used: FAIRFLOWER_DATA" in caplog.text
     assert nodes.joined() == []
 
 
@@ -314,7 +314,7 @@ def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: P
                 wait_until_written("Ray runtime started", log, 2)
                 refused = run([*run_there.split(), "--data", "npz"], env=env, expect=2)
                 told = " ".join(refused.split())
-                assert "Clients cannot work on these Ray nodes: " in told
+                assert "Clients cannot run on these Ray nodes: " in told
                 assert "/nowhere'" in told
             with begin(other, env) as second:
                 wait_until_written("Ray runtime started", log, 3)
@@ -323,7 +323,7 @@ def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: P
                     os.killpg(second.pid, signal.SIGKILL)
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
-        assert "has died. Its clients are tried once more" in notes
+        assert "has died. Its clients are retried once" in notes
         assert "goes on without" not in notes
         run(run_here.split(), env=env)
         run(compare.split(), env=env)

@@ -55,7 +55,7 @@ def test_clients_are_tried_again_with_fewer_at_a_time(caplog):
     assert [reply["n"] for reply in second] == [2] * 10
     assert {reply["share"] for reply in first + second} == {0.5}
     assert len({reply["pid"] for reply in first + second}) <= 2
-    said = f"A client ran out of GPU memory ({REASON}). It is tried once more, and clients train 2"
+    said = f"A client ran out of GPU memory ({REASON}). It is retried once, and from now on 2"
     assert said in caplog.text
 
 
@@ -67,7 +67,7 @@ def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
     with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
         a_round(grid)
     assert ("It is tried once more" in caplog.text) == fewer
-    assert f"({REASON}). Resume the run with fewer clients" in str(caught.value)
+    assert f"({REASON}). Resume the run with fewer parallel clients" in str(caught.value)
 
 
 def test_a_client_with_a_gpu_for_itself_is_not_tried_again():

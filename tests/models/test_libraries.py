@@ -152,7 +152,7 @@ def test_timm_reads_weights_of_a_file_into_any_image_size(tmp_path: Path) -> Non
     torch.testing.assert_close(model.features(x), whole.eval()(x))
     small = build("timm:test_vit:image-size=32", weights=str(path))
     assert small.features(batch(COLOUR)[0]).shape == (4, 64)
-    with pytest.raises(ConfigError, match=r"weights of another network.*timm's test_vit2"):
+    with pytest.raises(ConfigError, match=r"weights belong to another network.*timm's test_vit2"):
         build("timm:test_vit2", weights=str(path))
 
 
@@ -255,9 +255,11 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
     path = folder("bert")
     with pytest.raises(ConfigError, match="no classifier of images with bert"):
         build(f"hf:{path}", COLOUR)
-    with pytest.raises(ConfigError, match="knows 50 token ids, and the data have 60"):
+    with pytest.raises(ConfigError, match="has 50 token ids, but the data have 60"):
         build(f"hf:{path}", (60, 12))
-    with pytest.raises(ConfigError, match=r"takes 20 tokens, and the texts have 30.*length=20"):
+    with pytest.raises(
+        ConfigError, match=r"accepts at most 20 tokens, but the texts have 30.*length=20"
+    ):
         build(f"hf:{path}", (50, 30))
     with pytest.raises(ConfigError, match=r"weights of 'hf:.*are in its folder"):
         build(f"hf:{path}", TEXTS, weights="/a/file.pth")
@@ -290,7 +292,7 @@ def test_targets_that_match_nothing_list_what_there_is(
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"model.adapter": "lora"}, r"cnn takes no adapter\..*timm:NAME or hf:NAME"),
+        ({"model.adapter": "lora"}, r"cnn does not support adapters\..*timm:NAME or hf:NAME"),
         ({"model.name": "timm:x", "model.adapter": "lorra"}, "Unknown adapter 'lorra'.*'lora'"),
         ({"model.name": "timm:x", "model.adapter": "lora:r=0"}, "r = 0: expected a number from 1"),
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),

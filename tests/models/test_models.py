@@ -160,7 +160,7 @@ class Widened(Headless):
     [
         (TwoTiered, r"forward\(x\) is not head\(features\(x\)\)"),
         (Idle, r"spare.weight, spare.bias get no gradient"),
-        (KeepsBack, "a model that received all exchanged arrays has other outputs"),
+        (KeepsBack, "a model that received all exchanged arrays has different outputs"),
         (Widened, r"in 3 classes have shape \(4, 4\)"),
         (lambda classes, shape: nn.Linear(3, classes), "expected a Classifier"),
     ],
@@ -287,7 +287,7 @@ def test_pretrained_weights_are_not_for_grey_images(
 ) -> None:
     path = save(published, tmp_path / "resnet18.pth")
     with pytest.raises(
-        ConfigError, match=r"3 channels, and the data have 1\. Leave model\.weights empty"
+        ConfigError, match=r"3 channels, but the data have 1\. Leave model\.weights empty"
     ):
         models.build("resnet18", 7, (1, 32, 32), seed=0, weights=path)
 

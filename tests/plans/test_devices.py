@@ -86,8 +86,8 @@ def test_a_number_stays_what_it_is(gpu):
     assert half.config.client_gpus == 0.5
     assert half.line == "cuda (NVIDIA H200), 0.5 of a GPU per client, 2 at a time"
     assert placed(client_gpus=0.0).line == (
-        "cpu for clients (client-gpus = 0): cuda (NVIDIA H200) is unused; "
-        'client-gpus = "auto" uses it'
+        "cpu for clients, because client-gpus = 0; cuda (NVIDIA H200) is unused ("
+        'client-gpus = "auto" uses it)'
     )
     with pytest.raises(ConfigError, match="client-gpus = 2: this machine has 1 GPU, cuda"):
         placed(client_gpus=2)
@@ -95,7 +95,7 @@ def test_a_number_stays_what_it_is(gpu):
 
 def test_a_cluster_without_a_number_is_told_how_to_use_its_gpus(gpu):
     gpu()
-    assert "set client-gpus to each client's share" in placed(ray_address="auto").line
+    assert "set client-gpus to the fraction of a GPU per client" in placed(ray_address="auto").line
     assert placed(ray_address="auto", client_gpus=0.5).line == ""
 
 
@@ -133,9 +133,11 @@ def test_without_a_gpu_nothing_is_said_or_changed(monkeypatch, tmp_path):
     cpu = config()
     assert place_clients([cpu], 20) == devices.Placement(cpu)
     assert parallel_line([cpu], 2) == ""
-    with pytest.raises(ConfigError, match=r"client-gpus = 0.5: PyTorch finds no GPU. Set client-"):
+    with pytest.raises(
+        ConfigError, match=r"client-gpus = 0.5: PyTorch does not find a GPU. Set client-"
+    ):
         placed(client_gpus=0.5)
-    with pytest.raises(ConfigError, match=r"0.5: train.device = 'cpu' uses no GPU"):
+    with pytest.raises(ConfigError, match=r"0.5: train.device = 'cpu' does not use a GPU"):
         place_clients([RunConfig.from_flat({"client-gpus": 0.5, "train.device": "cpu"})], 20)
 
 

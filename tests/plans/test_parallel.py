@@ -119,7 +119,7 @@ def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
         said, error = make(plan(tmp_path))
     assert len(killed) == 1
     assert error is None
-    assert "uniform, seed 0: its process died. The run is repeated." in said
+    assert "uniform, seed 0: its process died. The run is retried." in said
     found = [path.parent for path in tmp_path.glob("*/run.json")]
     assert len(found) == len(NAMES)
     for folder in found:
@@ -198,7 +198,10 @@ def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
 ) -> None:
     said, error = make(hungry(tmp_path, monkeypatch, meals=1))
     assert error is None
-    assert "ran out of GPU memory. The run is repeated, with 1 at a time from now on." in said
+    assert (
+        "ran out of GPU memory. The run is retried; from now on 1 runs are executed in parallel."
+        in said
+    )
     made = [facts(path.parent) for path in tmp_path.glob("*/run.json")]
     assert [told["status"] for told in made] == ["completed"] * 2
     assert [bool(told.get("resumed")) for told in made].count(True) == 1
@@ -212,7 +215,7 @@ def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
     said, error = make(todo)
     assert isinstance(error, GpuMemoryError)
     assert f"({REASON}). Resume the run with fewer" in str(error)
-    assert said.count("The run is repeated") == (errors == "retry")
+    assert said.count("The run is retried") == (errors == "retry")
     assert said.count(" failed: ") == 2
     for folder in (path.parent for path in tmp_path.glob("*/run.json")):
         assert facts(folder)["status"] == "failed"

@@ -111,12 +111,12 @@ def test_compare_holds_out_each_domain_in_turn(tmp_path):
     with (out / "report" / "summary.csv").open() as file:
         assert {line["held-out domain"] for line in csv.DictReader(file)} == set(DOMAINS)
     again = call("compare", "--leave-one-domain-out", "--seeds", "0", *FLAGS, "--output-dir", out)
-    assert "4 of 4 runs are completed already" in again
+    assert "4 of 4 runs are already completed" in again
 
 
 def test_what_cannot_be_left_out_is_refused():
     plan = Plan.grid({}, (), [0])
-    with pytest.raises(ConfigError, match="leaves no domain to train on"):
+    with pytest.raises(ConfigError, match="would leave no domain to train on"):
         plan.leaving_each_out(DOMAINS[:1])
     held = Plan.grid({"data.held-out": DOMAINS[0]}, (), [0])
     with pytest.raises(ConfigError, match="Remove it"):
@@ -180,7 +180,7 @@ def test_tables_and_summaries_say_adabn(adapted, tmp_path):
     runs = [read_run(path) for path in adapted]
     text = markdown_tables(runs)
     assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
-    assert "BatchNorm statistics that are estimated from its unlabeled test examples" in text
+    assert "BatchNorm statistics of its test examples, without their labels" in text
     frame = table_frame(runs)
     assert frame[f"{DOMAINS[0]} (held out, AdaBN)", "mean"].tolist() == pytest.approx(
         [100 * run.adapted.final()[0] for run in runs]

@@ -288,7 +288,7 @@ def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
     resume(folder, **{"num-server-rounds": 4})
     assert outcome(folder) == outcome(whole)
     assert "num-server-rounds = 4" in (folder / "config.toml").read_text()
-    with pytest.raises(ConfigError, match=r"num-server-rounds = 3: .* has 4 rounds already"):
+    with pytest.raises(ConfigError, match=r"num-server-rounds = 3: .* already has 4 rounds"):
         resume(folder, **{"num-server-rounds": 3})
     with pytest.raises(ConfigError, match="is completed: all of its 4 rounds"):
         resume(folder)
@@ -342,7 +342,9 @@ def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
     }
     for named, (before, after) in edits.items():
         change(before, after)
-        with pytest.raises(ConfigError, match=rf"toml was changed since the run began: {named}\."):
+        with pytest.raises(
+            ConfigError, match=rf"toml has been changed since the run began: {named}\."
+        ):
             resumed_config(folder, {})
     newest = max((folder / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:100])  # the one before it says the same
@@ -435,17 +437,19 @@ def test_an_earlier_run_whose_clients_had_other_images_is_refused(tmp_path):
         lambda: load_model(run, made, prepare(made.data)),
         lambda: check_same_data(folder, {}, {"data.name": "pacs", "data.corrupted-clients": 0}),
     ):
-        with pytest.raises(ConfigError, match="made by an earlier version, which chose the images"):
+        with pytest.raises(
+            ConfigError, match="started with an earlier version, which chose the images"
+        ):
             use()
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path):
     folder = stopped(config(tmp_path), 2)
     held = RunFolder.reopen(folder, config(tmp_path), {})
-    with pytest.raises(ConfigError, match="Another process is at work"):
+    with pytest.raises(ConfigError, match="Another process is using"):
         resume(folder)
     held.finish("stopped")
-    with pytest.raises(ConfigError, match="shorter than at the checkpoint"):
+    with pytest.raises(ConfigError, match="shorter than at the time of the checkpoint"):
         resume(folder)  # for the one before has cleared it
 
 

@@ -592,7 +592,7 @@ def test_an_answer_that_comes_after_the_time_for_it_counts_in_the_next_round(cap
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert look(nodes) == nodes
         assert look(nodes) == nodes
-    assert caplog.text.count("Node 666 is left out: no answer in 0.05 s") == 1
+    assert caplog.text.count("Node 666 is ignored: no answer in 0.05 s") == 1
     grid.holds = False
     assert look(nodes) == {0: 1000, 1: 666}
     assert grid.asked == [666]
@@ -641,7 +641,7 @@ def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
     with pytest.raises(ConfigError, match=expected) as said:
         register_clients(Answering(answer), 3, timeout=0.3, stop=threading.Event())
-    assert ("raise round-timeout" in str(said.value)) == (answer is None)
+    assert ("increase round-timeout" in str(said.value)) == (answer is None)
 
 
 def test_of_billions_of_clients_that_a_node_claims_to_be_among_some_are_named():

@@ -101,7 +101,7 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
         ({"bound.clip-update-norm": 1.0}, "privacy.clip replaces it"),
         ({"observe.window": 10}, "observe.window"),
         ({"secure-aggregation": True}, "secure-aggregation"),
-        ({"privacy.number-noise-multiplier": 0.0}, "sent without noise"),
+        ({"privacy.number-noise-multiplier": 0.0}, "would be sent without noise"),
         ({"privacy.noise-multiplier": 0.0, "privacy.max-epsilon": 3.0}, "epsilon is infinite"),
         ({"privacy.delta": 0.0}, "more than 0"),
         ({"privacy.noise-multiplier": 1e300}, "expected at most"),

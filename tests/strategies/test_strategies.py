@@ -105,8 +105,8 @@ class Misreads(FedAvg):
     ("rule", "message"),
     [
         (Misspells, "Unknown measurement 'received_los'. Did you mean 'received_loss'"),
-        (Drifts, "updates of zeros changed the model"),
-        (Draws, "the same replies in another order gave another model"),
+        (Drifts, "zero updates changed the model"),
+        (Draws, "the same replies in a different order gave a different model"),
         (LeapsOut, "Set extrapolates = True"),
         (Halves, "Set keeps_agreement = False"),
         (Undeclared, "tau has no declared range"),
