@@ -22,6 +22,7 @@ from fairflower.data import prepare
 from fairflower.errors import ConfigError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
 from fairflower.final_model.landscape import load_model
+from fairflower.models.prompt_vits import vit_tiny
 from fairflower.paths import client_states
 from fairflower.plans.plan import Plan
 from fairflower.registry import CLIENTS
@@ -392,6 +393,21 @@ def test_other_data_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="its clients have changed"):
         resume(folder)
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.slow
+def test_other_frozen_weights_are_refused(tmp_path):
+    weights = tmp_path / "vit.safetensors"
+    arrays = {name: tensor.numpy() for name, tensor in vit_tiny().state_dict().items()}
+    write_arrays(weights, arrays, {})
+    prompts = {"model.name": "vpt-vit-tiny", "model.weights": str(weights)}
+    folder = stopped(config(tmp_path / "runs", **prompts), 2)
+    name = next(name for name in arrays if "mlp" in name)
+    write_arrays(weights, arrays | {name: arrays[name] + np.float32(0.01)}, {})
+    with pytest.raises(ConfigError, match="its frozen weights have changed"):
+        resume(folder)
+    write_arrays(weights, arrays, {})
+    assert read_run(resume(folder)).status == "completed"
 
 
 QUALITY = {
