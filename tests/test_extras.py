@@ -100,7 +100,7 @@ def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "--engine=ray"], "engine = 'ray' needs ray."),
         (["compare", "--engine=flower"], "engine = 'flower' needs ray."),
         (["run", "--ray-address=auto"], "ray-address = 'auto' needs ray."),
-        (["run", "--data=cifar10"], "uoft-cs/cifar10 of the Hugging Face Hub needs flwr_datasets"),
+        (["run", "--data=cifar10"], "uoft-cs/cifar10 on the Hugging Face Hub needs flwr_datasets"),
         (["run", "--data=femnist"], "needs flwr_datasets, datasets."),
     ],
 )

@@ -45,7 +45,7 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
 
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
-    """Return the arrays as `check_arrays` does, and the Euclidean norm over all real numbers."""
+    """Return the arrays as `check_arrays` does, and the norm of the floating-point arrays."""
     missing = [name for name in received if name not in arrays]
     extra = [name for name in arrays if name not in received]
     if missing or extra:
@@ -185,7 +185,7 @@ def is_buffer(name: str, array: NDArray[Any]) -> bool:
 
 
 def length(arrays: Arrays) -> float:
-    """Return the Euclidean norm over all real numbers in the arrays."""
+    """Return the Euclidean norm over all floating-point arrays; integer arrays are ignored."""
     return math.sqrt(sum(map(squared_length, arrays.values())))
 
 

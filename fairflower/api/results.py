@@ -141,7 +141,7 @@ class Results(Sequence["Result"]):
         write_summary(self.runs, Path(path))
 
     def latex(self) -> str:
-        """Return all tables as LaTeX for the package booktabs."""
+        """Return all tables as LaTeX for the booktabs package."""
         from fairflower.report.latex import latex
 
         return latex(self._analysis)

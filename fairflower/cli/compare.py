@@ -73,8 +73,9 @@ def compare(
         bool,
         typer.Option(
             "--plan",
-            help="Only print the planned runs, the smallest difference that they can detect, and "
-            "the number of federations needed to detect a difference of 2 points.",
+            help="Only print the planned runs and the smallest difference that they can detect. "
+            "With earlier runs (--pilot), also print the number of federations needed to detect a "
+            "difference of 2 points.",
         ),
     ] = False,
     pilot: Annotated[

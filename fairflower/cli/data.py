@@ -16,7 +16,7 @@ from fairflower.errors import ConfigError
 @with_settings("data_dir")
 def show(
     *,
-    name: Annotated[str, typer.Argument(help="Data set; `fairflower list data` shows all.")],
+    name: Annotated[str, typer.Argument(help="Data set: a name from `fairflower list data`.")],
     overrides: ConfigOverrides,
     out: Annotated[
         Path | None,

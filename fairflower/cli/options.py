@@ -32,8 +32,9 @@ Jobs = Annotated[
     typer.Option(
         metavar="auto|N",
         help="Number of runs in parallel, each in its own process with the inline engine. auto: "
-        "as many as the CPUs and the GPU memory allow; 1 if there are fewer runs and Ray is "
-        "installed, or if engine, ray-address, workers or client-gpus is set.",
+        "as many as the CPUs and the GPU memory allow. If there are fewer runs than that and Ray "
+        "is installed, 1. Also 1 if ray-address or workers is set, engine is not auto, or "
+        "client-gpus is a number above 0.",
     ),
 ]
 #: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.

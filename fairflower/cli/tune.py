@@ -54,7 +54,7 @@ def tune(
         typer.Option(
             min=1,
             max=100_000,
-            help="Number of trials per method; the first trial uses the paper's values.",
+            help="Number of trials per method; the first trial uses the default values.",
         ),
     ] = 12,
     select: Annotated[
@@ -74,10 +74,10 @@ def tune(
         ),
     ] = False,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Also test each method with the paper's values.")
+        bool, typer.Option("--defaults", help="Also test each method with the default values.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option(help="Stop trials that are clearly worse than the paper's values.")
+        bool, typer.Option(help="Stop trials that are clearly worse than the default values.")
     ] = True,
     federations: Annotated[
         str | None,

@@ -295,7 +295,7 @@ class StrategyConfig(MethodSpec):
 
     name: str = "fedheal"
     TABLE: ClassVar[str] = "strategy"
-    HELP: ClassVar[str] = "Strategy; `fairflower list strategies` shows all, or module:Class."
+    HELP: ClassVar[str] = "Strategy: a name from `fairflower list strategies`, or module:Class."
     REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
 
 
@@ -310,6 +310,6 @@ class ClientConfig(MethodSpec):
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
     HELP: ClassVar[str] = (
-        "Method of local training; `fairflower list clients` shows all, or module:Class."
+        "Method of local training: a name from `fairflower list clients`, or module:Class."
     )
     REGISTRY: ClassVar[MethodRegistry] = CLIENTS

@@ -51,7 +51,7 @@ class DataConfig:
     """Data set and its partition among clients."""
 
     name: str = setting(
-        "uci-digits", "Data set; `fairflower list data` shows all, or module:Class."
+        "uci-digits", "Data set: a name from `fairflower list data`, or module:Class."
     )
     dir: str = setting(
         "",
@@ -94,7 +94,7 @@ class DataConfig:
     )
     augment: bool = setting(True, "Whether to apply the data set's augmentation during training.")
     test_examples: int = setting(
-        0, "Number of test examples per domain, chosen at random and fixed. 0 means all."
+        0, "Number of test examples per domain, drawn once at random (data.seed). 0 means all."
     )
     dirichlet_alpha: float = setting(
         0.0,
@@ -133,7 +133,7 @@ class DataConfig:
     imbalance_factor: int = setting(
         1,
         "Domain imbalance: the first domain has this many times as many clients as the last, "
-        "and the numbers in between form a geometric series (FedGCR's DIF: 1, 5, 10). 1 means "
+        "and the numbers in between form a geometric sequence (FedGCR's DIF: 1, 5, 10). 1 means "
         "clients-per-domain in every domain.",
         min=1,
     )
@@ -150,7 +150,7 @@ class ModelConfig:
 
     name: str = setting(
         "cnn",
-        "Model; `fairflower list models` shows all, or module:Class. Default for features: mlp; "
+        "Model: a name from `fairflower list models`, or module:Class. Default for features: mlp; "
         "for token ids: embedding-bag.",
     )
     weights: str = setting(
@@ -405,7 +405,7 @@ class EvaluateConfig:
     metric_errors: str = setting(
         "stop",
         "What to do if one of your own metrics fails on a domain. stop: end the run; skip: "
-        "continue without this metric of this domain in this round.",
+        "leave the metric out for this domain in this round.",
         choices=("stop", "skip"),
         execution=True,
     )

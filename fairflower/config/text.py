@@ -44,7 +44,9 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
     try:
-        return _parse_toml(read_text(path, "utf-8-sig"))
+        tables = _parse_toml(read_text(path, "utf-8-sig"))
+        flatten_tables(tables)  # fails where Python's recursion limit is below their depth
+        return tables
     except OSError as error:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

@@ -179,7 +179,7 @@ def _refuse(name: str, setting: str, value: float) -> None:
 
 
 def series_ratio(factor: int, domains: int) -> float:
-    """Return the ratio of a geometric series whose first term is ``factor`` times its last.
+    """Return the ratio of a geometric sequence whose first term is ``factor`` times its last.
 
     The ratio is ``factor^(1 / (domains - 1))``, rounded to the fewest decimals that reproduce the
     rounded factor. For 4 domains and factor 10, it is 2.16 as in FedGCR's released code, not 2.15.

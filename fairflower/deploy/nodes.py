@@ -101,7 +101,10 @@ def _place(text: str) -> tuple[str, Path]:
             f"--site {text}: expected <domain>=<folder>, for example svhn=/data/svhn."
         )
     if '"' in text:
-        raise ConfigError(f"--site {text}: Flower's node configs cannot contain quotes.")
+        raise ConfigError(
+            f"--site {text}: it contains a double quote, which Flower's node configs do not allow. "
+            "Rename the domain or the folder."
+        )
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise ConfigError(f"--site {text}: there is no folder {folder}.")

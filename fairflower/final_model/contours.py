@@ -37,7 +37,7 @@ def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -
 
 
 def levels_of(landscapes: Sequence[Landscape]) -> Vector:
-    """Return contour levels for several landscapes: rounded losses in a geometric series."""
+    """Return contour levels for several landscapes: rounded losses in a geometric sequence."""
     every = np.concatenate([s.loss.ravel() for landscape in landscapes for s in landscape.surfaces])
     losses = every[np.isfinite(every) & (every > 0)]
     if not losses.size:

@@ -57,7 +57,7 @@ def hf(
     *,
     dtype: Dtype = "float32",
 ) -> HFClassifier:
-    """Build ``model.name = "hf:NAME-or-folder"``: an image or text classifier.
+    """Build the network for ``model.name = "hf:NAME-or-folder"``: an image or text classifier.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from fairflower.models.weights import (
 def prompt_vit_tiny(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-tiny"``; fairflower includes its default weights.
+    """Build ``prompt-vit-tiny``; fairflower includes its default weights.
 
     The network has 0.76 M frozen parameters and, for ten classes, 0.13 M trained parameters. The
     weights were pretrained on characters in matplotlib's fonts
@@ -40,14 +40,14 @@ def prompt_vit_tiny(
 
 
 def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``model.name = "vpt-vit-tiny"``, without GC-Net; it has 1,802 trained parameters."""
+    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
     return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
 
 
 def prompt_vit_b_16(
     num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
 ) -> PromptViT:
-    """Build ``model.name = "prompt-vit-b-16"``, the network of the paper.
+    """Build ``prompt-vit-b-16``, the network of the paper.
 
     The network has 85.8 M frozen parameters and, for ten classes, 4.73 M trained parameters. The
     default weights are torchvision's ``IMAGENET1K_V1``, which are downloaded once to torch's cache.
@@ -61,7 +61,7 @@ def prompt_vit_b_16(
 
 
 def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``model.name = "vpt-vit-b-16"``, without GC-Net; it has 10,762 trained parameters."""
+    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
     return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
 
 

@@ -69,7 +69,7 @@ def timm(
     *,
     image_size: Annotated[int, Range(0)] = 0,
 ) -> TimmClassifier:
-    """Build ``model.name = "timm:NAME"``.
+    """Build the network for ``model.name = "timm:NAME"``.
 
     Parameters
     ----------
@@ -102,7 +102,9 @@ def prompt_timm(
     *,
     image_size: Annotated[int, Range(0)] = 0,
 ) -> TimmPromptViT:
-    """Build ``model.name = "prompt-timm:NAME"``; ``weights`` and ``image_size`` as in `timm`.
+    """Build the network for ``model.name = "prompt-timm:NAME"``.
+
+    ``weights`` and ``image_size`` are as in `timm`.
 
     Raises ``ConfigError`` if NAME is not a Vision Transformer of timm.
     """
@@ -126,7 +128,7 @@ def vpt_timm(
     *,
     image_size: Annotated[int, Range(0)] = 0,
 ) -> TimmPromptViT:
-    """Build ``model.name = "vpt-timm:NAME"``, without GC-Net."""
+    """Build the network for ``model.name = "vpt-timm:NAME"``, without GC-Net."""
     return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
 
 

@@ -54,7 +54,7 @@ def _markov(text: str, seed: int) -> Availability:
     )
     if args or not fits or not values["back"]:
         raise ConfigError(
-            f"participation.availability = {quoted(text)}: expected markov:leave=P:back=P with "
+            f"participation.availability = {quoted(text)}: expected markov:leave=P:back=Q with "
             "probabilities from 0 to 1, and back above 0."
         )
     leave, back = (float(values[name]) for name in ("leave", "back"))
@@ -111,7 +111,7 @@ def _trace(path: Path) -> Trace:
             present.setdefault(int(row["round"]), set()).add(int(row["client"]))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise ConfigError(
-            f"{where}: {error!r}. Expected always, markov:leave=P:back=P, or a CSV file with the "
+            f"{where}: {error!r}. Expected always, markov:leave=P:back=Q, or a CSV file with the "
             "columns round and client."
         ) from error
     if not present or min(present) < 1 or min(map(min, present.values())) < 0:

@@ -181,7 +181,7 @@ def replicates(
 
 @dataclass
 class Plan:
-    """Run configs that share nodes, data set and engine."""
+    """A list of run configs that share nodes, data set and engine."""
 
     runs: list[RunConfig]
 

@@ -130,7 +130,7 @@ class BaselinePruner:
 
 
 def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
-    """Return the number of images on which plain accuracy has the variance of ``metric``.
+    """Return the number of images on which plain accuracy has the same variance as ``metric``.
 
     Balanced accuracy of K classes with n_c images each has the same variance as accuracy on K^2 /
     sum(1 / n_c) images.

@@ -179,7 +179,7 @@ class MethodRegistry(Registry):
     """Registry of strategies or clients; their docstrings and constructors describe them."""
 
     def arguments(self) -> dict[str, list[str]]:
-        """Return the arguments of built-in methods, each with the names of its methods."""
+        """Return every argument of the built-in methods, with the methods that have it."""
         owners: dict[str, list[str]] = {}
         for name, method in self.items():
             for argument in method.argument_specs():

@@ -1,4 +1,4 @@
-"""LaTeX tables for papers, which use the package booktabs.
+"""LaTeX tables for papers, which use the booktabs package.
 
 In each column, the best value among comparable methods is bold, and the second best is underlined.
 The standard deviation over federations or seeds is in small print.

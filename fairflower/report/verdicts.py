@@ -39,7 +39,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Section:
-    """Verdicts on a measure. ``title`` is empty for the first measure, fairness over domains."""
+    """Verdicts on a measure in one kind of comparison.
+
+    ``title`` is empty for fairness over domains against the baselines.
+    """
 
     title: str
     verdicts: Sequence[Verdict]

@@ -60,7 +60,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
         criterion in each round (`fairflower.numerics.clustering.bic`) and requires
         ``variant = "adapted"``.
     q : float >= 0
-        Power of the loss. Larger values give more weight to large losses. Default 1 (paper).
+        Weights grow with the loss to the power q + 1, so 0 gives weights proportional to the loss.
+        Default 1 (paper).
     delta : float in [0, 1]
         Limit of beta. With 0, only the clients' losses count; with 1, only their clusters' losses
         count in later rounds. Default 0.5 (Algorithm 1).

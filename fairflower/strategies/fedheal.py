@@ -56,10 +56,11 @@ class FedHEAL(FairStrategy):
     variant : {"paper", "algorithm1", "released"}
         ``"algorithm1"`` differs from ``"paper"`` only in l, which includes the current round.
         ``"released"`` follows the authors' code where it differs from the text: a coordinate is
-        kept if c > tau; d_m is the sum over tensors of norms that are not squared; weights start
-        equal and are not normalized between rounds; sum_j d_j includes the last distances of absent
-        clients; BatchNorm statistics are masked like parameters, whereas ``"paper"`` averages them
-        with p and never masks them.
+        kept if c > tau; a coordinate that does not change (Delta = 0) counts as a decrease; d_m is
+        the sum over tensors of norms that are not squared; weights start equal and are not
+        normalized between rounds; sum_j d_j includes the last distances of absent clients;
+        BatchNorm statistics are masked like parameters, whereas ``"paper"`` averages them with p
+        and never masks them.
 
     See Also
     --------

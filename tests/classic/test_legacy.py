@@ -304,7 +304,9 @@ def test_exchanges_need_arrays_by_name(initial: Parameters | None) -> None:
 def test_a_client_that_returns_nothing_to_an_exchange_is_dropped() -> None:
     rounds = ClassicRounds(FedAvg(exchanges=[ControlVariates()]), 2)
     results = [(proxy, result(MODEL, 5, {}, {})) for proxy, _ in rounds.ask().values()]
-    with pytest.raises(RoundFailed, match="no ArrayRecord 'control', which ControlVariates"):
+    with pytest.raises(
+        RoundFailed, match="no ArrayRecord 'control', which the exchange ControlVariates"
+    ):
         rounds.finish(results)
 
 

@@ -214,12 +214,12 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         (["run", "--config=no-such.toml"], 2, "no-such.toml"),
         (["run", "--data=digits", "--data-dir=/no/such/folder"], 1, "folder"),
         (["run", "--strategy=fedheal:tau=2"], 2, "expected a number in"),
-        (["compare", "--seeds=a"], 2, "different numbers"),
+        (["compare", "--seeds=a"], 2, "distinct numbers"),
         (["compare", "--strategies=fedavg,fedavg"], 2, "given twice"),
         (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
         (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
         (["run", "--strategy=fedavg,uniform"], 2, "expected a single method"),
-        (["run", "--set=resume=/a/run"], 2, "use --resume"),
+        (["run", "--set=resume=/a/run"], 2, "Use --resume"),
         (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
         (["run", "--set=run-name=../x"], 2, "expected the name of a folder"),
         pytest.param(
@@ -227,10 +227,14 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
         ),
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
         (["compare", "--set=seed=3"], 2, "does not support --set seed"),
-        (["compare", "--seeds=0", "--federations=0-4"], 2, "give one of them"),
-        (["compare", "--federations=0-x"], 2, "--federations '0-x': expected different numbers"),
+        (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
+        (["compare", "--federations=0-x"], 2, "--federations '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "--federations sets data.seed for each federation"),
-        (["compare", "--set=strategy.alpha=0.3"], 2, "argument of none"),
+        (
+            ["compare", "--set=strategy.alpha=0.3"],
+            2,
+            "is not an argument of fedavg, fedheal, uniform",
+        ),
         (["data", "show", "uci-digits", "--out=x.notpng"], 2, ".png"),
         (["report", "no-such-run"], 1, "no-such-run"),
         (["list", "strategy"], 2, "Did you mean 'strategies'"),
@@ -514,7 +518,7 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
 
     for command in ("compare", "tune"):
         with locked_folder(tmp_path):
-            assert f"Another process is using on {tmp_path}." in told(command)
+            assert f"Another process is using {tmp_path}." in told(command)
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path} is the folder of a comparison." in told("tune")
     (tmp_path / STUDY).touch()

@@ -253,7 +253,7 @@ def test_a_trial_takes_the_arguments_of_a_config_that_is_the_methods_own(
         (["svhn={a}", "usps={empty}"], "--site usps={empty}: {empty} has no .npz file"),
         (["svhn={a}", "usps={b}", "svhn = {a}"], "--site svhn = {a} is given twice"),
         (["svhn={a}", "SVHN={b}"], "spelled 'svhn'. Use the same spelling"),
-        (["svhn={a}", 'us"ps={b}'], "Flower's node configs cannot contain quotes"),
+        (["svhn={a}", 'us"ps={b}'], "which Flower's node configs do not allow"),
         (["svhn={a}", "usps={large}"], "Set data.image-size to resize them"),
     ],
 )

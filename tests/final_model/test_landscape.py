@@ -195,14 +195,17 @@ def test_what_cannot_be_drawn_is_named(
 
 def test_a_folder_without_a_model_or_with_another_is_refused(tmp_path: Path) -> None:
     untrained = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
-    with pytest.raises(RunFolderError, match=r"has no model\.safetensors: no round was trained"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"has no model\.safetensors, because the run did not complete any round",
+    ):
         landscape(untrained, grid=3)
     other = run(config(tmp_path, **{"model.name": "vpt-vit-tiny", "num-server-rounds": 1}))
     (untrained.path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(RunFolderError, match=r"is not a cnn for these data"):
+    with pytest.raises(RunFolderError, match=r"does not contain a cnn for these data"):
         landscape(untrained, grid=3)
     (untrained.path / "model.safetensors").write_bytes(b"no model")
-    with pytest.raises(RunFolderError, match=r"is not a cnn for these data"):
+    with pytest.raises(RunFolderError, match=r"does not contain a cnn for these data"):
         landscape(untrained, grid=3)
 
 
@@ -264,7 +267,9 @@ def test_the_command_draws_runs_with_the_same_contours(
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert "does not exist" in call("landscape", str(tmp_path / "nowhere"), expect=1)
-    assert "is not a run folder and contains none" in call("landscape", str(tmp_path), expect=2)
+    assert "is not a run folder and contains no run folders" in call(
+        "landscape", str(tmp_path), expect=2
+    )
 
 
 @pytest.mark.slow

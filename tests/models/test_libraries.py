@@ -253,7 +253,7 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
     with pytest.raises(ConfigError, match=r"neither a folder.*hf download no-one/nothing\. .*hf:F"):
         build("hf:no-one/nothing", TEXTS)
     path = folder("bert")
-    with pytest.raises(ConfigError, match="no classifier of images with bert"):
+    with pytest.raises(ConfigError, match="transformers has no bert classifier for images"):
         build(f"hf:{path}", COLOUR)
     with pytest.raises(ConfigError, match="has 50 token ids, but the data have 60"):
         build(f"hf:{path}", (60, 12))
@@ -261,7 +261,7 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
         ConfigError, match=r"accepts at most 20 tokens, but the texts have 30.*length=20"
     ):
         build(f"hf:{path}", (50, 30))
-    with pytest.raises(ConfigError, match=r"weights of 'hf:.*are in its folder"):
+    with pytest.raises(ConfigError, match=r"weights of 'hf:.*are always read from its folder"):
         build(f"hf:{path}", TEXTS, weights="/a/file.pth")
     config = path / "config.json"
     config.write_text(

@@ -330,5 +330,5 @@ def test_the_data_sets_that_suit_imagenets_weights_are_named() -> None:
         if (list(data_set.mean), list(data_set.std)) == (wanted.mean, wanted.std)
     }
     text = " ".join((resnet.resnet18.__doc__ or "").split())
-    (named,) = re.findall(r"with which (.*) are normalized here", text)
+    (named,) = re.findall(r"built-in data sets, (.*) are normalized in this way", text)
     assert set(re.split(r", | and ", named)) == suited

@@ -496,7 +496,9 @@ def test_without_a_network_the_error_says_where_the_weights_are(
 
 
 def test_weights_of_a_model_that_has_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.weights = 'x\.pth': cnn takes no"):
+    with pytest.raises(
+        ConfigError, match=r"model\.weights = 'x\.pth': cnn does not support pretrained weights"
+    ):
         RunConfig.from_flat({"model.weights": "x.pth"})
     RunConfig.from_flat({"model.name": "prompt-vit-tiny", "model.weights": "x.pth"})
 

@@ -183,7 +183,7 @@ def test_a_policy_that_fails_is_named(
         ("policy", "round-robin:d=1", "has no arguments"),
         ("availability", "sometimes.csv", "Expected always, markov"),
         ("availability", "markov:leave=2:back=0.5", "probabilities from 0 to 1"),
-        ("availability", "markov:leave=0.5", "expected markov:leave=P:back=P"),
+        ("availability", "markov:leave=0.5", "expected markov:leave=P:back=Q"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:

@@ -661,7 +661,7 @@ def test_several_parts_of_a_document_are_of_several_summaries(tmp_path: Path) ->
 def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5))
     document = tmp_path / "x.md"
-    assert "add --summary FILE.csv" in call(folder, "--into", document, code=2)
+    assert "Add --summary FILE.csv" in call(folder, "--into", document, code=2)
     assert "ends in .csv" in call(folder, "--summary", tmp_path / "x.txt", code=2)
     write_summary([read_run(folder)], tmp_path / "x.csv")
     document.mkdir()

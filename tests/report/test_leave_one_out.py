@@ -119,7 +119,7 @@ def test_what_cannot_be_left_out_is_refused():
     with pytest.raises(ConfigError, match="would leave no domain to train on"):
         plan.leaving_each_out(DOMAINS[:1])
     held = Plan.grid({"data.held-out": DOMAINS[0]}, (), [0])
-    with pytest.raises(ConfigError, match="Remove it"):
+    with pytest.raises(ConfigError, match="Remove this setting"):
         held.leaving_each_out(DOMAINS)
 
 
@@ -180,7 +180,7 @@ def test_tables_and_summaries_say_adabn(adapted, tmp_path):
     runs = [read_run(path) for path in adapted]
     text = markdown_tables(runs)
     assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
-    assert "BatchNorm statistics of its test examples, without their labels" in text
+    assert "with BatchNorm statistics that are estimated from its unlabeled test examples" in text
     frame = table_frame(runs)
     assert frame[f"{DOMAINS[0]} (held out, AdaBN)", "mean"].tolist() == pytest.approx(
         [100 * run.adapted.final()[0] for run in runs]
@@ -208,5 +208,7 @@ def test_adabn_without_a_held_out_domain_is_refused_and_without_batchnorm_warned
         RunConfig.from_flat({"evaluate.adabn": True})
     made = config(tmp_path, **{"data.held-out": DOMAINS[0], "evaluate.adabn": True})
     folder = run(made, nodes=3)
-    assert (folder / "log.txt").read_text().count("no BatchNorm with running statistics") == 1
+    assert (folder / "log.txt").read_text().count(
+        "no BatchNorm layers with running statistics"
+    ) == 1
     assert not read_run(folder).adapted.rounds.size

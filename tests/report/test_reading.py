@@ -103,7 +103,10 @@ def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
         (lambda folder: (folder / "history.csv").unlink(), "the file history.csv is missing"),
         (edit("run.json", "{", "["), "run.json is not valid JSON"),
         (edit("run.json", '"label"', '"lable"'), "it has no 'label'"),
-        (edit("run.json", '"domains": ["a", "b"]', '"domains": ["a"]'), "client 2 is of none"),
+        (
+            edit("run.json", '"domains": ["a", "b"]', '"domains": ["a"]'),
+            "the domain of client 2 is not in the list of domains",
+        ),
         (edit("run.json", '"client_id"', '"id"'), "run.json: clients[0] has no 'client_id'"),
         (edit("history.csv", "round,level", "level,round"), "history.csv has the columns"),
         (edit("history.csv", "accuracy,0.9", "accuracy,90.0"), "line 5: accuracy 90.0 of domain b"),
@@ -132,7 +135,9 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.toml is not valid TOML"):
         read_run(folder)
     (folder / "config.toml").write_text("")
-    with pytest.raises(RunFolderError, match=r"config\.toml has no strategy\.name: it was emptied"):
+    with pytest.raises(
+        RunFolderError, match=r"config\.toml has no strategy\.name, so the file is empty"
+    ):
         read_run(folder)
 
 

@@ -315,7 +315,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
         assert strategy.aggregate_evaluate(1, [*replies, replies[0]]) == {"accuracy": 72.5}
     assert list(strategy.dropped) == [1001, 1002]
     assert "accuracy = nan" in strategy.dropped[1001]
-    assert "late, or the client's second" in caplog.text
+    assert "it is late, or the client has already" in caplog.text
     assert strategy.aggregate_evaluate(1, []) is None
 
 
@@ -574,7 +574,7 @@ def test_a_stranger_is_asked_once_as_long_as_it_stays(caplog):
         for _ in range(3):
             assert look(nodes) == nodes
     assert sorted(grid.asked) == [666, 777]
-    assert caplog.text.count("Node 777 is left out") == 1
+    assert caplog.text.count("Node 777 cannot take part") == 1
     back = grid.contexts.pop(777)
     assert look(nodes) == nodes
     back.node_config["partition-id"] = 1

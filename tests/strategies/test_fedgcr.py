@@ -187,7 +187,7 @@ def test_the_variants_are_those_of_the_table():
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_a_variant_with_t_given_says_so_before_the_run(variant):
-    with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*the paper: of domains"):
+    with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*in the paper, of domains"):
         FedGCR(variant=variant)
     flat = {"strategy.name": "fedgcr", "strategy.variant": variant}
     with pytest.raises(ConfigError, match=r"^strategy\.num_clusters = 'auto'.*of domains"):

@@ -110,8 +110,8 @@ class Misreads(FedAvg):
         (LeapsOut, "Set extrapolates = True"),
         (Halves, "Set keeps_agreement = False"),
         (Undeclared, "tau has no declared range"),
-        (KeepsToItself, r"hand \*\*options on"),
-        (Forgets, "Name its state in STATE"),
+        (KeepsToItself, r"pass \*\*options to"),
+        (Forgets, "List its state in STATE"),
         (Silent, r"self.diagnostics\['weights'\]"),
     ],
 )

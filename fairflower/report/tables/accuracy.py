@@ -41,7 +41,7 @@ from fairflower.report.tables.cells import (
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:
-    """Return the main table of papers: accuracy per domain, AVG, STD, MIN and GAP, in percent."""
+    """Return accuracy per domain, AVG, STD, MIN and GAP in percent, as papers show them."""
     return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
         f"Test accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
@@ -219,7 +219,10 @@ def tested_adapted(comparison: Comparison, domain: str) -> bool:
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """Return all `SUMMARIES` over ``"domains"`` or ``"clients"``, for methods with these tests."""
+    """Return a table of all `SUMMARIES` over ``"domains"`` or ``"clients"``.
+
+    It contains the methods whose runs all have accuracies at this level.
+    """
 
     def values(run: Run) -> Vector:
         accuracies = (run if level == "domains" else run.by_client).final()

@@ -65,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A column with a metric of methods.
+    """A table column that shows one metric of every method.
 
     ``better`` is 1 if higher values are better, -1 if lower values are, and 0 if neither.
     ``whole(method)`` is false if a domain was not tested in some round. The number is then marked

@@ -25,8 +25,8 @@ def participation_table(comparison: Comparison) -> Table:
     methods = [m for m in comparison.methods if all(map(participation, m.runs))]
     return metric_table(
         "Participation",
-        "Percentage of rounds in which a client of the domain was merged (mean over its clients),"
-        " and the domain's test accuracy in % (mean of the last 5 tested rounds).",
+        "Percentage of rounds in which a client's model was merged (mean over the domain's "
+        "clients), and the domain's test accuracy in % (mean of the last 5 tested rounds).",
         [
             Column(f"{domain}: {title}", of(place), 0)
             for place, domain in enumerate(comparison.domains)
