@@ -97,6 +97,6 @@ def _read(path: Path) -> dict[str, MethodEntry]:
         return content["methods"]  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
         raise RunFolderError(
-            f"{path} is damaged ({error}). Delete the file and repeat the command, which reads "
+            f"{path} is damaged ({str(error).rstrip('.')}). Delete the file and repeat the command, which reads "
             "the trials again from their run folders."
         ) from error

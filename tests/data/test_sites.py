@@ -262,7 +262,7 @@ def test_a_site_that_stops_answering_leaves_the_others_numbers(
     row = mean_row(tables)
     assert row[1:5] == [*(f"{means[d]:.2f}" for d in "abc"), f"{np.mean([*means.values()]):.2f}†"]
     assert row[7] == f"{worst:.2f}†"
-    assert "b was not tested in rounds 2 and 3. The mean of b is only over round 1. Figures" in (
+    assert "b was not tested in rounds 2 and 3. The mean of b covers only round 1. Numbers" in (
         tables
     )
     assert "2 test replies were dropped, from client 1 (no reply before the timeout)." in tables
@@ -286,7 +286,7 @@ def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
     row = mean_row(tables)
     assert row[1:4] == ["\N{EN DASH}", *(f"{mean:.2f}" for mean in means)]
     assert row[7:9] == [f"{min(means):.2f}†", f"{max(means) - min(means):.2f}†"]
-    assert "a was not tested in any round. Figures marked † are not of all domains" in tables
+    assert "a was not tested in any round. Numbers marked † do not cover all domains" in tables
 
 
 @pytest.mark.slow
@@ -454,7 +454,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
     stranger = Context(1, 8000, {"domain": "c", "data-dir": str(folders[0])}, RecordDict(), {})
     alone.contexts[8000] = stranger
     go_on(alone)
-    assert "Node 8000 is left out" in caplog.text
+    assert "Node 8000 is ignored" in caplog.text
     model, same = ((path / "model.safetensors").read_bytes() for path in (whole, first))
     assert model == same
 
@@ -571,7 +571,7 @@ def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
     assert "Client 0" not in notice
     assert "0.4 s" in notice
     assert "round-timeout, which can be changed when resuming" in notice
-    assert any("Node 1001 is left out" in m and "gone" in m for m in caplog.messages)
+    assert any("Node 1001 is ignored" in m and "gone" in m for m in caplog.messages)
 
 
 # --- what a node says of its data -------------------------------------------------------------

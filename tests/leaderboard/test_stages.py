@@ -396,7 +396,7 @@ def test_the_command_makes_all_of_it_and_nothing_twice(tmp_path: Path) -> None:
     again = call("leaderboard", str(file), "--benchmarks=plain", work)
     assert "All runs are in" in again
     shown = call("leaderboard", str(file), "--benchmarks=plan", expect=2)
-    assert "has no plan, but plain, noisy" in " ".join(shown.split())
+    assert "does not define plan. Choose from plain, noisy" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -485,7 +485,7 @@ def test_a_study_without_its_file_is_read_from_its_run_folders(tmp_path: Path) -
 )
 def test_a_damaged_study_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / STUDY).write_text(text)
-    with pytest.raises(RunFolderError, match=rf"study.json is damaged \({says}.*Delete it"):
+    with pytest.raises(RunFolderError, match=rf"study.json is damaged \({says}.*Delete the file"):
         tuning(tmp_path)
 
 
