@@ -96,7 +96,8 @@ def _read(path: Path) -> dict[str, MethodEntry]:
         conform(content, Content)
         return content["methods"]  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
+        why = str(error).rstrip(".")
         raise RunFolderError(
-            f"{path} is damaged ({str(error).rstrip('.')}). Delete the file and repeat the command, which reads "
-            "the trials again from their run folders."
+            f"{path} is damaged ({why}). Delete the file and repeat the command, which reads the "
+            "trials again from their run folders."
         ) from error
