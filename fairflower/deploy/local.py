@@ -81,9 +81,8 @@ class Process:
                 tree = ["taskkill", "/F", "/T", "/PID", str(self._process.pid)]
                 subprocess.run(tree, capture_output=True, check=False)
             else:
-                with suppress(
-                    ProcessLookupError, PermissionError
-                ):  # macOS raises PermissionError for zombies
+                # macOS raises PermissionError for zombies.
+                with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 

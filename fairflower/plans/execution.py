@@ -107,10 +107,11 @@ def _masks(config: RunConfig, clients: int) -> str:
     from fairflower.config.secure import check_secure_cohort
     from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
     from fairflower.secure.rounds import described
+    from fairflower.server.setup import num_selected
 
-    asked = max(1, int(clients * config.fraction_train + 1e-9))
-    check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
-    masks = described(asked)
+    selected = num_selected(config, clients)
+    check_secure_cohort(selected, SMALLEST_SUM, LARGEST_SUM)
+    masks = described(selected)
     return (
         f"\n  secure    sums over {masks['clients']} clients, of which up to "
         f"{masks['shares'] - masks['threshold']} may fail during training"

@@ -92,7 +92,7 @@ class RunSetup:
             facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
         if self.config.secure_aggregation:
             facts["secure_aggregation"] = described(
-                _num_asked(self.config, len(federation.clients))
+                num_selected(self.config, len(federation.clients))
             )
         if frozen := frozen_digest(self.evaluator.model):
             facts["frozen"] = frozen
@@ -180,14 +180,14 @@ def _check_undivided(data: DataConfig) -> None:
         )
 
 
-def _num_asked(config: RunConfig, num_clients: int) -> int:
+def num_selected(config: RunConfig, num_clients: int) -> int:
     """Return the number of clients selected in a round."""
     return max(1, int(num_clients * config.fraction_train + 1e-9))
 
 
 def _check_client_settings(config: RunConfig, num_clients: int) -> None:
     """Raise ``ConfigError`` if settings need more clients than there are."""
-    asked = _num_asked(config, num_clients)
+    asked = num_selected(config, num_clients)
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "
